@@ -14,7 +14,6 @@ from edge_fl import heads
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.heads.auto import AUTO
-from edge_fl.wire import identity
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.board.usage import Budget
 from edge_fl_devices.capture.settings import CaptureConfig
@@ -39,6 +38,8 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoint(self) -> Endpoint:
         """Host, port and credentials. Raises ConfigError for an unusable identity."""
+        from edge_fl.wire import identity  # here: `device serve` has no use for its 9 MB
+
         return identity.endpoint(self.host, self.port, self.identity)
 
 
@@ -46,7 +47,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one device.
 
     `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
-    with the device. With `uploads` off a head-only device sends metrics only, not the head updates (class means, ...) of a method.
+    with the device. With `uploads` off a head-only device sends metrics only, not the head updates (class means, ...) of a method or class statistics.
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
     `guard` a new model that is worse on held-out images does not replace the served one.
     `classes` limits the data to these classes (empty: all), `keep` to this many images (0: all), selected by `policy`. Every `watch_s`
@@ -103,6 +104,8 @@ def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, obje
     folder = broker.get("identity") if isinstance(broker, dict) else None
     if not folder or not isinstance(folder, str):
         return tree
+    from edge_fl.wire import identity  # as above
+
     if (certificate := identity.certificate_in(folder)) is None:
         return tree
     name = certificate.device

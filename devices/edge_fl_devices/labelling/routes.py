@@ -15,6 +15,7 @@ Pictures leave the device only as answers to a browser that may use this service
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,8 +74,8 @@ class ClassAction(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-def routes(session: Session, capture: Capture, access: Access) -> Routes:
-    """Return the routes of the label page of a device."""
+def routes(session: Session, capture: Capture, access: Access, lock: threading.Lock) -> Routes:
+    """Return the routes of the label page of a device; `lock` is held while a picture is decoded, for the sake of memory."""
 
     def act(kind: type[T], respond: Callable[[T], Any]) -> Route:
         return Route(lambda request: respond(_body(request, kind)), own_page=True)
@@ -84,7 +85,8 @@ def routes(session: Session, capture: Capture, access: Access) -> Routes:
         return Answer(path, MEDIA_TYPES[path.suffix], SAFE)
 
     def frame(request: Request) -> Any:
-        added = capture.add(picture_in(request), request.query.get("source", "frame")[:100])
+        with lock:
+            added = capture.add(picture_in(request), request.query.get("source", "frame")[:100])
         session.learner.look()
         return added
 

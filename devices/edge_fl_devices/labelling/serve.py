@@ -9,7 +9,6 @@ from typing import Any
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
-from edge_fl.wire import identity
 from edge_fl_devices.capture import pool as pools
 from edge_fl_devices.capture.capture import Capture
 from edge_fl_devices.capture.pool import Pool
@@ -38,8 +37,7 @@ def serving(
     allowed, tls, line = Access(), None, ""
     if not access.is_loopback(host):
         token, is_new = access.token(folder)
-        has_identity = config is not None and identity.certificate_in(config.broker.identity) is not None
-        tls = access.tls(Path(config.broker.identity)) if config and has_identity else None
+        tls = access.tls(config.broker.identity) if config else None
         allowed = Access(token, secure=tls is not None)
         line = f"#token={token}" if is_new else ""
         print_status(f"clients need the token in {folder / access.TOKEN_FILE}")
@@ -53,6 +51,8 @@ def serving(
         if config and labels:
             stack.enter_context(labelling(service, config))
             print_status(f"{address}/label{line} to label pictures")
+        elif config is None:
+            print_status(f"{folder}: without settings of a device run; labels need them, or --config")
         try:
             print_threshold(service.predictor)
         except InputError as error:
@@ -71,7 +71,7 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
     moves = Moves(pool, data, folder)
     moves.settle()
     session, capture = Session(pool, moves, learner), Capture(config.capture, pool, config.budget)
-    service.routes.update(routes(session, capture, service.access))
+    service.routes.update(routes(session, capture, service.access, service.lock))
     learner.start()
     capture.start()
     try:

@@ -25,7 +25,6 @@ from urllib.parse import urlsplit
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
-from edge_fl.wire import identity
 
 TOKEN_FILE, COOKIE, HEADER = "token", "edge_fl_token", "X-Edge-FL"
 TOKEN_BYTES = 24
@@ -104,11 +103,14 @@ def token(folder: Path) -> tuple[str, bool]:
     return created, True
 
 
-def tls(folder: Path) -> ssl.SSLContext:
-    """Return a TLS server with the certificate of an identity folder. Raises ConfigError for an unusable identity."""
-    identity.read(folder)
+def tls(folder: Path | str) -> ssl.SSLContext | None:
+    """Return a TLS server with the certificate of an identity folder; None without one. Raises ConfigError for an unusable identity."""
+    from edge_fl.wire import identity  # here: its libraries take 9 MB, which a service on loopback saves
+
+    if (found := identity.certificate_in(folder)) is None:
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / identity.CERT_FILE, folder / identity.KEY_FILE)
+    context.load_cert_chain(found.folder / identity.CERT_FILE, found.folder / identity.KEY_FILE)
     return context
 
 

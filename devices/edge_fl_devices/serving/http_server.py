@@ -210,6 +210,8 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
                 self._fail(error.status, str(error))
             except DataError as error:
                 self._fail(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+            except InputError as error:  # no model yet
+                self._fail(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
             except EdgeFLError as error:
                 self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
             except ConnectionError:

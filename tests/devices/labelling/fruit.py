@@ -35,7 +35,7 @@ CLASSES = ["apple", "banana", "blueberry", "carrot", "leaf", "plum"]
 COLOURS = [(200, 45, 40), (232, 200, 50), (50, 70, 150), (235, 120, 30), (70, 150, 60), (110, 45, 110)]
 INPUT = InputSpec((3, 12, 12), resize="stretch")
 DIM = 128
-CAPTURE = CaptureConfig(every_s=0)
+CAPTURE = CaptureConfig()
 
 
 def fruit(label: int, seed: int, size: tuple[int, int] = (240, 180)) -> bytes:
@@ -110,7 +110,7 @@ def fill(config: DeviceConfig, per_class: int, seed: int = 0) -> dict[str, str]:
     truth = {}
     for label, number in np.ndindex(len(CLASSES), per_class):
         picture = fruit(label, seed + number)
-        assert pool.add(picture, "test").name == name_of(picture)
+        assert pool.add(picture, f"camera {label}-{seed + number}").name == name_of(picture)
         truth[name_of(picture)] = CLASSES[label]
     return truth
 

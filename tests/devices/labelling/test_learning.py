@@ -62,7 +62,7 @@ def test_labels_lead_to_a_head_that_predictions_use_and_that_survives_a_restart(
     with pytest.raises(InputError):
         Predictor(home)
     with desk(config) as site:
-        assert site.request("POST", "/predict", fruit(0, 1))[0] == 500
+        assert site.request("POST", "/predict", fruit(0, 1))[0] == 503
         assert site.session.view("me").accuracy is None
         teach(site, truth, 10)
         site.learned()

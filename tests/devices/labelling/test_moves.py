@@ -22,7 +22,7 @@ from tests.devices.labelling.fruit import CAPTURE, fruit
 def pool(tmp_path: Path) -> Pool:
     pool = Pool(tmp_path / "pi" / "unlabelled", CAPTURE)
     for number in range(3):
-        assert pool.add(fruit(number, 0), "test").name
+        assert pool.add(fruit(number, 0), f"camera {number}").name
     return pool
 
 
