@@ -47,7 +47,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one device.
 
     `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
-    with the device. With `uploads` off a head-only device sends metrics only, not the head updates (class means, ...) of a method or class statistics.
+    with the device. With `uploads` off a head-only device sends metrics only: neither the head updates (class means, ...) of a method nor
+    class statistics.
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
     `guard` a new model that is worse on held-out images does not replace the served one.
     `classes` limits the data to these classes (empty: all), `keep` to this many images (0: all), selected by `policy`. Every `watch_s`

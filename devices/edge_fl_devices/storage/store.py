@@ -9,6 +9,7 @@
                                           report on its fit
     FOLDER/immediate/SHA256.safetensors   the head fitted at once after a label, with its calibration; serves until the agent has fitted
     FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
+    FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`)
     FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.cache`
 
 Every file is written atomically, and every step that is repeated after a cut gives the same result: personal parts enter a round as

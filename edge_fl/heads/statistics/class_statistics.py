@@ -139,7 +139,7 @@ def class_centre(u: Features, y: Labels) -> Doubles:
 
 
 def from_flat(vector: Doubles, shape: Shape, *, exact: bool = True) -> Statistics:
-    """Rebuild statistics from `Statistics.flat` and check them; not `exact`: it was clipped or has noise, so only length and finiteness are checked.
+    """Rebuild statistics from `Statistics.flat` and check them; of clipped or noisy ones (not `exact`) only length and finiteness.
 
     Raises StatisticsError.
     """
