@@ -139,10 +139,11 @@ class Pool:
             with self._locked():
                 if why := self._rejection(entry):
                     break
-                for name in dropped:
-                    (self.folder / name).unlink(missing_ok=True)
-                if self._fits(self._sizes(), len(content)):
-                    self._write(entry, content)
+                sizes = {name: size for name, size in self._sizes().items() if name not in dropped}
+                if self._fits(sizes, len(content)):
+                    self._write(entry, content)  # first: on a full disk no picture is dropped for nothing
+                    for name in dropped:
+                        (self.folder / name).unlink(missing_ok=True)
                     return Added(entry.name)
         return Added("", why)
 

@@ -133,6 +133,13 @@ def test_the_disk_keeps_space_for_everything_else(pool: Pool, monkeypatch: pytes
     assert pool.add(scene(1), "a").name
 
 
+def test_on_a_full_disk_a_full_pool_drops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(tmp_path, CaptureConfig(max_pictures=3))
+    names = sorted(pool.add(scene(number), str(number)).name for number in range(3))
+    monkeypatch.setattr(pools, "SPARE_BYTES", 2**60)
+    assert pool.add(scene(3), "3").why == "disk full" and pool.names() == names
+
+
 def test_damaged_lines_of_the_index_are_skipped_and_old_ones_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
