@@ -21,6 +21,7 @@ from edge_fl_devices.capture.capture import Capture
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.capture.settings import CaptureConfig
 from edge_fl_devices.config import convert
+from edge_fl_devices.labelling.serve import serving
 from tests.devices.capture.scenes import scene
 
 QUICK = CameraLimits(timeout_s=2.0, min_retry_s=0.05, max_retry_s=0.1)
@@ -201,3 +202,14 @@ def test_without_a_source_nothing_runs(tmp_path: Path) -> None:
     with capturing(tmp_path, "") as capture:
         assert capture.status()["state"] == "off"
         assert capture.add(scene(0), "frame").name
+
+
+def test_the_service_of_a_device_captures_and_shows_the_state(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.png").write_bytes(scene(0))
+    (tmp_path / "images").mkdir()
+    settings = {"source": f"watch:{tmp_path}/in", "every_s": 0.1}
+    tree = {"id": "pi", "data": f"folder:{tmp_path}/images", "folder": str(folder), "capture": settings}
+    with serving(folder, convert(tree, "test"), "127.0.0.1", 0, {}) as service:
+        wait_until(lambda: service.health()["capture"]["pictures"] == 1)  # type: ignore[index]
+        assert service.health()["capture"]["state"] == "capturing"  # type: ignore[index]
