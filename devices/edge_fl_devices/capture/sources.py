@@ -11,8 +11,10 @@ from edge_fl.errors import DataError
 from edge_fl.files.folder import walk
 from edge_fl_devices.capture.camera import LIMITS, Camera, CameraLimits
 from edge_fl_devices.capture.pool import jpeg
+from edge_fl_devices.capture.settings import MB
 
 CAMERA, WATCH = "camera:", "watch:"
+LARGEST_BYTES = 32 * MB
 
 
 class Picture(NamedTuple):
@@ -57,7 +59,7 @@ class CameraPictures:
 class FolderPictures:
     """New pictures below a folder, which are left there. Raises DataError if it is missing.
 
-    A file counts once it is unchanged between two looks.
+    A file of at most LARGEST_BYTES counts once it is unchanged between two looks.
     """
 
     interrupted = False
@@ -85,7 +87,7 @@ class FolderPictures:
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         if not self._folder.is_dir():
-            raise DataError(f"{self._folder}: no such folder; expected one with pictures", "trying again")
+            raise DataError(f"{self._folder}: no such folder; expected one with pictures")
         found = {}
         for path in walk(self._folder).files:
             if path.suffix.lower() in SUFFIXES:
@@ -93,7 +95,8 @@ class FolderPictures:
                     stat = path.stat()
                 except OSError:
                     continue
-                found[path] = (stat.st_size, stat.st_mtime_ns)
+                if stat.st_size <= LARGEST_BYTES:
+                    found[path] = (stat.st_size, stat.st_mtime_ns)
         return found
 
 

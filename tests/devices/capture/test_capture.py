@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,8 @@ def test_new_pictures_of_a_watched_folder_are_copied_once_they_are_complete(tmp_
     (watched / "below").mkdir(parents=True)
     (watched / "0.png").write_bytes(scene(0))  # there before the start
     (watched / "notes.txt").write_bytes(b"no picture")
+    (watched / "large.png").touch()
+    os.truncate(watched / "large.png", 33 * 2**20)
     with capturing(tmp_path, f"watch:{watched}") as capture:
         wait_until(has(capture, 1))
         (watched / "below" / "1.jpg").write_bytes(scene(1, "JPEG"))
@@ -81,7 +84,7 @@ def test_new_pictures_of_a_watched_folder_are_copied_once_they_are_complete(tmp_
                 time.sleep(0.05)
         wait_until(lambda: capture.status()["since_start"] == {"added": 3, "duplicate": 1})
         assert capture.status()["state"] == "capturing"
-    assert len([*watched.rglob("*.*")]) == 5  # left where they were
+    assert len([*watched.rglob("*.*")]) == 6  # left where they were
     with capturing(tmp_path, f"watch:{watched}") as capture:  # after a restart
         wait_until(lambda: capture.status()["since_start"] == {"duplicate": 4})
 
