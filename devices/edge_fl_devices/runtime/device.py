@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
-from edge_fl.secure.device import Answer
 from edge_fl.wire.blob import Assembly, digest, split
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import SAFETENSORS, UNTYPED, Connected, Disconnected, Packet, Transport
+from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
 from edge_fl_devices.agent.outbox import Outbox
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
@@ -40,8 +39,6 @@ from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
 log = logging.getLogger(__name__)
-
-SUM_EXPIRY_S = 600
 
 
 @dataclass(eq=False, slots=True)
@@ -151,9 +148,8 @@ class Device:
             case MayFetch():
                 self._begin_download()
                 return
-            case SumAnswered(answer):
-                if answer:
-                    self._send_answer(answer)
+            case SumAnswered():
+                self._send_answer(event)
                 return
             case Connected():
                 self._step(event)
@@ -319,16 +315,12 @@ class Device:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
         return None if self.state.over_budget else self.worker.offer(request)
 
-    def _send_answer(self, answer: Answer) -> None:
-        """Send the answer to a stage of a secure sum, then the chunks of its vector."""
-        topics, reply = self.state.topics, answer.reply
+    def _send_answer(self, answered: SumAnswered) -> None:
         try:
-            self._publish(Packet(topics.sum_reply(self.name), encode(reply), expiry_s=SUM_EXPIRY_S))
-            for index, chunk in enumerate(split(answer.payload)):
-                topic = topics.sum_chunk(self.name, reply.id, index)
-                self._publish(Packet(topic, bytes(chunk), content_type=UNTYPED, expiry_s=SUM_EXPIRY_S))
+            for packet in answered.packets(self.state.topics, self.name):
+                self._publish(packet)
         except EdgeFLError as error:
-            log.warning("%s: secure sum %s: %s; dropping out", self.name, reply.id, error)
+            log.warning("%s: secure sum: %s; dropping out", self.name, error)
 
     def _publish(self, packet: Packet) -> None:
         self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)

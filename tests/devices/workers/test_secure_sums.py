@@ -23,8 +23,7 @@ def participant(offer: Any = lambda request: np.ones(4), identity: Path | None =
 
 
 def reply(sums: SumParticipant, step: SumStep) -> SumReply | None:
-    answered = sums.answer(step).answer
-    return answered.reply if answered else None
+    return sums.answer(step).reply
 
 
 def test_steps_of_a_sum_that_this_process_has_not_begun_are_ignored() -> None:
