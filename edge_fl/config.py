@@ -245,19 +245,12 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums of class statistics over head-only devices, from which their heads get a prior (docs/class-statistics.md).
-
-    `sums`: none; masked, for devices with certificates; plain, which shows the server the statistics of each device, for devices without.
-    Nothing is sent by fewer than `minimum` devices. A device has `stage_s` for each step. With a `noise_multiplier` vectors are clipped to
-    the norm `clip` and the sum is differentially private.
-    """
+    """Sums of class statistics over head-only devices (docs/class-statistics.md); fewer than `minimum` devices send nothing."""
 
     sums: Literal["none", "masked", "plain"] = "none"
     minimum: Annotated[int, Meta(ge=3, le=100)] = 5
-    stage_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     clip: Annotated[float, Meta(ge=0)] = 0.0
     noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
-    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
 
 
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -50,7 +50,7 @@ def run(site: Site, sums: Any = "plain", minimum: int = 3, identity: str = "", *
             "data": DataConfig(classes=["cat", "dog", "horse"]),
             "cohort": CohortConfig(wait_s=10.0),
             "release": ReleaseConfig(heads=4, wait_s=20.0),
-            "statistics": StatisticsConfig(sums, minimum, stage_s=10.0),
+            "statistics": StatisticsConfig(sums, minimum),
             "broker": BrokerConfig(identity=identity),
         }
         return replace(recipe, **fields | changes)

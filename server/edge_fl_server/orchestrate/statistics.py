@@ -91,11 +91,9 @@ def require_possible(recipe: Recipe, method: Method) -> None:
 def _options(config: StatisticsConfig) -> SumOptions:
     return SumOptions(
         minimum=config.minimum,
-        stage_s=config.stage_s,
         masked=config.sums == "masked",
         clip=config.clip,
         noise_multiplier=config.noise_multiplier,
-        delta=config.delta,
     )
 
 
