@@ -47,20 +47,20 @@ def fit(data: TrainingSet) -> Cosine:
     if len(known) < 2:
         return Cosine.fit(data)
     u = direction(data.z).astype(np.float64)
-    targets = (data.y[:, None] == present).astype(np.float64)
     weights = np.zeros((len(present), u.shape[1]))
     weights[known] = ridge_head(prior, present[known], u.shape[1])
-    guessed = u @ weights.T
-    own = regress(u, targets, data.weights)
-    overlap = regress(u, guessed, data.weights)  # what the own regression learns of the prior's answers
-    left = 1 - leverage(u, data.weights)[:, None]
-    errors = [(t - (u @ w.T + b)) / left for t, (w, b) in ((targets, own), (guessed, overlap))]
-    share = min(SHARES, key=lambda a: float((data.weights[:, None] * (errors[0] - a * errors[1]) ** 2).sum()))
+    # one regression of the labels, and of the prior's answers: what the own head would learn of them
+    targets = np.hstack([data.y[:, None] == present, u @ weights.T])
+    fitted, bias = regress(u, targets, data.weights)
+    left_out = (targets - (u @ fitted.T + bias)) / (1 - leverage(u, data.weights)[:, None])
+    (own, overlap), (bias, shift) = np.split(fitted, 2), np.split(bias, 2)
+    of_labels, of_prior = np.split(left_out * np.sqrt(data.weights)[:, None], 2, axis=1)
+    share = min(SHARES, key=lambda a: float(np.square(of_labels - a * of_prior).sum()))
     return Cosine(
         data.classes,
         data.extractor,
-        np.ascontiguousarray(SHARPNESS * (own[0] + share * (weights - overlap[0])), np.float32),
-        (SHARPNESS * (own[1] - share * overlap[1])).astype(np.float32),
+        np.ascontiguousarray(SHARPNESS * (own + share * (weights - overlap)), np.float32),
+        (SHARPNESS * (bias - share * shift)).astype(np.float32),
         present,
     )
 
