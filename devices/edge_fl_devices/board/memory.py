@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 BLOCK = 64 * 1024
 
 
@@ -16,4 +16,5 @@ def return_freed_blocks() -> None:
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, BLOCK)
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, BLOCK)
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)

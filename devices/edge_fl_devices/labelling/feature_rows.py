@@ -42,7 +42,10 @@ class FeatureRows:
             os.truncate(
                 self.path, self.path.stat().st_size // size * size
             )  # a power cut may leave part of a row
-        with reporting(str(self.path)), self.path.open("rb") as file:  # not mapped, which would count as memory
+        with (
+            reporting(str(self.path)),
+            self.path.open("rb") as file,
+        ):  # not mapped, which would count as memory
             self._index = {
                 os.pread(file.fileno(), KEY_BYTES, start): start // size
                 for start in range(0, self.path.stat().st_size, size)

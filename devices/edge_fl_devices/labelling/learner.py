@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +27,6 @@ from edge_fl import heads
 from edge_fl.data import pictures
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError
-from edge_fl.files.folder import walk
 from edge_fl.heads import calibration as calibrations
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.capture.pool import Pool
@@ -123,11 +123,16 @@ class Learner:
 
     def count(self) -> None:
         """Count the pictures of every class, those included that no release names: `counts`."""
-        listing = walk(self._data)
-        counts = dict.fromkeys((*self.progress.classes, *listing.folders), 0)
-        for path in listing.files:
-            if path.parent.parent == self._data and path.suffix.lower() in SUFFIXES:
-                counts[path.parent.name] += 1
+        found: dict[str, int] = {}
+        with (
+            suppress(FileNotFoundError),
+            os.scandir(self._data) as folders,
+        ):  # without a list of paths, for the sake of memory
+            for folder in folders:
+                if folder.is_dir() and not folder.name.startswith("."):
+                    with os.scandir(folder) as files:
+                        found[folder.name] = sum(_is_picture(file.name) for file in files)
+        counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
         self.counts = counts
 
     @property
@@ -181,8 +186,8 @@ class Learner:
         """Count the labels, compute missing features, fit a head if the labels changed, and order the pool."""
         if (release := self._look_up()) is None:
             return
-        labelled, y = self._labelled(release)
-        if not self._extract(labelled, release, count=True):
+        missing, y = self._labelled(release)
+        if not self._extract(missing, release, count=True):
             return
         y = {key: label for key, label in y.items() if key in release.rows}
         self._learn(y, release)
@@ -191,7 +196,7 @@ class Learner:
             self._sort(
                 {key: path.name for key, path in unlabelled.items() if key in release.rows}, [*y], release
             )
-            release.rows.keep([*labelled, *unlabelled])
+            release.rows.keep([*y, *unlabelled])
 
     def _look_up(self) -> _Release | None:
         """Return the release that predicts, and count the pictures of its classes."""
@@ -213,7 +218,7 @@ class Learner:
         return self._release
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
-        """List the pictures that a head is fitted on, and their class ids."""
+        """List the pictures that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
         if self._data.is_dir():
@@ -221,8 +226,9 @@ class Learner:
             spec = DataSpec(classes, only=tuple(config.classes), keep=config.keep, policy=config.policy)
             for path, label in sources.scan(str(self._data), spec).files:
                 with suppress(FileNotFoundError):  # moved at this moment
-                    key = file_key(path)
-                    files[key], y[key] = path, label
+                    y[key := file_key(path)] = label
+                    if key not in release.rows:
+                        files[key] = path
         return files, y
 
     def _unlabelled(self) -> Files:
@@ -313,6 +319,10 @@ class Learner:
         order = decode(self._children.request(encode(request), FIT_DEADLINE_S), Order)
         names = [*unlabelled.values()]
         self._order, self._ordered = [names[position] for position in order.positions], state
+
+
+def _is_picture(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
 
 
 def _fingerprint(y: dict[bytes, int]) -> str:

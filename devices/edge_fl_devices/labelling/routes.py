@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from msgspec import Struct
 from edge_fl.errors import DataError
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.capture.capture import Capture
+from edge_fl_devices.capture.pool import Why
 from edge_fl_devices.labelling.session import Session
 from edge_fl_devices.serving.access import COOKIE, Access
 from edge_fl_devices.serving.http_server import Answer, Request, Route, Routes, picture_in
@@ -42,6 +44,18 @@ SAFE = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+STATUS: dict[Why, HTTPStatus] = {
+    "": HTTPStatus.CREATED,
+    "duplicate": HTTPStatus.OK,
+    "not a picture": HTTPStatus.UNPROCESSABLE_ENTITY,
+    "too soon": HTTPStatus.TOO_MANY_REQUESTS,
+    "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "paused": HTTPStatus.SERVICE_UNAVAILABLE,
+    "disk full": HTTPStatus.INSUFFICIENT_STORAGE,
+    "not writable": HTTPStatus.INSUFFICIENT_STORAGE,
+}
+"""Status of the answer to POST /frame: whether the picture was added, and why not."""
+
 T = TypeVar("T")
 
 
@@ -86,9 +100,10 @@ def routes(session: Session, capture: Capture, access: Access, lock: threading.L
 
     def frame(request: Request) -> Any:
         with lock:
-            added = capture.add(picture_in(request), request.query.get("source", "frame")[:100])
-        session.learner.look()
-        return added
+            added = capture.add(picture_in(request), request.query.get("source", "POST /frame")[:100])
+        if added.name:
+            session.learner.look()
+        return Answer(msgspec.json.encode(added), JSON, status=STATUS[added.why])
 
     def enter(request: Request) -> Answer:
         cookie = f"{COOKIE}={access.token}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000"

@@ -72,6 +72,7 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
     moves.settle()
     session, capture = Session(pool, moves, learner), Capture(config.capture, pool, config.budget)
     service.routes.update(routes(session, capture, service.access, service.lock))
+    service.parts["capture"] = capture.status
     learner.start()
     capture.start()
     try:

@@ -51,11 +51,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A file as the content of an answer, or bytes of a media type; any other value of a route is answered as JSON."""
+    """A file as the content of an answer, or bytes of a media type; any other value of a route is answered as JSON, with status 200."""
 
     content: Path | bytes
     media_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    status: HTTPStatus = HTTPStatus.OK
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Service:
     ) -> None:
         self.model, self.lock = CurrentModel(folder, **options), threading.Lock()
         self.access = access or Access()
+        self.parts: dict[str, Callable[[], object]] = {}
         self.routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): Route(lambda request: self.health()),
             ("POST", "/predict"): Route(self._predict),
@@ -127,9 +129,15 @@ class Service:
         self._server.shutdown()
 
     def health(self) -> dict[str, object]:
-        """Return the served release and the kind of head."""
-        model = self.predictor
-        return {"release": model.manifest.release, "head": model.head.kind}
+        """Return the served release, the kind of head, and the state of each further part. Raises InputError without a model or parts."""
+        states = {name: state() for name, state in self.parts.items()}
+        try:
+            model = self.predictor
+        except InputError:
+            if not states:
+                raise
+            return {"release": 0, "head": "", **states}
+        return {"release": model.manifest.release, "head": model.head.kind, **states}
 
     @property
     def predictor(self) -> Predictor:
@@ -183,7 +191,8 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
                     self.headers, header=self.command == "POST" and not route.program
                 )
             query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-            self._answer(HTTPStatus.OK, route.respond(Request(query, self.headers, read_body())))
+            answer = route.respond(Request(query, self.headers, read_body()))
+            self._answer(answer.status if isinstance(answer, Answer) else HTTPStatus.OK, answer)
 
         def _body(self) -> bytes:
             length = self.headers.get("Content-Length", "")

@@ -41,7 +41,7 @@ CAPTURE = CaptureConfig()
 def fruit(label: int, seed: int, size: tuple[int, int] = (240, 180)) -> bytes:
     """A PNG of a fruit on a background of soft spots; the colour varies so much that some fruits look alike."""
     rng = np.random.default_rng([label, seed])
-    width, height = size
+    height = size[1]
     spots = Image.fromarray(rng.integers(110, 200, (5, 6, 1)).repeat(3, axis=2).astype(np.uint8))
     picture = spots.resize(size, Image.Resampling.BICUBIC)
     colour = tuple(int(c) for c in np.clip(COLOURS[label] + rng.normal(0, 18, 3), 0, 255))

@@ -29,11 +29,10 @@ from edge_fl_devices.storage.store import Store
 from tests.bench import backbone
 from tests.devices.labelling.fruit import CAPTURE, fruit, install
 
-
 CLASSES = [f"class {number}" for number in range(10)]
 PICTURES, LABELS = 2000, 20
 PHOTO = (4000, 3000)
-LATENCY_S, SERVING_MB, CHILD_MB = 2.0, 120, 180
+LATENCY_S, SERVING_MB, AFTER_ALL_MB, CHILD_MB = 2.0, 120, 125, 180
 
 
 def teach(images: Path, features: FeatureRows, rng: np.random.Generator) -> None:
@@ -96,9 +95,12 @@ def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_bo
         address = next(
             found[1] for line in process.stderr if (found := re.search(r"(http://\S+)/label", line))
         )
-        threading.Thread(target=lambda: [*process.stderr], daemon=True).start()  # type: ignore[misc]
+        drain = threading.Thread(target=lambda: [*process.stderr])  # type: ignore[misc]
+        drain.start()
         while (view := post(address, "/api/label/view?client=me"))["busy"] or not view["fits"]:
             time.sleep(0.1)
+        urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()
+        serving = peak_mb(process.pid)
         seconds, store = [], Store(home)
         for number in range(LABELS):
             before = store.immediate_head(sha256)
@@ -116,13 +118,17 @@ def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_bo
             time.sleep(0.3 * (number % 3))  # at any moment of the ordering that follows
         urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()
         post(address, "/frame", photo_of(77))
-        serving, fitting = peak_mb(process.pid), peak_mb(child_of(process.pid))
+        after_all, fitting = peak_mb(process.pid), peak_mb(child_of(process.pid))
         process.terminate()
+        drain.join(20)
     p50, p95 = np.percentile(seconds, [50, 95])
     with capsys.disabled():
         sys.stdout.write(f"\nlabel -> head that predicts, {PICTURES} x 1,280, 10 classes, n = {LABELS}\n")
         sys.stdout.write(f"  p50 {p50:.2f} s, p95 {p95:.2f} s <= {LATENCY_S} s\n")
-        sys.stdout.write(f"  process that serves, peak {serving:.0f} MB <= {SERVING_MB}\n")
+        sys.stdout.write(f"  process that serves, peak with a photo {serving:.0f} MB <= {SERVING_MB}\n")
+        sys.stdout.write(
+            f"  the same after {LABELS} labels and more photos {after_all:.0f} MB <= {AFTER_ALL_MB}\n"
+        )
         sys.stdout.write(f"  child that fits, peak {fitting:.0f} MB <= {CHILD_MB}\n")
     assert view["measured"] > 0 and not view["problem"]
-    assert p95 <= LATENCY_S and serving <= SERVING_MB and fitting <= CHILD_MB
+    assert p95 <= LATENCY_S and serving <= SERVING_MB and after_all <= AFTER_ALL_MB and fitting <= CHILD_MB

@@ -71,11 +71,17 @@ def test_a_frame_is_added_once(tmp_path: Path) -> None:
     with desk(device(tmp_path)) as site:
         picture = fruit(0, 5)
         status, added, _ = site.request("POST", "/frame?source=door", picture)
-        assert (status, added["name"], added["why"]) == (200, name_of(picture), "")
-        assert site.request("POST", "/frame", picture)[1]["why"] == "duplicate"
-        assert site.request("POST", "/frame", b"no picture")[1]["why"] == "not a picture"
+        assert (status, added["name"], added["why"]) == (201, name_of(picture), "")
+        status, added, _ = site.request("POST", "/frame", picture)
+        assert (status, added["why"]) == (200, "duplicate")
+        status, added, _ = site.request("POST", "/frame", b"no picture")
+        assert (status, added["why"]) == (422, "not a picture")
+        status, added, _ = site.request("POST", "/frame?source=door", fruit(1, 6))
+        assert (status, added["why"]) == (429, "too soon")
         shown = site.request("GET", "/api/label/view?client=me")[1]["picture"]
         assert (shown["name"], shown["source"]) == (name_of(picture), "door")
+        health = site.request("GET", "/health")[1]
+        assert (health["release"], health["capture"]["state"], health["capture"]["pictures"]) == (0, "off", 1)
 
 
 @pytest.mark.parametrize(
