@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -47,17 +48,18 @@ def serving(
         service = stack.enter_context(
             Service(folder, port, host=host, access=allowed, tls=tls, optional=labels, **options)
         )
-        address = f"{'https' if tls else 'http'}://{host}:{service.port}"
-        if config and labels:
-            stack.enter_context(labelling(service, config))
-            print_status(f"{address}/label{line} to label pictures")
-        elif config is None:
-            print_status(f"{folder}: without settings of a device run; labels need them, or --config")
+        name = socket.gethostname() if host == "0.0.0.0" else host
+        address = f"{'https' if tls else 'http'}://{name}:{service.port}"
         try:
             print_threshold(service.predictor)
         except InputError as error:
             print_status(f"{error.message}; label pictures to get one")
         print_status(f"{address}/predict serves {folder}; stop with Ctrl-C")
+        if config and labels:
+            stack.enter_context(labelling(service, config))
+            print_status(f"{address}/label{line} to label pictures")
+        elif config is None:
+            print_status(f"{folder}: without settings of a device run; labels need them, or --config")
         yield service
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from edge_fl.data import pictures
+from edge_fl_devices.serving.access import Access
 from edge_fl_devices.serving.predict import Predictor
 from tests.browsing import Visit, visiting
 from tests.devices.labelling import fruit
@@ -22,13 +24,11 @@ from tests.devices.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fi
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PICTURES = 50
 SCRIPTED_S = 120.0
-PAUSE_MS = 150
+PAUSE_MS = 80
 
 
 def accuracy(config: Any) -> float:
     """On new pictures, ten per class."""
-    from io import BytesIO
-
     images = [
         pictures.decode(BytesIO(fruit.fruit(label, 900 + n)), INPUT)
         for label in range(len(CLASSES))
@@ -132,3 +132,28 @@ def test_fifty_pictures_by_touch_on_a_phone(browser: Any, tmp_path: Path) -> Non
             assert not visit.complaints
     finally:
         context.close()
+
+
+def test_a_new_class_undo_and_the_token_of_the_address(browser: Any, tmp_path: Path) -> None:
+    config = device(tmp_path)
+    fill(config, 2)
+    with desk(config, Access("secret")) as site, visiting(browser, site.home) as visit:
+        page = visit.page
+        visit.go("/label#token=secret", wait_for="#picture:visible")
+        assert page.evaluate("location.hash") == "" and "secret" not in page.evaluate("document.cookie")
+        name = shown(visit, "")
+        page.keyboard.press("n")
+        page.keyboard.type("quince")  # its letters are no commands here
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#classes .waits >> text=quince")
+        assert "no class of release 1" in page.inner_text("#rule")
+        page.keyboard.press("7")
+        other = shown(visit, name)
+        assert (site.images / "quince" / name).exists()
+        page.keyboard.press("u")
+        assert shown(visit, other) == name and not (site.images / "quince" / name).exists()
+        page.keyboard.press("s")
+        assert shown(visit, name) == other
+        page.keyboard.press("d")
+        shown(visit, other)
+        assert len(site.session.pool.names()) == 11
