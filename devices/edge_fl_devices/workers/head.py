@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl import metrics
-from edge_fl.errors import EdgeFLError
+from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.heads import Head, Tuned
 from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array
@@ -198,7 +198,12 @@ class HeadWorker(Worker):
         installed = self._slots.current()
         if installed is None:
             return Failed("incomplete", detail="there is no release to fit a head on")
-        inputs = self._load_inputs(installed)
+        try:
+            inputs = self._load_inputs(installed)
+        except DataError:
+            if self._slots.previous() is None:
+                self._slots.mark_good()  # nothing is labelled yet: starts until then are no crash loop
+            raise
         choice, fit_key = self._fit_head(inputs)
         compared = self._compare(choice, inputs)
         if self.guard and compared.worse:

@@ -11,17 +11,23 @@ import pytest
 
 from edge_fl import heads
 from edge_fl.data import pictures
-from edge_fl.errors import InputError
+from edge_fl.errors import DataError, InputError
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.release.manifest import scale
-from edge_fl.wire.messages import Report
+from edge_fl.wire.messages import Assignment, Report
+from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.data.load import streamer
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.labelling.feature_rows import FeatureRows, read
 from edge_fl_devices.labelling.immediate import immediate_kind
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
 from tests.devices.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill, fruit, install, manifest
 
 
@@ -195,3 +201,22 @@ def test_feature_rows_survive_a_torn_write_and_drop_what_is_gone(tmp_path: Path)
     assert found is not None and np.array_equal(found[0], z[7])
     FeatureRows(tmp_path, "b" * 64, 3)
     assert not rows.path.exists()
+
+
+def test_a_device_may_start_often_before_its_first_label(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    home = Path(config.folder)
+    for _ in range(5):
+        worker = HeadWorker(
+            "pi",
+            Store(home),
+            loader=LocalFeatureLoader(streamer(config), home),
+            fitter=fit_here,
+            runtime=runtime(),
+            kind="logistic",
+        )
+        worker.boot()
+        with pytest.raises(DataError, match="no such folder"):
+            worker.perform(Fit(Assignment(1, "serve", id="rel-1", release=1), "boot", 0), None)
+    slots = Slots(home / "release")
+    assert slots.current() and not slots.blocked
