@@ -4,6 +4,8 @@
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
+# Flower for one test: its dependencies conflict with constraints.txt.
+FLOWER := .venv-flower
 # The first supported Python on the path; choose another with `make venv PYTHON=/path/to/python3.12`.
 RIGHT  := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -39,7 +41,10 @@ demo-secure: venv ## the same over mTLS, each device with its own certificate; a
 test: venv ## all tests except those marked slow, gpu, arm64 or browser (select with ARGS='-k topics')
 	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)
 
-nightly: venv ## 200 runs under chaos, 10,000 examples of every fuzz test (hours)
+nightly: venv ## 200 runs under chaos, 10,000 examples of every fuzz test (hours); secure sums against Flower's
+	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/pip install --quiet . 'flwr>=1.41,<2' pytest pytest-timeout hypothesis
+	$(FLOWER)/bin/python -m pytest -W ignore tests/edge_fl/secure/test_flower.py
 	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
 
 mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)
@@ -69,5 +74,5 @@ study: venv ## tuned methods on five datasets (about an hour); the evidence of '
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

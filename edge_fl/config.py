@@ -245,6 +245,15 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     quantise: QuantiseConfig = QuantiseConfig()
 
 
+class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Sums of class statistics over head-only devices (docs/class-statistics.md); fewer than `minimum` devices send nothing."""
+
+    sums: Literal["none", "masked", "plain"] = "none"
+    minimum: Annotated[int, Meta(ge=3, le=100)] = 5
+    clip: Annotated[float, Meta(ge=0)] = 0.0
+    noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Address of the broker (port 0: 8883 with an identity, else 1883), the fleet's name in every topic, and the server's identity."""
 
@@ -289,6 +298,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacyConfig = PrivacyConfig()
     validation: ValidationConfig = ValidationConfig()
     release: ReleaseConfig = ReleaseConfig()
+    statistics: StatisticsConfig = StatisticsConfig()
     broker: BrokerConfig = BrokerConfig()
 
 

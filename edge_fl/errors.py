@@ -8,6 +8,8 @@
     ├── ArtefactError                 1  bytes that do not match their manifest, or that this device cannot run
     │   └── TrustError                1  release metadata that fails verification
     ├── ProtocolError                 1  a message, topic or tensor file that violates the protocol
+    ├── SecureSumError                1  a secure sum that was not completed
+    ├── StatisticsError               1  class statistics that no pictures can have
     ├── ConnectError                  2  no broker, or access denied
     ├── DeadlineError                 3  a deadline passed
     └── InputError                    4  invalid input from a person
@@ -84,6 +86,22 @@ class ProtocolError(EdgeFLError):
     """A message, topic or tensor file that violates the protocol."""
 
     consequence = "ignored"
+
+
+class SecureSumError(EdgeFLError):
+    """A secure sum that was not completed; `why` is the failure word that a device sends."""
+
+    consequence = "no statistic was revealed"
+
+    def __init__(self, message: str, why: str = "", consequence: str | None = None) -> None:
+        super().__init__(message, consequence)
+        self.why = why
+
+
+class StatisticsError(EdgeFLError):
+    """Class statistics that no pictures can have, or that do not fit their message."""
+
+    consequence = "they were not used"
 
 
 class ConnectError(EdgeFLError):

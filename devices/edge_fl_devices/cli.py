@@ -188,21 +188,27 @@ def predict(
 
 def serve(
     folder: ExistingFolder = DEVICE_FOLDER,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 selects a free one.")
-    ] = 8000,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="The device's settings [those of the last device run].")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all: then clients need the token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8000,
     top: TopOption = 1,
     precision: PrecisionOption = None,
     false_alarm: FalseAlarmOption = None,
 ) -> None:
-    """Predict over HTTP for programs on this device: POST a picture to /predict."""
+    """Predict over HTTP (POST a picture to /predict), and label pictures in a browser (/label)."""
     from edge_fl_devices.board.memory import return_freed_blocks
-    from edge_fl_devices.serving.http_server import Service
 
     return_freed_blocks()
-    with Service(folder, port, top=top, min_precision=precision, false_alarm=false_alarm) as service:
-        print_threshold(service.predictor)
-        print_status(f"http://127.0.0.1:{service.port}/predict serves {folder}; stop with Ctrl-C")
+    from edge_fl_devices import config as settings
+    from edge_fl_devices.labelling.serve import serving
+
+    known = settings.from_options(config, {"folder": folder}, {}) if config else settings.remembered(folder)
+    options = {"top": top, "min_precision": precision, "false_alarm": false_alarm}
+    with serving(folder, known, host, port, options) as service:
         service.run()
 
 
@@ -233,7 +239,7 @@ def watch(
 
     import msgspec
 
-    from edge_fl_devices.serving.camera import Camera
+    from edge_fl_devices.capture.camera import Camera
     from edge_fl_devices.serving.current_model import CurrentModel
     from edge_fl_devices.serving.watch import watch as predictions
 

@@ -6,17 +6,20 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError
+from edge_fl.files import atomic
 from edge_fl.heads.auto import AUTO
-from edge_fl.wire import identity
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.board.usage import Budget
+from edge_fl_devices.capture.settings import CaptureConfig
+from edge_fl_devices.storage import read_json
 
-FOLDER = "device"
+FOLDER, SETTINGS = "device", "settings.json"
 
 
 class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +38,8 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def endpoint(self) -> Endpoint:
         """Host, port and credentials. Raises ConfigError for an unusable identity."""
+        from edge_fl.wire import identity  # here: `device serve` has no use for its 9 MB
+
         return identity.endpoint(self.host, self.port, self.identity)
 
 
@@ -42,7 +47,8 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one device.
 
     `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
-    with the device. With `uploads` off a head-only device sends metrics only, not the head updates (class means, ...) of a method.
+    with the device. With `uploads` off a head-only device sends metrics only: neither the head updates (class means, ...) of a method nor
+    class statistics.
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
     `guard` a new model that is worse on held-out images does not replace the served one.
     `classes` limits the data to these classes (empty: all), `keep` to this many images (0: all), selected by `policy`. Every `watch_s`
@@ -77,6 +83,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     uploads: bool = True
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     budget: Budget = Budget()
+    capture: CaptureConfig = CaptureConfig()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
     cross_validate_below: Annotated[int, Meta(ge=0)] = 300
@@ -98,6 +105,8 @@ def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, obje
     folder = broker.get("identity") if isinstance(broker, dict) else None
     if not folder or not isinstance(folder, str):
         return tree
+    from edge_fl.wire import identity  # as above
+
     if (certificate := identity.certificate_in(folder)) is None:
         return tree
     name = certificate.device
@@ -123,6 +132,25 @@ def require_heads(kinds: Iterable[str], where: str) -> None:
                 heads.find(kind)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
+
+
+def remember(config: DeviceConfig) -> None:
+    """Store the settings in the device's folder, for `edge-fl device serve`. Raises OSError."""
+    data, broker = config.data, config.broker
+    if config.reads_folder:
+        data = f"folder:{Path(data.removeprefix('folder:')).resolve()}"
+    if broker.identity:
+        broker = msgspec.structs.replace(broker, identity=str(Path(broker.identity).resolve()))
+    stored = msgspec.json.encode(msgspec.structs.replace(config, data=data, broker=broker))
+    path = Path(config.folder) / SETTINGS
+    if not path.exists() or path.read_bytes() != stored:
+        atomic.write(path, stored, private=True)
+
+
+def remembered(folder: Path) -> DeviceConfig | None:
+    """Return the settings with which the agent last ran in a folder, or None."""
+    found = read_json(folder / SETTINGS, DeviceConfig)
+    return msgspec.structs.replace(found, folder=str(folder)) if found else None
 
 
 def read_root(path: Path) -> bytes:

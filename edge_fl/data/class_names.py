@@ -22,8 +22,8 @@ def require_class_names(names: Sequence[str], where: str) -> None:
             f"{where}: {found}, expected 2 to {MAX_CLASSES}, each the name of a folder of pictures"
         )
     for number, name in enumerate(names, 1):
-        if flaw := _flaw(name):
-            raise ConfigError(f"{where}: class {number}, {name[:LONGEST]!r}, {flaw}")
+        if found := flaw(name):
+            raise ConfigError(f"{where}: class {number}, {name[:LONGEST]!r}, {found}")
     if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise ConfigError(f"{where}: class {repeated[0]!r} occurs more than once, expected different names")
 
@@ -40,7 +40,8 @@ def nearest_class(folder: str, classes: Sequence[str]) -> str:
     return next((by_name[near] for near in get_close_matches(folder.lower(), by_name, n=1)), "")
 
 
-def _flaw(name: str) -> str:
+def flaw(name: str) -> str:
+    """Return why this cannot be the name of a class; "" if it can."""
     if not name.strip():
         return "is empty; expected the name of a folder of pictures"
     if name != name.strip():

@@ -21,6 +21,7 @@ from edge_fl.heads.head import Array, Extras, Head, TrainingSet
 from edge_fl.heads.linear import Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
+from edge_fl.heads.statistics import prior
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
 
 __all__ = [
@@ -59,7 +60,7 @@ WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "ridge": lambda data: Tuned.of(data, ridge(data)),
     "gated": Gated.fit,
     "ensemble": Ensemble.fit,
-    "cosine": lambda data: (Cosine if len(data.present) > 1 else Constant).fit(data),
+    "cosine": lambda data: _cosine(data),
 }
 """Functions that fit a method's own head."""
 
@@ -111,7 +112,16 @@ def fit(
     data = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
     if kind == Logistic.kind and plan.way != "own":
         return WAYS[plan.way](data)
+    if kind == Cosine.kind:
+        return _cosine(data)
     return (head if len(data.present) > 1 else Constant).fit(data)
+
+
+def _cosine(data: TrainingSet) -> Head:
+    """The cosine head, shrunk towards the prior of the release if there is one."""
+    if len(data.present) < 2:
+        return Constant.fit(data)
+    return prior.fit(data) if prior.PRIOR in data.extras else Cosine.fit(data)
 
 
 def training_set(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
 from edge_fl.heads.head import (
+    Array,
     Features,
     Head,
     TrainingSet,
@@ -29,6 +30,8 @@ RIDGE = 0.3
 SHARPNESS = np.float32(10)
 """Factor on the regression's values, whose softmax is otherwise far too flat; 9 to 12 is best on PACS (docs/devices.md, "Predictions")."""
 SHORTEST = 1e-12
+
+Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,16 +132,8 @@ class Cosine(Head):
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
-        u, targets = direction(data.z).astype(np.float64), data.y[:, None] == data.present
-        shares = data.weights / data.weights.sum()
-        mean, average = shares @ u, shares @ targets
-        root = np.sqrt(data.weights)[:, None]
-        u, targets = root * (u - mean), root * (targets - average)
-        if len(u) <= u.shape[1]:
-            weights = np.linalg.solve(u @ u.T + RIDGE * np.eye(len(u)), targets).T @ u
-        else:
-            weights = np.linalg.solve(u.T @ u + RIDGE * np.eye(u.shape[1]), u.T @ targets).T
-        bias = average - weights @ mean
+        targets = data.y[:, None] == data.present
+        weights, bias = regress(direction(data.z).astype(np.float64), targets, data.weights)
         return cls(
             data.classes,
             data.extractor,
@@ -152,6 +147,36 @@ class Cosine(Head):
         logits = np.full((len(z), self.classes), -np.inf, np.float32)
         logits[:, self.present] = direction(z) @ self.weights.T + self.bias
         return logits
+
+
+def regress(u: Doubles, targets: Array, sample_weights: Doubles) -> tuple[Doubles, Doubles]:
+    """Ridge regression with intercept of targets [n, k] on u [n, d] -> weights [k, d], bias [k]."""
+    u, mean, shares = _centred(u, sample_weights)
+    average = shares @ targets
+    targets = np.sqrt(sample_weights)[:, None] * (targets - average)
+    if len(u) <= u.shape[1]:
+        weights = np.asarray(np.linalg.solve(u @ u.T + RIDGE * np.eye(len(u)), targets).T @ u)
+    else:
+        weights = np.asarray(np.linalg.solve(u.T @ u + RIDGE * np.eye(u.shape[1]), u.T @ targets).T)
+    return weights, average - weights @ mean
+
+
+def leverage(u: Doubles, sample_weights: Doubles) -> Doubles:
+    """The share [n] of each sample's own target in its prediction by `regress`; errors over 1 minus it are leave-one-out errors."""
+    u, _, shares = _centred(u, sample_weights)
+    if len(u) <= u.shape[1]:
+        gram = u @ u.T
+        hat = np.einsum("ij,ji->i", gram, np.linalg.inv(gram + RIDGE * np.eye(len(u))))
+    else:
+        hat = np.einsum("ij,ij->i", u @ np.linalg.inv(u.T @ u + RIDGE * np.eye(u.shape[1])), u)
+    return np.asarray(hat + shares)
+
+
+def _centred(u: Doubles, sample_weights: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """u without its mean, each row times the root of its weight; the mean [d]; the weights as shares [n]."""
+    shares = sample_weights / sample_weights.sum()
+    mean = shares @ u
+    return np.sqrt(sample_weights)[:, None] * (u - mean), mean, shares
 
 
 def direction(z: Features) -> Features:

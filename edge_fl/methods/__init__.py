@@ -13,6 +13,7 @@ from edge_fl.errors import MethodError, nearest
 from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
+from edge_fl.methods.class_statistics import ClassStatistics
 from edge_fl.methods.contract import hyper, steps, update_codec
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.ditto import Ditto
@@ -88,6 +89,7 @@ METHODS: dict[str, type[Method]] = {
     "pfedfda": PFedFDA,
     "lp-ft": LPFT,
     "fedcgs": FedCGS,
+    "class-statistics": ClassStatistics,
 }
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")

@@ -18,8 +18,9 @@ from edge_fl.heads import auto
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
-SAID = ("state", "meta", "rpt", "req", "log", "echo")
-"""Messages that a device sends, by the kind of their topic; chunks of reports and certificate requests are sent in addition."""
+SAID = ("state", "meta", "rpt", "req", "log", "echo", "sum_reply")
+"""Messages that a device sends, by the kind of their topic; chunks of reports, masked vectors and certificate requests are sent in
+addition."""
 
 NUMBERS = (
     metrics.GLOBAL_TEST,
@@ -47,10 +48,18 @@ HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
 """Numbers that the report of a fitted head may carry."""
 
 
+STATISTICS = "statistics"
+"""Subject of the sums of class statistics (`edge_fl.heads.statistics`)."""
+
+HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their second moment, projected")}
+"""Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""
+
+
 class Egress(Struct, frozen=True, forbid_unknown_fields=True):
     """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of their report.
 
-    Parts are sent with `compression`; under `privacy` they are noisy and the report counts the epsilon spent.
+    Parts are sent with `compression`; under `privacy` they are noisy and the report counts the epsilon spent. `sums`: what vectors for sums
+    over devices contain, by subject; with a certificate only masked ones are sent (docs/class-statistics.md).
     """
 
     tier: TierName
@@ -58,6 +67,7 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
     compression: CompressionConfig = CompressionConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     numbers: tuple[str, ...] = NUMBERS
+    sums: Mapping[str, tuple[str, ...]] = {}
     messages: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {kind: MESSAGES[kind].__struct_fields__ for kind in SAID}
     )
@@ -76,6 +86,10 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
                 consequence="nothing was sent",
             )
 
+    def require_sum(self, subject: str) -> None:
+        """Raise ArtefactError ("rejected") unless a device of this tier may add to sums of this subject."""
+        self._require("sum of", [subject], self.sums)
+
     def _require(self, what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
         if unlisted := sorted(set(names) - set(allowed)):
             raise ArtefactError(
@@ -87,4 +101,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """Egress of a head-only device under a release that requests these parts."""
-    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS)
+    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS, sums=HEAD_SUMS)

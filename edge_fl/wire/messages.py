@@ -22,6 +22,7 @@ PROTOCOL = "1.0"
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Value of `Report.error` and `DeviceState.why` once a device's privacy budget is exhausted."""
 
+MAX_SUM_DEVICES, MAX_SUM_LENGTH = 100, 2**24
 MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -203,6 +204,69 @@ class CertificateAnswer(Struct, frozen=True):
     reason: Text = ""
 
 
+class SumRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Terms of a secure sum: what is added up, how many numbers, and the protection.
+
+    Every device signs them with its keys, so all devices have received the same. `threshold`: share of the cohort that must remain.
+    """
+
+    subject: Name
+    release: Count
+    length: Annotated[int, Meta(ge=1, le=MAX_SUM_LENGTH)]
+    minimum: Annotated[int, Meta(ge=3, le=MAX_SUM_DEVICES)] = 5
+    threshold: Annotated[float, Meta(gt=0.5, le=1)] = 2 / 3
+    masked: bool = True
+    clip: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+
+
+Key32 = Annotated[bytes, Meta(max_length=32)]
+SumValues = Annotated[dict[Name, Annotated[bytes, Meta(max_length=256)]], Meta(max_length=MAX_SUM_DEVICES)]
+
+
+class SumKeys(Struct, frozen=True, forbid_unknown_fields=True):
+    """A device's public keys for one secure sum (X25519), signed with the key of its certificate (DER).
+
+    `commitment` is a hash of the seed of its self mask. All are empty where the sum is not masked.
+    """
+
+    certificate: Annotated[bytes, Meta(max_length=4096)] = b""
+    channel: Key32 = b""
+    mask: Key32 = b""
+    commitment: Key32 = b""
+    signature: Annotated[bytes, Meta(max_length=128)] = b""
+
+
+class SumStep(Struct, frozen=True):
+    """dn/sum, never retained: the next stage of the secure sum `id`, which `edge_fl.secure` specifies.
+
+    "open" has the request; "peers" the keys of the cohort; "shares" the encrypted shares for this device, by sender; "survivors" the
+    `devices` whose vectors arrived; "signatures" what they signed about it.
+    """
+
+    id: Id
+    stage: Literal["open", "peers", "shares", "survivors", "signatures"]
+    request: SumRequest | None = None
+    keys: Annotated[dict[Name, SumKeys], Meta(max_length=MAX_SUM_DEVICES)] = {}
+    values: SumValues = {}
+    devices: Annotated[list[Name], Meta(max_length=MAX_SUM_DEVICES)] = []
+
+
+class SumReply(Struct, frozen=True):
+    """up/sum: a device's answer to a stage.
+
+    "keys"; "shares", encrypted, by recipient; "vector", masked, as a blob; "signature" of the survivors, under its own name; "reveal", one
+    share of each member of the cohort; or "declined" with a reason, at any stage.
+    """
+
+    id: Id
+    stage: Literal["keys", "shares", "vector", "signature", "reveal", "declined"]
+    keys: SumKeys | None = None
+    values: SumValues = {}
+    blob: Blob | None = None
+    reason: Annotated[str, Meta(max_length=64)] = ""
+
+
 MESSAGES: dict[str, type[Struct]] = {
     "server_state": ServerState,
     "beat": Beat,
@@ -216,6 +280,8 @@ MESSAGES: dict[str, type[Struct]] = {
     "rpt": Report,
     "req": Request,
     "log": Log,
+    "sum": SumStep,
+    "sum_reply": SumReply,
     "enrol_req": CertificateRequest,
     "enrol_rsp": CertificateAnswer,
 }

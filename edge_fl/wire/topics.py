@@ -13,6 +13,9 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
     d/DEVICE/up/rpt/RUN/ROUND         device                    one report
     d/DEVICE/up/blob/ID/INDEX         device                    one chunk of an update
     d/DEVICE/up/{req,log}             device                    a request, a log line
+    d/DEVICE/dn/sum                   server                    the next stage of a secure sum
+    d/DEVICE/up/sum                   device                    the answer to it
+    d/DEVICE/up/sum/ID/INDEX          device                    one chunk of a masked vector
     enroll/NAME/{req,rsp}             claim, device             a certificate for a claim, or a device's next one
 
 Outside this branch a device may publish its predictions where Home Assistant expects them:
@@ -132,6 +135,19 @@ class Topics:
     def request(self, device: str) -> str:
         return f"{self.root}/d/{device}/up/req"
 
+    def sum(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/sum"
+
+    def sum_reply(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/sum"
+
+    def sum_chunk(self, device: str, id: str, index: int | str) -> str:
+        return f"{self.root}/d/{device}/up/sum/{id}/{index}"
+
+    def sums(self) -> str:
+        """Subscription to the replies of all devices to secure sums."""
+        return f"{self.root}/d/+/up/sum/#"
+
     def log(self, device: str) -> str:
         return f"{self.root}/d/{device}/up/log"
 
@@ -182,7 +198,7 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("assignment" | "cmd" | "ack" | "echo") as kind] | [
+        case ["dn", ("assignment" | "cmd" | "ack" | "echo" | "sum") as kind] | [
             "up",
             ("state" | "meta" | "req" | "log") as kind,
         ]:
@@ -191,6 +207,10 @@ def _parse_device(device: str, path: list[str]) -> Address | None:
             return Address("rpt", device, (run_id, number))
         case ["up", "blob", id, index] if ID.match(id) and NUMBER.match(index):
             return Address("blob", device, (id, index))
+        case ["up", "sum"]:
+            return Address("sum_reply", device)
+        case ["up", "sum", id, index] if ID.match(id) and NUMBER.match(index):
+            return Address("sum_chunk", device, (id, index))
     return None
 
 

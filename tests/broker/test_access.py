@@ -58,6 +58,9 @@ def topics_of(device: str) -> dict[str, str]:
         "up/blob": FLEET.blob(device, "id", 0),
         "up/req": FLEET.request(device),
         "up/log": FLEET.log(device),
+        "dn/sum": FLEET.sum(device),
+        "up/sum": FLEET.sum_reply(device),
+        "up/sum chunk": FLEET.sum_chunk(device, "id", 0),
         "enroll/req": FLEET.enrol_request(device),
         "enroll/rsp": FLEET.enrol_response(device),
     }

@@ -52,8 +52,9 @@ DOWN = {
     "assignment": TOPICS.assignment("d1"),
 }
 DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1"), "echo": TOPICS.echo("d1")}
+DOWN |= {"sum": TOPICS.sum("d1")}
 UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
-UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1")}
+UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1"), "sum_reply": TOPICS.sum_reply("d1")}
 CLONED = "two machines have its identity"  # logged as an error on purpose: alternating boot ids
 LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -32,6 +32,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return finite.filter(lambda x: x != kind.gt and x != kind.lt)
         case inspect.StrType():
             return st.from_regex(kind.pattern) if kind.pattern else st.text(max_size=20)
+        case inspect.BytesType():
+            return st.binary(max_size=min(kind.max_length or 20, 20))
         case inspect.LiteralType():
             return st.sampled_from(kind.values)
         case inspect.ListType() | inspect.VarTupleType():

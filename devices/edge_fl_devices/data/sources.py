@@ -57,7 +57,7 @@ def stamp(source: str) -> str:
 
 
 @dataclass
-class _Folder:
+class LabelledFolder:
     """Labelled picture files of a folder, and what was skipped; `hints` name folders that are probably a misspelt class."""
 
     root: Path
@@ -77,13 +77,14 @@ class _Folder:
             raise DataError(f"{self.root}: no usable image ({why}); expected pictures in {where}{hints}")
 
 
-def _scan(location: str, spec: DataSpec) -> _Folder:
+def scan(location: str, spec: DataSpec) -> LabelledFolder:
+    """List the pictures of a folder with their class ids; decodes none. Raises DataError for a missing folder."""
     root = Path(location)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected one folder per class in it")
     listing = walk(root)
     classes = spec.classes or tuple(listing.folders)
-    found = _Folder(root, classes, hints=tuple(_hints(listing.folders, classes)))
+    found = LabelledFolder(root, classes, hints=tuple(_hints(listing.folders, classes)))
     found.skipped.update(reason for _, reason in listing.skipped)
     for path in select_files(listing.files, spec):
         if reason := _skip_reason(path, root, classes, spec.only):
@@ -95,7 +96,7 @@ def _scan(location: str, spec: DataSpec) -> _Folder:
 
 def count(location: str, spec: DataSpec) -> DataReport:
     """Count the pictures of a folder by their headers, in little memory; they may differ in size. Raises DataError."""
-    found = _scan(location, spec)
+    found = scan(location, spec)
     counts = [0] * len(found.classes)
     for path, label in found.files:
         try:
@@ -114,12 +115,12 @@ def folder(location: str, spec: DataSpec) -> SourceData:
 
     The pictures are decoded in a thread, one at a time.
     """
-    found = _scan(location, spec)
+    found = scan(location, spec)
     batches = ahead(_batches(_decoded(found, spec)))
     return SourceData(found.classes, batches, skipped=found.skipped, hints=found.hints)
 
 
-def _decoded(found: _Folder, spec: DataSpec) -> Iterator[tuple[Images, int]]:
+def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[tuple[Images, int]]:
     first, usable = None, 0
     for path, label in found.files:
         try:

@@ -15,14 +15,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest, split
-from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, decode, encode
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
@@ -32,6 +35,7 @@ from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
+from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
 log = logging.getLogger(__name__)
@@ -41,13 +45,14 @@ log = logging.getLogger(__name__)
 class Device:
     """One device of a runner.
 
-    reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`. acknowledged: acknowledgements by status.
-    denied: why the broker denies access, or "". planned_s: the runner's next tick.
+    identity: the folder with its certificate. reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`.
+    acknowledged: acknowledgements by status. denied: why the broker denies access, or "". planned_s: the runner's next tick.
     """
 
     state: AgentState
     worker: Worker
     fetch_limits: FetchLimits = fetch.LIMITS
+    identity: Path | None = None
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -60,6 +65,11 @@ class Device:
     _metadata_fetch: MetadataFetch | None = None
     _broadcast: Assembly | None = None
     _timestamp: str = ""
+    _sums: SumParticipant = field(init=False)
+
+    def __post_init__(self) -> None:
+        fleet, summed = self.state.topics.fleet, self.worker.summed
+        self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
     @property
     def name(self) -> str:
@@ -138,6 +148,9 @@ class Device:
             case MayFetch():
                 self._begin_download()
                 return
+            case SumAnswered():
+                self._send_answer(event)
+                return
             case Connected():
                 self._step(event)
                 for transfer in self._fetches():
@@ -165,6 +178,10 @@ class Device:
                 self._receive_chunk(address, packet.payload)
             elif address.kind == "tuf":
                 self._receive_metadata(address.path[0], packet.payload)
+            elif address.kind == "sum":
+                if packet.payload and not packet.retain:
+                    step = decode(packet.payload, SumStep)
+                    self._scheduler.submit(self, partial(self._sums.answer, step))
             elif address.kind in MESSAGES:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
@@ -294,6 +311,17 @@ class Device:
         topic = topics.report(self.name, parcel.run_id, parcel.round)
         self._publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
 
+    def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
+        return None if self.state.over_budget else self.worker.offer(request)
+
+    def _send_answer(self, answered: SumAnswered) -> None:
+        try:
+            for packet in answered.packets(self.state.topics, self.name):
+                self._publish(packet)
+        except EdgeFLError as error:
+            log.warning("%s: secure sum: %s; dropping out", self.name, error)
+
     def _publish(self, packet: Packet) -> None:
         self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)
         self._connection.publish(packet)
@@ -333,10 +361,11 @@ def start(
     limits: AgentLimits = state.LIMITS,
     fetching: FetchLimits = fetch.LIMITS,
     data_problem: str = "",
+    identity: Path | None = None,
 ) -> Device:
     """Create a device with a new boot id and the memory, reports and release of its store.
 
-    data_problem: the failure word if its data could not be read.
+    data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
     """
     release, now_s = worker.boot(), time.monotonic()
     waiting: Outbox = ()
@@ -353,7 +382,7 @@ def start(
         release=release,
         data_problem=data_problem,
     )
-    return Device(initial, worker, fetching)
+    return Device(initial, worker, fetching, identity)
 
 
 @functools.lru_cache(64)

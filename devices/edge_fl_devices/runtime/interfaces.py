@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent import events
-
-RunnerJob = Callable[[], events.Event]
+from edge_fl_devices.workers.secure_sums import SumAnswered
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,8 @@ class MayFetch:
     """The device's turn to fetch."""
 
 
-DeviceEvent = TransportEvent | events.Event | MayFetch
+DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered
+RunnerJob = Callable[[], DeviceEvent]
 
 
 DeviceConnect = Callable[[str, Packet | None, Listener], Transport]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from edge_fl import capability as capabilities
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
-from edge_fl_devices.config import DeviceConfig, read_root
+from edge_fl_devices.config import DeviceConfig, read_root, remember
 from edge_fl_devices.data.load import loader as data_loader
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
@@ -57,6 +59,8 @@ def run_device(
     with store.owned():
         if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
             store.keep_answers(answers)
+        with suppress(OSError):  # only `device serve` misses them
+            remember(config)
         loader = ChildFeatureLoader(config, children)
         capability, data_problem = measure(config, loader, progress.print)
         worker = _make_head_worker(config, capability, store, loader, children)
@@ -65,7 +69,15 @@ def run_device(
             make = full_worker()
             worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
         topics = Topics(config.broker.fleet)
-        agent = device.start(config.id, topics, capability, worker, data_problem=data_problem)
+        certificate = identity.certificate_in(config.broker.identity)
+        agent = device.start(
+            config.id,
+            topics,
+            capability,
+            worker,
+            data_problem=data_problem,
+            identity=certificate.folder if certificate else None,
+        )
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )

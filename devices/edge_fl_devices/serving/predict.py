@@ -25,7 +25,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
-from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.serving.served_model import predicting
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
@@ -73,7 +73,8 @@ class Predictor:
 
     With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
     number of classes in a prediction. `min_precision` and `false_alarm` are those of the device's settings unless given; the probability
-    that reaches the precision, or why none does, is `threshold`.
+    that reaches the precision, or why none does, is `threshold`. `extractor` is used if it is that of the served model, which saves loading
+    it again.
     """
 
     def __init__(
@@ -84,24 +85,28 @@ class Predictor:
         top: int = 1,
         min_precision: float | None = None,
         false_alarm: float | None = None,
+        extractor: Extractor | None = None,
     ) -> None:
         folder = Path(folder)
         self.top = top
         self._remember = folder if remember else None
         store = Store(folder)
-        model = serving(store, Slots(folder / "release"))
+        model = predicting(store, Slots(folder / "release"))
         if model is None:
             raise InputError(
                 f"{folder}: no personal model in it, expected the folder of a device that has reported one"
             )
         self.manifest = model.installed.manifest
-        self.extractor_path, self.head = model.installed.extractor, model.stored.head
-        self.calibration, answers = model.stored.calibration, store.answers()
+        self.installed, self.immediate = model.installed, model.immediate
+        self.extractor_path, self.head = model.installed.extractor, model.head
+        self.calibration, answers = model.calibration, store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
         self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
-        self._extractor = Extractor(self.extractor_path, self.manifest)
-        self.head.require(self._extractor.sha256)
+        if extractor is None or extractor.sha256 != self.manifest.extractor.sha256:
+            extractor = Extractor(self.extractor_path, self.manifest)
+        self.extractor = extractor
+        self.head.require(extractor.sha256)
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return calibrated probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""
@@ -117,7 +122,7 @@ class Predictor:
                 f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}]",
                 consequence="nothing was predicted",
             )
-        z = self._extractor.features(images)
+        z = self.extractor.features(images)
         if self._remember and len(z):
             drift.remember_seen(self._remember, drift.moments(self.head.extractor, z))
         return z
@@ -153,7 +158,12 @@ class Predictor:
     def _named(
         self, images: NDArray[np.uint8], names: Sequence[str], top: int | None = None
     ) -> Iterator[Prediction]:
-        z = self._features(images)
+        yield from self.from_features(self._features(images), names, top)
+
+    def from_features(
+        self, z: Features, names: Sequence[str], top: int | None = None
+    ) -> Iterator[Prediction]:
+        """Predict from features z [N, d], each under its name, with `top` classes instead of the predictor's."""
         rows = zip(names, self._probabilities(z), self.calibration.percentiles(z), strict=True)
         for name, probabilities, distance in rows:
             order = np.argsort(-probabilities, kind="stable")[: top or self.top]

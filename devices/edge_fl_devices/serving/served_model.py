@@ -3,14 +3,19 @@
 Heads are stored per extractor, in a file named after the extractor's hash. The installed release is served once a head is fitted on it;
 until then, and after a rollback, the previous release with its own head is served. A later release of the same extractor may append
 classes: the head for fewer classes is served with it.
+
+Predictions use the immediate head, which `edge-fl device serve` fits at once after a label, until the agent has fitted its own head anew.
+Comparisons, reports and the guard of the agent use its own heads only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_fl.heads import Head
+from edge_fl.heads.calibration import Calibration
 from edge_fl_devices.storage.slots import Installed, Slots
-from edge_fl_devices.storage.store import Store, StoredHead
+from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +34,30 @@ def serving(store: Store, slots: Slots) -> ServedModel | None:
         if installed and stored and stored.head.classes <= len(installed.manifest.classes):
             return ServedModel(installed, stored)
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class PredictingModel:
+    """An installed release with the head and calibration that predict."""
+
+    installed: Installed
+    head: Head
+    calibration: Calibration
+    immediate: ImmediateHead | None = None
+
+
+def predicting(store: Store, slots: Slots) -> PredictingModel | None:
+    """Return the model to predict with: the served one, or the immediate head of the same extractor if that is newer.
+
+    Before the agent's first head it is that of the current release; None without any head.
+    """
+    served = serving(store, slots)
+    if (installed := served.installed if served else slots.current()) is None:
+        return None
+    newer = store.immediate_head(installed.manifest.extractor.sha256)
+    if newer and newer.head.classes <= len(installed.manifest.classes):
+        return PredictingModel(installed, newer.head, newer.calibration, newer)
+    return PredictingModel(installed, served.stored.head, served.stored.calibration) if served else None
 
 
 def installed_extractors(slots: Slots) -> set[str]:

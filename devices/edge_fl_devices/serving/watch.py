@@ -13,7 +13,7 @@ from PIL import Image
 
 from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.serving.camera import Camera, Frame
+from edge_fl_devices.capture.camera import Camera, Frame
 from edge_fl_devices.serving.current_model import CurrentModel
 from edge_fl_devices.serving.predict import Prediction
 

@@ -149,6 +149,7 @@ def up(
         until_idle=until_idle,
         wait_s=wait_s,
         ids=ids,
+        identities=identities,
         chaos=profile.load(chaos) if chaos else None,
     )
     log_warnings()

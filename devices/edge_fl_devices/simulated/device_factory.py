@@ -63,9 +63,15 @@ class DeviceFactory:
         self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
 
     def __call__(self, name: str) -> Device:
-        number, limits = self._numbers[name], self._config.limits
-        worker = self._worker(name, number)
-        return device.start(name, self._topics, self._capability(number), worker, limits=limits)
+        number, config = self._numbers[name], self._config
+        return device.start(
+            name,
+            self._topics,
+            self._capability(number),
+            self._worker(name, number),
+            limits=config.limits,
+            identity=config.identities / name if config.identities else None,
+        )
 
     def _worker(self, name: str, number: int) -> Worker:
         store, limits = Store(self._config.folder / name), self._config.limits

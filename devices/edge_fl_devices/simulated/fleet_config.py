@@ -21,7 +21,8 @@ class FleetConfig:
     """`data.clients` devices, of which `full` train; the others fit the kinds of `heads` in turn.
 
     The fleet stops after `duration_s`. With `until_idle` it also stops when nothing is left to do and the server has gone, or when nothing
-    has happened for `idle_s`; it does not stop before a server has been online. `ids` are the device names, for fleets with certificates.
+    has happened for `idle_s`; it does not stop before a server has been online. `ids` are the device names, for fleets with certificates,
+    which are in folders of these names below `identities`.
     """
 
     data: DataConfig
@@ -37,6 +38,7 @@ class FleetConfig:
     wait_s: float = 60.0
     root: bytes | None = None
     ids: tuple[str, ...] = ()
+    identities: Path | None = None
     chaos: Chaos | None = None
     limits: AgentLimits = state.LIMITS
 

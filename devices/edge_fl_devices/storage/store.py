@@ -7,7 +7,9 @@
     FOLDER/privacy.safetensors            the epsilon spent by the device's updates, over all runs
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its calibration, its release, and the
                                           report on its fit
+    FOLDER/immediate/SHA256.safetensors   the head fitted at once after a label, with its calibration; serves until the agent has fitted
     FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
+    FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`)
     FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.cache`
 
 Every file is written atomically, and every step that is repeated after a cut gives the same result: personal parts enter a round as
@@ -44,6 +46,9 @@ from edge_fl_devices.storage import read_json
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
 CALIBRATION = "calibration."
+IMMEDIATE = "immediate"
+UNUSABLE = (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
+"""Errors of a missing or damaged file of a head."""
 PRIVACY_FILE = "privacy.safetensors"
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 """Stages of a round, in order."""
@@ -58,6 +63,19 @@ class StoredHead:
     parcel: Parcel
     fit_key: str = ""
     calibration: Calibration = UNCALIBRATED
+
+
+@dataclass(frozen=True, eq=False)
+class ImmediateHead:
+    """A head that was fitted at once after a label, on the labels with this `fingerprint`.
+
+    It serves until the agent replaces its own head, whose fit key was `after` ("": the agent had none).
+    """
+
+    head: Head
+    calibration: Calibration
+    fingerprint: str
+    after: str = ""
 
 
 class Answers(Struct, frozen=True):
@@ -170,21 +188,11 @@ class Store:
 
     def head(self, extractor_sha256: str) -> StoredHead | None:
         """Return the head for this extractor; None if it is absent or unusable."""
-        try:
-            with safe_open(self._head_file(extractor_sha256), "numpy") as file:
-                metadata = file.metadata()
-                arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            prefixed = [
-                name for name in arrays if name.startswith(CALIBRATION)
-            ]  # none in files of older agents
-            calibrated = {name.removeprefix(CALIBRATION): arrays.pop(name) for name in prefixed}
-            head = heads.from_arrays(arrays, metadata)
-            head.require(extractor_sha256)
+        with suppress(*UNUSABLE):
+            head, calibration, metadata = _read_head(self._head_file(extractor_sha256), extractor_sha256)
             parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
-            calibration = calibrations.from_arrays(calibrated)
             return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration)
-        except (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError):
-            return None
+        return None
 
     def heads(self) -> list[StoredHead]:
         """Return all heads, in the order of their releases."""
@@ -198,18 +206,33 @@ class Store:
         Raises ArtefactError for a full disk.
         """
         metadata = {
-            **stored.head.describe(),
             "release": str(stored.release),
             "parcel": msgspec.json.encode(stored.parcel).decode(),
             "fit_key": stored.fit_key,
         }
-        arrays = stored.head.to_arrays()
-        if stored.calibration is not UNCALIBRATED:
-            arrays |= {CALIBRATION + name: array for name, array in stored.calibration.to_arrays().items()}
         file = self._head_file(stored.head.extractor)
-        self._write(f"heads/{file.name}", save(arrays, metadata))
+        self._write(f"heads/{file.name}", _head_bytes(stored.head, stored.calibration, metadata))
         for other in file.parent.glob("*.safetensors"):
             if other != file and other.stem not in extractors:
+                other.unlink(missing_ok=True)
+
+    def immediate_head(self, extractor_sha256: str) -> ImmediateHead | None:
+        """Return the immediate head for this extractor; None if it is absent, unusable, or older than the agent's head."""
+        fitted = self.head(extractor_sha256)
+        with suppress(*UNUSABLE):
+            path = self.folder / IMMEDIATE / f"{extractor_sha256}.safetensors"
+            head, calibration, metadata = _read_head(path, extractor_sha256)
+            if metadata["after"] == (fitted.fit_key if fitted else ""):
+                return ImmediateHead(head, calibration, metadata["fingerprint"], metadata["after"])
+        return None
+
+    def keep_immediate_head(self, head: ImmediateHead) -> None:
+        """Replace the immediate head and delete those for other extractors. Raises ArtefactError for a full disk."""
+        metadata = {"fingerprint": head.fingerprint, "after": head.after}
+        name = f"{IMMEDIATE}/{head.head.extractor}.safetensors"
+        self._write(name, _head_bytes(head.head, head.calibration, metadata))
+        for other in (self.folder / IMMEDIATE).glob("*.safetensors"):
+            if other != self.folder / name:
                 other.unlink(missing_ok=True)
 
     def answers(self) -> Answers:
@@ -222,8 +245,9 @@ class Store:
 
     def revoke(self) -> None:
         """Delete the personal heads."""
-        for file in (self.folder / "heads").glob("*.safetensors"):
-            file.unlink(missing_ok=True)
+        for folder in ("heads", IMMEDIATE):
+            for file in (self.folder / folder).glob("*.safetensors"):
+                file.unlink(missing_ok=True)
 
     def _head_file(self, extractor_sha256: str) -> Path:
         return self.folder / "heads" / f"{extractor_sha256}.safetensors"
@@ -238,6 +262,25 @@ class Store:
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(path, payload)
+
+
+def _read_head(path: Path, extractor_sha256: str) -> tuple[Head, Calibration, dict[str, str]]:
+    """Read a head with its calibration and metadata. Raises one of UNUSABLE."""
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+        arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    prefixed = [name for name in arrays if name.startswith(CALIBRATION)]  # none in files of older agents
+    calibrated = {name.removeprefix(CALIBRATION): arrays.pop(name) for name in prefixed}
+    head = heads.from_arrays(arrays, metadata)
+    head.require(extractor_sha256)
+    return head, calibrations.from_arrays(calibrated), metadata
+
+
+def _head_bytes(head: Head, calibration: Calibration, metadata: dict[str, str]) -> bytes:
+    arrays = head.to_arrays()
+    if calibration is not UNCALIBRATED:
+        arrays |= {CALIBRATION + name: array for name, array in calibration.to_arrays().items()}
+    return save(arrays, {**head.describe(), **metadata})
 
 
 def _generation(round: int, stage: int) -> str:

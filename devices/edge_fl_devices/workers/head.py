@@ -6,15 +6,19 @@ three times before that, the release counts as a crash loop, and the previous on
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from edge_fl import metrics
+from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.heads import Head, Tuned
 from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array
@@ -22,7 +26,7 @@ from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifest import Manifest, Precision, blobs, paths
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.egress import of_head
-from edge_fl.wire.messages import Report
+from edge_fl.wire.messages import Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
 from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
@@ -41,7 +45,10 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import StoredHead
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
+from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
+
+log = logging.getLogger(__name__)
 
 BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
 AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
@@ -86,7 +93,7 @@ class HeadWorker(Worker):
     """Installs releases and fits heads.
 
     kind, balanced, budget_s: which head to fit. calibrate: whether to calibrate it. cross_validate_below: with fewer images than this a
-    head is fitted on all of them. share: whether head updates may be sent. guard: a new model is served only if it is
+    head is fitted on all of them. share: whether head updates and class statistics may be sent. guard: a new model is served only if it is
     not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
     root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: the worker that trains, of a
     full device, which installs releases and fits heads only while it is demoted to head-only.
@@ -111,9 +118,11 @@ class HeadWorker(Worker):
     full: Worker | None = None
     _slots: Slots = field(init=False)
     _trust: Trust = field(init=False)
+    _offers: StatisticsOffers = field(init=False)
 
     def __post_init__(self) -> None:
         folder = self.store.folder
+        self._offers = StatisticsOffers(folder)
         self._slots = Slots(folder / "release")
         self._trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
 
@@ -141,6 +150,15 @@ class HeadWorker(Worker):
             case Train() if self.full:
                 return self.full.perform(job, material)
         return Failed("unsupported_tier", final=True)
+
+    def offer(self, request: SumRequest) -> NDArray[np.float64] | None:
+        if not self.share:
+            return None
+        of_head(()).require_sum(request.subject)
+        return self._offers.give(request.release, request.length)
+
+    def summed(self, request: SumRequest) -> None:
+        self._offers.add(request.release)
 
     # receive a release
 
@@ -183,7 +201,12 @@ class HeadWorker(Worker):
         installed = self._slots.current()
         if installed is None:
             return Failed("incomplete", detail="there is no release to fit a head on")
-        inputs = self._load_inputs(installed)
+        try:
+            inputs = self._load_inputs(installed)
+        except DataError:
+            if self._slots.previous() is None:
+                self._slots.mark_good()  # nothing is labelled yet: starts until then are no crash loop
+            raise
         choice, fit_key = self._fit_head(inputs)
         compared = self._compare(choice, inputs)
         if self.guard and compared.worse:
@@ -203,6 +226,7 @@ class HeadWorker(Worker):
         parcel = parcel_for(job.assignment, report, self.limits)
         stored = StoredHead(choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration)
         self._serve(stored, inputs)
+        self._prepare_statistics(inputs)
         # a refit of the device's own accord has no version, and sends no head update
         blob = self._head_update(choice.head, inputs) if job.assignment.version > 0 else None
         report = replace(report, blob=describe(blob) if blob else None)
@@ -310,6 +334,16 @@ class HeadWorker(Worker):
         train = inputs.features.train
         return head_updates.head_update(inputs.manifest, head, train.z, train.y, inputs.extras)
 
+    def _prepare_statistics(self, inputs: _Inputs) -> None:
+        if not self.share:
+            return
+        manifest, fitted = inputs.manifest, inputs.fitted
+        release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)
+        try:
+            self._offers.prepare(release, sha256, fitted.z, fitted.y, classes)
+        except EdgeFLError as error:
+            log.warning("class statistics: %s", error)
+
     def _report_crash_loop(self, release: int) -> None:
         """Turn the unsent reports on a release into reports of its crash loop."""
         for parcel in self.store.outbox():
@@ -320,7 +354,10 @@ class HeadWorker(Worker):
 
 def _fit_key(spec: FitSpec, inputs: _Inputs) -> str:
     """A hash of everything that a head follows from."""
-    return digest(msgspec.json.encode((spec, inputs.pooled)) + inputs.fingerprint.encode())
+    extras = sorted(blob.sha256 for blob in inputs.manifest.extras.values())
+    return digest(
+        msgspec.json.encode((spec, inputs.pooled)) + "".join([inputs.fingerprint, *extras]).encode()
+    )
 
 
 def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str, float]:

@@ -11,13 +11,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
-from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed, Finished
@@ -51,6 +53,14 @@ class Worker(ABC):
     def sink(self, blob: Blob, *, keep: bool) -> Sink:
         """Return the destination of a download's chunks; `keep`: on disk."""
         return Assembly(blob)
+
+    def offer(self, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the vector for a secure sum, or None to take no part. Runs in any thread."""
+        return None
+
+    def summed(self, request: SumRequest) -> None:
+        """Remember that the offered vector is in a sum that can complete, so that the server may know this sum."""
+        return
 
     @abstractmethod
     def perform(self, job: Job, material: Material) -> Event:

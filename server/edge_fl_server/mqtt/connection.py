@@ -67,7 +67,7 @@ class ServerConnection:
         self._connect = connect
         self._takeover, self._yields = takeover, yields
         topics = self.topics
-        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"))
+        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"), topics.sums())
         self._patterns = own if workers else (topics.up(),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
@@ -299,6 +299,8 @@ def _content(kind: str, packet: Packet) -> Struct | bytes | None:
     if kind == "blob":
         if packet.content_type != SAFETENSORS:
             raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}")
+        return packet.payload
+    if kind == "sum_chunk":
         return packet.payload
     if kind not in MESSAGES:
         raise ProtocolError(f"unexpected message of kind {kind!r}")

@@ -18,7 +18,7 @@ import msgspec
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Progress
 from edge_fl.data.class_names import OUTSIDE
-from edge_fl.errors import DeadlineError, StoppedError
+from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import Screen, with_bounded_weight
@@ -29,6 +29,7 @@ from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
 from edge_fl_server.registry import Database, releases, runs
 from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website
@@ -67,6 +68,8 @@ class Deployment(RunHooks):
         max_norm = setup.recipe.validation.max_norm
         self._screen = Screen(max_norm) if max_norm else None
         self._rollout = self._make_rollout(home)
+        wanted = setup.recipe.statistics.sums != "none"
+        self._statistics = StatisticsCollector(setup.recipe, server) if wanted else None
         self.devices = self._make_devices()
 
     def close(self) -> None:
@@ -136,9 +139,29 @@ class Deployment(RunHooks):
             self._release(result.method, result.shared, result.round)
             self._name_idle_devices()
             self._wait_for_heads(announce=True)
+            self._collect_statistics()
             self._print_pictures_outside()
             if self._setup.recipe.source == "none":
                 self._print_accuracies()
+
+    def _collect_statistics(self) -> None:
+        """Release the extractor again with a prior from the devices' class statistics, if the recipe requests their sum."""
+        if self._statistics is None or self._rollout is None:
+            return
+        try:
+            found = self._statistics.release(self._rollout)
+        except (SecureSumError, StatisticsError) as error:
+            self._progress.print(f"class statistics: {error}")
+        else:
+            self._results.write_sum(found)
+            self._totals.add_sum(found)
+            current = self._rollout.current
+            self._progress.print(
+                f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
+                + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
+                + (f"; release {current.release} has their prior" if current else "")
+            )
+        self._wait_for_heads(announce=True)
 
     def _name_idle_devices(self) -> None:
         """Print the full devices of a run that trains nothing."""
@@ -243,6 +266,7 @@ class Deployment(RunHooks):
             run_id=self._results.id,
             quantiser=self._quantiser(),
             watch=self._progress,
+            inherited=INHERITED if recipe.statistics.sums != "none" else {},
         )
         return RolloutCoordinator(
             server, repository, options, on_report=self._totals.note, torch_device=self._setup.device

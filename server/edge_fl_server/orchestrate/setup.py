@@ -14,6 +14,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.orchestrate import statistics
 from edge_fl_server.registry import database
 from edge_fl_server.release import export
 from edge_fl_server.runs.tracking import Opener
@@ -95,6 +96,7 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
     method.net.to(device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
+    statistics.require_possible(recipe, method)
     _require_heads(recipe)
     if recipe.release.heads:
         export.require_exportable(method)

@@ -104,11 +104,18 @@ class Publisher:
         """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
         known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
         blob = known.get(sha256)
-        if blob is None or not (payload := self._kept(blob)):
+        if blob is None or not (payload := self.kept(blob)):
             return False
         chunks = numbered(blob, payload, missing)
         send_chunks(self._transport, self._topics, blob, chunks, limits=self._limits)
         return True
+
+    def kept(self, blob: Blob) -> bytes | None:
+        """The content of a released blob from the disk; None if it is not there."""
+        try:
+            return self._path(blob).read_bytes()
+        except FileNotFoundError:
+            return None
 
     def clear(self, blob: Blob) -> None:
         """Delete a blob from the broker and from this server."""
@@ -140,7 +147,7 @@ class Publisher:
 
         on_sent(0)
         for blob in blobs(manifest):
-            if payload := payloads.get(blob.sha256) or self._kept(blob):
+            if payload := payloads.get(blob.sha256) or self.kept(blob):
                 chunks = numbered(blob, payload)
                 send_chunks(self._transport, self._topics, blob, chunks, limits=self._limits, on_sent=on_sent)
             else:
@@ -179,12 +186,6 @@ class Publisher:
         needed = {blob.sha256 for manifest in self._repository.releases() for blob in blobs(manifest)}
         named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
         return [blob for sha256, blob in named.items() if sha256 not in needed]
-
-    def _kept(self, blob: Blob) -> bytes | None:
-        try:
-            return self._path(blob).read_bytes()
-        except FileNotFoundError:
-            return None
 
     def _path(self, blob: Blob) -> Path:
         return self._repository.artefacts / blob.sha256

@@ -54,8 +54,16 @@ class SentMessage(Struct, frozen=True):
     content: str
 
 
+class Sent(Struct, frozen=True):
+    """What a device sent in this run: all bytes, and those for sums of class statistics."""
+
+    device: str
+    bytes_up: int
+    statistics_bytes: int
+
+
 class RunReport(Struct, frozen=True):
-    """The contents of a report. `kept` names the parts that stay on the client."""
+    """The contents of a report. `egress`: what devices may send; `sent`: what each has sent; `kept`: the parts that stay on the client."""
 
     run: str
     created: str
@@ -66,6 +74,7 @@ class RunReport(Struct, frozen=True):
     dataset: str
     settings: dict[str, str]
     egress: tuple[SentMessage, ...]
+    sent: tuple[Sent, ...]
     kept: str
     accuracy: tuple[Accuracy, ...]
     curves: dict[str, Points]
@@ -92,7 +101,12 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         method=recipe.method.name,
         dataset=data_name(recipe),
         settings=dict(_flat(msgspec.to_builtins(recipe))),
-        egress=sent_by_devices(manifest.source, egress),
+        egress=(*sent_by_devices(manifest.source, egress), *_sum(results)),
+        sent=tuple(
+            Sent(row["device"], int(row["bytes_up"]), int(row.get("statistics_bytes", 0)))
+            for row in results.devices()
+            if row["tier"] != "simulated"
+        ),
         kept=", ".join(personal) or "none: the method keeps no part on the client",
         accuracy=_accuracy(lines),
         curves=_curves(lines),
@@ -117,14 +131,30 @@ def sent_by_devices(source: str, egress: Sequence[Egress]) -> tuple[SentMessage,
     encoding = (
         SentMessage(f"encoding of {one.tier} devices", _encoding(one)) for one in egress if one.tier == "full"
     )
+    sums = (
+        SentMessage(f"vectors of {one.tier} devices for sums of {subject}", ", ".join(content))
+        for one in egress
+        for subject, content in one.sums.items()
+    )
     messages = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
     numbers = dict.fromkeys(number for one in egress for number in one.numbers)
     return (
         *parts,
         *encoding,
+        *sums,
         *(SentMessage(*one) for one in messages.items()),
         SentMessage("numbers in a report", ", ".join(numbers)),
     )
+
+
+def _sum(results: Results) -> tuple[SentMessage, ...]:
+    """The sum of class statistics that was completed, if any."""
+    if (found := results.sum()) is None:
+        return ()
+    form = "masked: the server knows the sum alone" if found.masked else "plain: the server saw each device's"
+    noise = f"; epsilon {found.epsilon:.3g}" if found.epsilon else ""
+    content = f"{found.pictures} pictures of {len(found.devices)} devices, {found.bytes_each} bytes of each; {form}{noise}"
+    return (SentMessage(f"sum of class statistics on release {found.release}", content),)
 
 
 def _encoding(egress: Egress) -> str:

@@ -101,6 +101,15 @@ def markdown(content: RunReport) -> str:
         worst and f"Worst devices by {content.devices_by}, %: {worst}",
         "Sent by devices:",
         "\n".join(sent),
+        tables.markdown(
+            Table(
+                ["device", "bytes up", "of these class statistics"],
+                [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent],
+                numeric=["bytes up", "of these class statistics"],
+            )
+        )
+        if content.sent
+        else "",
         f"Parts that stay on the client: {content.kept}",
         tables.markdown(Table(["setting", "value"], list(content.settings.items()))),
     ]

@@ -6,6 +6,7 @@
     RUN/round_metrics.jsonl     one JSON object per round (NaN is null), and one for the final personalisation
     RUN/metrics_summary.json    metric name -> mean, weighted_mean, std, bottom_decile, clients; and the source
     RUN/devices.csv             one line per device
+    RUN/statistics.json         the sum of class statistics, if there is one: its devices, bytes, pictures
     RUN/report.html             everything in one page, once the run is over
     RUN/checkpoints/, artefacts/, plots/
     RUN/tensorboard/, mlflow/   the rounds for these trackers, if requested (`edge_fl_server.runs.tracking`)
@@ -15,6 +16,7 @@ A running process holds a lock on the round metrics, so that a run whose process
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import re
 import secrets
@@ -48,6 +50,20 @@ class RunState(Struct, frozen=True, forbid_unknown_fields=True):
 
     state: Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
     reason: str = ""
+
+
+class SumRecord(Struct, frozen=True):
+    """A sum of class statistics on a release: the devices in it, the bytes that each sent, and the pictures that it counts.
+
+    `masked`: the server knows the sum alone. `epsilon` is 0 without noise.
+    """
+
+    release: int
+    devices: tuple[str, ...]
+    bytes_each: int
+    masked: bool
+    pictures: int
+    epsilon: float = 0.0
 
 
 class RunManifest(Struct, frozen=True):
@@ -189,6 +205,21 @@ class Results:
     def write_devices(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Replace devices.csv; its columns are the rows' keys in order of first appearance."""
         self._write("devices.csv", csv_text(rows))
+
+    def devices(self) -> list[dict[str, str]]:
+        """The lines of devices.csv, by column; empty before it is written."""
+        path = self.path / "devices.csv"
+        with _reading(path):
+            return [*csv.DictReader(path.read_text().splitlines())] if path.is_file() else []
+
+    def write_sum(self, record: SumRecord) -> None:
+        """Write statistics.json."""
+        self._write("statistics.json", _json(record))
+
+    def sum(self) -> SumRecord | None:
+        """The sum of class statistics; None without one. Raises InputError."""
+        path = self.path / "statistics.json"
+        return _decoded(path, SumRecord) if path.is_file() else None
 
     def finish(self, state: Outcome, reason: str = "") -> None:
         """Write how the run ended and release the lock."""

@@ -19,12 +19,14 @@ from edge_fl.capability import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.runs.results import SumRecord
 
 
 class Row(Struct, frozen=True):
     """One line of devices.csv. `samples` are training samples; accuracies are None if not measured.
 
-    `epsilon` is the epsilon spent by the device's updates, None without differential privacy.
+    `epsilon` is the epsilon spent by the device's updates, None without differential privacy; `statistics_bytes` are those of `bytes_up`
+    that the device sent for sums of class statistics.
     """
 
     device: str
@@ -39,6 +41,7 @@ class Row(Struct, frozen=True):
     seconds: float
     machine: str
     epsilon: float | None
+    statistics_bytes: int
 
 
 COLUMNS = {field: field.replace("_", " ") for field in Row.__struct_fields__}
@@ -54,6 +57,7 @@ class _Account:
     release: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
+    statistics_bytes: int = 0
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +87,14 @@ class RunTotals:
                 account.release, account.metrics = report.release, dict(report.metrics)
             if metrics.EPSILON in report.metrics:
                 account.metrics[metrics.EPSILON] = report.metrics[metrics.EPSILON]
+
+    def add_sum(self, found: SumRecord) -> None:
+        """Add what the devices of a sum of class statistics sent for it."""
+        with self._lock:
+            for device in found.devices:
+                account = self._accounts.setdefault(device, _Account())
+                account.bytes_up += found.bytes_each
+                account.statistics_bytes += found.bytes_each
 
     def measure(self, reports: Mapping[str, Mapping[str, float]]) -> None:
         """Add metrics by client; later values replace earlier ones of the same name."""
@@ -130,6 +142,7 @@ def _row(name: str, account: _Account, device: Device | None) -> Row:
         account.seconds,
         capability.machine if capability else "",
         account.metrics.get(metrics.EPSILON),
+        account.statistics_bytes,
     )
 
 

@@ -18,7 +18,7 @@ from edge_fl.errors import ConnectError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.serving.camera import Camera, CameraLimits
+from edge_fl_devices.capture.camera import Camera, CameraLimits
 from edge_fl_devices.serving.current_model import CurrentModel
 from edge_fl_devices.serving.home_assistant import HomeAssistant
 from edge_fl_devices.serving.watch import WatchedPrediction, watch

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from edge_fl_devices.serving.camera import FFMPEG_LOG
+from edge_fl_devices.capture.camera import FFMPEG_LOG
 
 os.environ.setdefault(FFMPEG_LOG, "-8")  # as the product does before its import
 import cv2

@@ -51,6 +51,14 @@ def test_unlisted_numbers_and_parts_do_not_leave(said: Report, blob: bytes | Non
     assert refused.value.why == "rejected"
 
 
+def test_head_only_devices_add_to_sums_of_class_statistics_only() -> None:
+    of_head(()).require_sum("statistics")
+    for egress, subject in ((of_head(()), "features"), (of_full(sample("fedcgs")), "statistics")):
+        with pytest.raises(ArtefactError, match=f"sum of {subject!r} may not leave this device") as refused:
+            egress.require_sum(subject)
+        assert refused.value.why == "rejected"
+
+
 def test_parts_leave_only_with_the_required_compression_and_noise() -> None:
     form = CompressionConfig("int8"), PrivacyConfig(noise_multiplier=1.0)
     asked = of_full(replace(sample("fedper"), compression=form[0], privacy=form[1]))
@@ -77,7 +85,7 @@ def test_no_personal_part_of_any_method_may_leave(name: str) -> None:
         for listed in egress.parts.values():
             assert not personal & set(listed)
         assert {"images", "labels", "features"}.isdisjoint(egress.numbers)
-        assert set(egress.messages) == {"state", "meta", "rpt", "req", "log", "echo"}
+        assert set(egress.messages) == {"state", "meta", "rpt", "req", "log", "echo", "sum_reply"}
     assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.updates).parts["head"])
     assert of_full(method).parts["update"] == of_full(method).parts["personal"]
 

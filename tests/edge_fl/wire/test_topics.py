@@ -33,11 +33,14 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "blob": ("device", "blob", lambda a: FLEET.blob(a.device, *a.path)),
     "request": ("device", "req", lambda a: FLEET.request(a.device)),
     "log": ("device", "log", lambda a: FLEET.log(a.device)),
+    "sum": ("server", "sum", lambda a: FLEET.sum(a.device)),
+    "sum_reply": ("device", "sum_reply", lambda a: FLEET.sum_reply(a.device)),
+    "sum_chunk": ("device", "sum_chunk", lambda a: FLEET.sum_chunk(a.device, *a.path)),
     "enrol_request": ("claim", "enrol_req", lambda a: FLEET.enrol_request(a.device)),
     "enrol_response": ("server", "enrol_rsp", lambda a: FLEET.enrol_response(a.device)),
 }
 SPELL = {kind: spell for _, kind, spell in TOPICS.values()}
-SUBSCRIPTIONS = {"down", "up", "chunk_group"}
+SUBSCRIPTIONS = {"down", "up", "chunk_group", "sums"}
 
 # Short ones and the longest that is allowed.
 names = st.one_of(st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True), st.just("a" * 32))
@@ -55,6 +58,7 @@ ADDRESSES: dict[str, st.SearchStrategy[Address]] = {
     "round": st.builds(lambda run_id: Address("round", path=(run_id,)), names),
     "rpt": st.builds(lambda d, run_id, n: Address("rpt", d, (run_id, str(n))), names, names, numbers),
     "blob": st.builds(lambda d, id, n: Address("blob", d, (id, str(n))), names, ids, numbers),
+    "sum_chunk": st.builds(lambda d, id, n: Address("sum_chunk", d, (id, str(n))), names, ids, numbers),
 }
 every_kind = pytest.mark.parametrize("kind", ADDRESSES)
 few = settings(max_examples=25)  # for each kind
@@ -79,7 +83,7 @@ def test_parse_is_the_inverse_of_every_topic_function(kind: str, data: st.DataOb
 
 levels = st.one_of(
     st.sampled_from(
-        "srv state tuf art round d dn up want cmd ack echo meta rpt blob req log rsp enroll".split()
+        "srv state tuf art round d dn up want cmd ack echo meta rpt blob req log rsp enroll sum".split()
     ),
     st.sampled_from(
         ["", "+", "#", "0", "1", "16", "007", "٣", "²", "-1", "A", "a b", "a\n", "1\n", "a" * 33, SHA]
@@ -162,6 +166,9 @@ def test_a_refused_topic_still_names_its_device() -> None:
 def test_subscriptions_match_what_they_are_for_and_no_more() -> None:
     assert topic_matches_sub(FLEET.up(), FLEET.report("pi-1", "digits", 3))
     assert not topic_matches_sub(FLEET.up(), FLEET.assignment("pi-1"))
+    assert topic_matches_sub(FLEET.sums(), FLEET.sum_reply("pi-1"))
+    assert topic_matches_sub(FLEET.sums(), FLEET.sum_chunk("pi-1", "sum-1", 3))
+    assert not topic_matches_sub(FLEET.sums(), FLEET.log("pi-1"))
     assert topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-1"))
     assert not topic_matches_sub(FLEET.down("pi-1"), FLEET.ack("pi-2"))
     group = FLEET.chunk_group(SHA, 1)

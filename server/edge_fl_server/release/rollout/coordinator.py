@@ -11,15 +11,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import EdgeFLError
+from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifest import Manifest, blobs, extends
+from edge_fl.wire.blob import describe
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import Received
@@ -46,13 +50,17 @@ REFRESH_S = 3600.0
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`."""
+    """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`.
+
+    `inherited`: extras that a release takes over from an earlier one of the same extractor, and how heads are fitted with them.
+    """
 
     plan: RolloutConfig = RolloutConfig()
     resume: bool = False
     run_id: str = ""
     quantiser: Quantiser | None = None
     watch: Watch = unwatched
+    inherited: Mapping[str, Way] = field(default_factory=dict)
 
 
 DEFAULTS = RolloutOptions()
@@ -133,9 +141,31 @@ class RolloutCoordinator:
             manifest, payloads = export.release(
                 method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
             )
+            for name, way in self._options.inherited.items():
+                if payload := self.earlier_extra(name, manifest):
+                    manifest, payloads = _with_extras(manifest, payloads, {name: payload}, way)
             self.head_updates.open(assignment_id(manifest.release), manifest, method)
             self.roll_out(manifest, payloads)
         return manifest
+
+    def extend(self, extras: Mapping[str, bytes], way: Way) -> Manifest:
+        """Release the current extractor again with further extras, and heads fitted in this way. Raises ArtefactError."""
+        with self._publishing, self._repository.locked():
+            current = self.current
+            assert current is not None
+            manifest = replace(current, release=self._repository.next_release())
+            payloads = {blob.sha256: self._publisher.kept(blob) or b"" for blob in blobs(current)}
+            manifest, payloads = _with_extras(manifest, payloads, extras, way)
+            self.roll_out(manifest, payloads)
+        return manifest
+
+    def earlier_extra(self, name: str, manifest: Manifest) -> bytes | None:
+        """The content of an extra in the newest kept release of the manifest's extractor, and of its classes or fewer, that has it."""
+        for other in reversed(self._repository.releases()):
+            same = other.extractor == manifest.extractor and extends(manifest.classes, other.classes)
+            if same and name in other.extras:
+                return self._publisher.kept(other.extras[name])
+        return None
 
     def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Publish a release and start its roll-out. Raises ArtefactError if `payloads` do not match the manifest."""
@@ -290,3 +320,12 @@ class RolloutCoordinator:
         with self._publishing:
             if self._known:
                 self._publisher.republish_all(chunks=chunks)
+
+
+def _with_extras(
+    manifest: Manifest, payloads: Mapping[str, bytes], extras: Mapping[str, bytes], way: Way
+) -> tuple[Manifest, dict[str, bytes]]:
+    added = {name: describe(payload) for name, payload in extras.items()}
+    heads = replace(manifest.heads, way=way)
+    named = {added[name].sha256: payload for name, payload in extras.items()}
+    return replace(manifest, extras={**manifest.extras, **added}, heads=heads), {**payloads, **named}

@@ -46,7 +46,7 @@ STEADIER: dict[str, dict[str, Any]] = {
         "options": {"ridge": 1.0}
     },  # else the inverse of a covariance of few samples multiplies rounding errors
 }
-CANNOT_BE_VECTORISED = {"fedala", "pfedfda"}  # how many steps they take depends on values
+CANNOT_BE_VECTORISED = {"class-statistics", "fedala", "pfedfda"}  # what they do depends on values
 CONVOLUTIONS = ModelConfig("cnn-tiny", {"feature_dim": 32, "width": 4})
 
 Build = Callable[[ClientStore], Fleet]

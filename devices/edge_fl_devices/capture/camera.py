@@ -73,7 +73,7 @@ class Camera:
     def __init__(
         self, source: str, *, limits: CameraLimits = LIMITS, notify: Callable[[str], None] = print_status
     ) -> None:
-        self.name, self.grabbed = _shown(source), 0
+        self.name, self.grabbed, self.interrupted = _shown(source), 0, False
         self._address, self._limits, self._notify = source, limits, notify
         self._source = _open(source, limits)
         self._changed = threading.Condition()
@@ -132,6 +132,7 @@ class Camera:
 
     def _reopen(self) -> bool:
         """Open the source again, with pauses, until it succeeds or the camera is closed."""
+        self.interrupted = True
         self._notify(f"camera {self.name}: interrupted; trying again")
         pause_s = self._limits.min_retry_s
         while not self._stopped.wait(pause_s):
@@ -141,6 +142,7 @@ class Camera:
             except (InputError, ConnectError):
                 pause_s = min(2 * pause_s, self._limits.max_retry_s)
             else:
+                self.interrupted = False
                 self._notify(f"camera {self.name}: frames again")
                 return True
         return False

@@ -1,0 +1,1 @@
+"""Pictures without labels: capture from cameras, streams and a watched folder, and the pool that keeps the most informative of them."""

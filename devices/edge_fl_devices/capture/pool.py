@@ -1,0 +1,248 @@
+"""The pool of pictures without labels in a device's folder; several processes may change it at once.
+
+    FOLDER/unlabelled/NAME.jpg, .png    the pictures; NAME is a hash of the file
+    FOLDER/unlabelled/index.jsonl       one line per picture ever added, up to REMEMBERED, so that pictures that were labelled, discarded or
+                                        dropped do not return
+
+A full pool drops the least informative pictures, a share of SLACK at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+from PIL import Image
+
+from edge_fl.data import pictures
+from edge_fl.data.pictures import PictureError
+from edge_fl.errors import ArtefactError, DataError
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting, require_space
+from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
+from edge_fl_devices.capture.settings import MB, CaptureConfig
+
+FOLDER, INDEX, LOCK = "unlabelled", "index.jsonl", ".lock"
+STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+REMEMBERED = 5000
+SLACK = 0.05
+SPARE_BYTES = 64 * MB
+"""Free space that is left on the disk for releases, heads and reports."""
+JPEG_QUALITY = 90
+
+Why = Literal[
+    "", "not a picture", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"
+]
+Order = Callable[[Sequence[str]], Sequence[str]]
+"""Sorts names of pictures, the most informative first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The name of a picture that was added; or "" and why it was not."""
+
+    name: str
+    why: Why = ""
+    detail: str = ""
+
+
+class Entry(Struct, frozen=True):
+    """A line of the index; `time` in seconds since 1970."""
+
+    name: str
+    source: str
+    time: float
+    hash: str
+
+
+class Pool:
+    """Pictures in `folder`, within the limits of `config`.
+
+    `order` decides what a full pool drops: its last pictures. By default it sorts by name, which is random: an even sample of all
+    pictures that were ever added.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CaptureConfig,
+        order: Order = sorted,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self.order = folder, order
+        self._config, self._clock = config, clock
+
+    def add(self, picture: bytes, source: str) -> Added:
+        """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
+
+        Formats other than JPEG and PNG are converted to JPEG. On a full disk the pool stays as it is.
+        """
+        try:
+            hash = difference_hash(picture)
+            content, suffix = _storable(picture)
+        except PictureError as error:
+            return Added("", "not a picture", error.reason)
+        if len(content) > self._config.max_bytes:
+            return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
+        name = hashlib.sha256(content).hexdigest()[:16] + suffix
+        entry = Entry(name, source, self._clock(), hash)
+        try:
+            with reporting(str(self.folder)):
+                return self._add(entry, content)
+        except ArtefactError as error:
+            return Added("", "disk full" if error.why == "enospc" else "not writable", error.message)
+
+    def names(self) -> list[str]:
+        """Return the names of all pictures, sorted."""
+        return sorted(self._sizes())
+
+    def path(self, name: str) -> Path:
+        """Return the file of a picture. Raises DataError if it is not in the pool."""
+        if name not in self._sizes():
+            raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
+        return self.folder / name
+
+    def remove(self, name: str) -> None:
+        """Delete a picture; near duplicates of it stay rejected. Raises DataError if it is not in the pool."""
+        with self._locked():
+            self.path(name).unlink()
+
+    def restore(self, name: str, picture: bytes) -> None:
+        """Put a removed picture back under its name. Raises ArtefactError if it cannot be written."""
+        with self._locked():
+            atomic.write(self.folder / Path(name).name, picture, private=True)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return source and time of the pictures by name, in the order in which they were added."""
+        present = set(self.names())
+        return {entry.name: entry for entry in self._index() if entry.name in present}
+
+    @property
+    def size_bytes(self) -> int:
+        """Total size of the pictures."""
+        return sum(self._sizes().values())
+
+    def _add(self, entry: Entry, content: bytes) -> Added:
+        while not (why := self._rejection(entry)):
+            dropped = self._least_informative(len(content))  # not locked: it may take seconds
+            with self._locked():
+                if why := self._rejection(entry):
+                    break
+                sizes = {name: size for name, size in self._sizes().items() if name not in dropped}
+                if self._fits(sizes, len(content)):
+                    self._write(entry, content)  # first: on a full disk no picture is dropped for nothing
+                    for name in dropped:
+                        (self.folder / name).unlink(missing_ok=True)
+                    return Added(entry.name)
+        return Added("", why)
+
+    def _rejection(self, entry: Entry) -> Why:
+        known = self._index()
+        if (self.folder / entry.name).exists() or is_near_duplicate(
+            entry.hash, (each.hash for each in known)
+        ):
+            return "duplicate"
+        since = (entry.time - each.time for each in known if each.source == entry.source)
+        return "too soon" if any(0 <= passed_s < self._config.every_s for passed_s in since) else ""
+
+    def _least_informative(self, needed_bytes: int) -> list[str]:
+        """Return the names to drop so that one more picture fits: a share of SLACK at once, because an order takes time."""
+        sizes = self._sizes()
+        if self._fits(sizes, needed_bytes):
+            return []
+        dropped: list[str] = []
+        for name in reversed(self.order(sorted(sizes))):
+            if self._fits(sizes, needed_bytes, 1 - SLACK):
+                break
+            dropped.append(name)
+            del sizes[name]
+        return dropped
+
+    def _fits(self, sizes: dict[str, int], needed_bytes: int, share: float = 1.0) -> bool:
+        """Whether one more picture fits into a share of the limits."""
+        most, most_bytes = share * self._config.max_pictures, share * self._config.max_bytes
+        return len(sizes) < most and sum(sizes.values()) + needed_bytes <= most_bytes
+
+    def _write(self, entry: Entry, content: bytes) -> None:
+        require_space(self.folder, len(content) + SPARE_BYTES, entry.name)
+        path = self.folder / entry.name
+        atomic.write(path, content, private=True)
+        try:
+            self._append(entry)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _append(self, entry: Entry) -> None:
+        """Add a line to the index; every REMEMBERED lines it is written anew, without the oldest pictures that are gone."""
+        known = self._index()
+        line = msgspec.json.encode(entry)
+        if len(known) < 2 * REMEMBERED:
+            with (self.folder / INDEX).open("ab") as file:
+                file.write(b"\n" + line)  # after whatever an interrupted write has left
+            return
+        present = set(self.names())
+        old = [each for each in known[:-REMEMBERED] if each.name in present]
+        lines = [msgspec.json.encode(each) for each in (*old, *known[-REMEMBERED:])]
+        atomic.write(self.folder / INDEX, b"\n".join([*lines, line]), private=True)
+
+    def _index(self) -> list[Entry]:
+        try:
+            lines = (self.folder / INDEX).read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        return [entry for line in lines if (entry := _entry(line))]
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the sizes of all pictures by name."""
+        sizes = {}
+        with suppress(FileNotFoundError):  # no picture was added yet
+            for path in self.folder.iterdir():
+                with suppress(FileNotFoundError):  # removed by another process
+                    if path.suffix in STARTS.values() and not path.name.startswith("."):
+                        sizes[path.name] = path.stat().st_size
+        return sizes
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the pool; other failures of the disk become ArtefactError."""
+        with reporting(str(self.folder)):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with (self.folder / LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+
+
+def jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def _storable(picture: bytes) -> tuple[bytes, str]:
+    """Return the content and suffix of the file to store. Raises PictureError."""
+    for start, suffix in STARTS.items():
+        if picture.startswith(start):
+            return picture, suffix
+    pixels = pictures.decode(BytesIO(picture), None)
+    return jpeg(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), ".jpg"
+
+
+def _entry(line: bytes) -> Entry | None:
+    """Decode a line of the index; None for a damaged one."""
+    try:
+        return msgspec.json.decode(line, type=Entry)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,1 @@
+"""Labels given by people on the device, and what follows from them."""

@@ -1,0 +1,114 @@
+"""Features of picture files from one extractor, in an append-only file: FOLDER/labelling/SHA256.rows.
+
+A row is found by inode, size and time of the file, so a labelled picture keeps its row when it moves to the folder of its class, and no
+picture has to be decoded again at a start, unlike with the cache of the agent (`edge_fl_devices.features.cache`), whose keys are pixels.
+Children read the file themselves, so no process has to hold all features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting
+
+KEY_BYTES = 16
+SPARE_ROWS = 500
+"""Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
+
+Features = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+class FeatureRows:
+    """The features by file; the files of other extractors in `folder` are deleted. Raises ArtefactError if it cannot be written."""
+
+    def __init__(self, folder: Path, extractor: str, dim: int) -> None:
+        self.path, self._dim = folder / f"{extractor}.rows", dim
+        with reporting(str(self.path)):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for other in folder.glob("*.rows"):
+                if other != self.path:
+                    other.unlink(missing_ok=True)
+            self.path.touch(mode=0o600)
+            size = _record(dim).itemsize
+            os.truncate(
+                self.path, self.path.stat().st_size // size * size
+            )  # a power cut may leave part of a row
+        with (
+            reporting(str(self.path)),
+            self.path.open("rb") as file,
+        ):  # not mapped, which would count as memory
+            self._index = {
+                os.pread(file.fileno(), KEY_BYTES, start): start // size
+                for start in range(0, self.path.stat().st_size, size)
+            }
+        self._lock = threading.Lock()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._index
+
+    def rows(self, keys: Iterable[bytes]) -> Rows:
+        """Return the rows of files; valid until `keep`."""
+        return np.array([self._index[key] for key in keys], np.int64)
+
+    def find(self, key: bytes) -> Features | None:
+        """Return the features [1, d] of a file, if they are known; from any thread."""
+        with self._lock:
+            row = self._index.get(key)
+            return None if row is None else read(self.path, self._dim, [row])
+
+    def add(self, key: bytes, z: Features) -> None:
+        """Append the features z [d] of a file. Raises ArtefactError for a full disk."""
+        record = np.zeros((), _record(self._dim))
+        record["key"], record["z"] = np.void(key), z
+        with reporting(str(self.path)), self.path.open("ab") as file:
+            end = file.tell()
+            try:
+                file.write(record.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(self.path, end)
+                raise
+        self._index[key] = end // _record(self._dim).itemsize
+
+    def keep(self, keys: Iterable[bytes]) -> None:
+        """Write the file anew with the rows of these files only, if most of it belongs to others. Raises ArtefactError."""
+        used = {key: row for key in keys if (row := self._index.get(key)) is not None}
+        if len(self._index) <= 2 * len(used) + SPARE_ROWS:
+            return
+        with self._lock, reporting(str(self.path)):
+            with atomic.writing(self.path, private=True) as file:
+                for row in used.values():
+                    file.write(_mapped(self.path, self._dim)[row].tobytes())
+            self._index = {key: row for row, key in enumerate(used)}
+
+
+def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
+    """Read features [n, d] of these rows."""
+    z: Features = np.array(_mapped(path, dim)["z"][np.asarray(rows, np.int64)])
+    return z
+
+
+def file_key(path: Path) -> bytes:
+    """Return the key of a file. Raises OSError."""
+    stat = path.stat()
+    identity = f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
+    return hashlib.blake2b(identity, digest_size=KEY_BYTES).digest()
+
+
+def _record(dim: int) -> np.dtype[np.void]:
+    return np.dtype([("key", f"V{KEY_BYTES}"), ("z", "<f4", (dim,))])
+
+
+def _mapped(path: Path, dim: int) -> NDArray[np.void]:
+    empty = np.zeros(0, _record(dim))
+    return np.memmap(path, _record(dim), "r") if path.stat().st_size else empty

@@ -1,0 +1,333 @@
+"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all pictures, fits a head after each label, and
+orders the unlabelled pictures.
+
+The head is stored as the immediate head of the extractor (`Store.keep_immediate_head`), in a file that only this service writes. The agent
+owns everything else in the folder, including its lock: it notices the changed data, as always, fits the configured kind of head within
+`refit_every_s`, compares it with its own last head and reports it. From then on that head predicts, until the next label. So neither
+process waits for the other, the agent's guard and reports never depend on an immediate head, and the immediate head survives a restart of
+either.
+
+Fits and orders run in a child that is kept for IDLE_S after the last one; this process holds an extractor, but no features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl import heads
+from edge_fl.data import pictures
+from edge_fl.data.pictures import SUFFIXES, PictureError
+from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.heads import calibration as calibrations
+from edge_fl.release.manifest import Manifest
+from edge_fl_devices.capture.pool import Pool
+from edge_fl_devices.child import Children, decode, encode
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import sources
+from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.features.extractor import Extractor
+from edge_fl_devices.labelling import immediate
+from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
+from edge_fl_devices.labelling.immediate import ImmediateFit, Order, Ordering
+from edge_fl_devices.labelling.moves import FOLDER
+from edge_fl_devices.serving.current_model import CurrentModel
+from edge_fl_devices.serving.predict import Prediction, Predictor
+from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.store import ImmediateHead, Store
+from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 5.0
+"""Interval of looks for pictures that came or went in other ways, and for a new release."""
+IDLE_S = 60.0
+FIT_DEADLINE_S = 60.0
+TOP = 3
+LEAST = 2
+"""Labelled pictures without which no head is fitted, as by the agent."""
+Files = dict[bytes, Path]
+"""Pictures by the keys of their files."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the thread knows: the classes of the release, if any.
+
+    missing: labelled pictures without features yet. fits: immediate heads since the start. problem: why the last step failed, or "".
+    """
+
+    classes: tuple[str, ...] = ()
+    release: int = 0
+    missing: int = 0
+    fits: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Release:
+    """The release that predicts, with its extractor and the features of pictures."""
+
+    installed: Installed
+    extractor: Extractor
+    rows: FeatureRows
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.installed.manifest
+
+
+class Learner:
+    """Learns from the folder `data` of labelled pictures and from the pool; `lock` is held while the extractor works."""
+
+    def __init__(
+        self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
+    ) -> None:
+        self.progress, self.counts = Progress(), dict[str, int]()
+        self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
+        self._store = Store(Path(config.folder))
+        self._children = Children(immediate.MODULE, "labelling", keep=True)
+        self._release: _Release | None = None
+        self._unusable: set[bytes] = set()
+        self._order: list[str] = []
+        self._ordered: object = None
+        self._learned = self._agent_key = ""
+        self._working = False
+        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edge-fl-labelling", daemon=True)
+
+    def start(self) -> None:
+        """Look up the classes, and start the thread."""
+        with suppress(EdgeFLError):  # the thread tries again and shows the problem
+            self._look_up()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and its child."""
+        self._stopped.set()
+        self._changed.set()
+        self._thread.join()
+        self._children.close()
+
+    def look(self) -> None:
+        """Look for changes at once: a picture was labelled, put back or added."""
+        self._changed.set()
+
+    def count(self) -> None:
+        """Count the pictures of every class, those included that no release names: `counts`."""
+        found: dict[str, int] = {}
+        with (
+            suppress(FileNotFoundError),
+            os.scandir(self._data) as folders,
+        ):  # without a list of paths, for the sake of memory
+            for folder in folders:
+                if folder.is_dir() and not folder.name.startswith("."):
+                    with os.scandir(folder) as files:
+                        found[folder.name] = sum(_is_picture(file.name) for file in files)
+        counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
+        self.counts = counts
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change is not learned yet."""
+        return self._changed.is_set() or self._working
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Sort pictures of the pool, the most informative first; those that are not ordered yet come last."""
+        ranks = {name: rank for rank, name in enumerate(self._order)}
+        return sorted(names, key=lambda name: (ranks.get(name, len(ranks)), name))
+
+    def predictor(self) -> Predictor | None:
+        """Return the model that predicts; None before the first head."""
+        with suppress(InputError):
+            return self._model.current()
+        return None
+
+    def prediction(self, name: str) -> Prediction | None:
+        """Predict a picture of the pool from its features; None without a head or before the features are known."""
+        predictor, release = self.predictor(), self._release
+        if predictor is None or release is None or predictor.extractor is not release.extractor:
+            return None
+        with suppress(FileNotFoundError):
+            z = release.rows.find(file_key(self._pool.folder / name))
+            return next(predictor.from_features(z, [name], TOP)) if z is not None else None
+        return None
+
+    def _run(self) -> None:
+        idle_s = 0.0
+        while not self._stopped.is_set():
+            self._working = True
+            self._changed.clear()
+            try:
+                self._update()
+                self._show(problem="")
+            except (EdgeFLError, OSError, MemoryError) as error:
+                self._show(problem=str(error) or type(error).__name__)
+            except Exception as error:  # the page gets the type; the log has the rest
+                log.exception("unexpected error while learning from labels")
+                self._show(problem=type(error).__name__)
+            self._working = False
+            idle_s = 0.0 if self._changed.wait(CHECK_S) else idle_s + CHECK_S
+            if idle_s >= IDLE_S:
+                self._children.close()
+
+    def _show(self, **changes: object) -> None:
+        self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
+
+    def _update(self) -> None:
+        """Count the labels, compute missing features, fit a head if the labels changed, and order the pool."""
+        if (release := self._look_up()) is None:
+            return
+        missing, y = self._labelled(release)
+        if not self._extract(missing, release, count=True):
+            return
+        y = {key: label for key, label in y.items() if key in release.rows}
+        self._learn(y, release)
+        unlabelled = self._unlabelled()
+        if self._extract(unlabelled, release):
+            self._sort(
+                {key: path.name for key, path in unlabelled.items() if key in release.rows}, [*y], release
+            )
+            release.rows.keep([*y, *unlabelled])
+
+    def _look_up(self) -> _Release | None:
+        """Return the release that predicts, and count the pictures of its classes."""
+        before = self._release
+        if (found := self._model.extractor()) is None:
+            self._release = None
+            self._show(classes=(), release=0)
+        else:
+            manifest = found[0].manifest
+            if before and before.extractor is found[1]:
+                rows = before.rows
+            else:
+                rows = FeatureRows(
+                    self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim
+                )
+            self._release = _Release(*found, rows)
+            self._show(classes=tuple(manifest.classes), release=manifest.release)
+        self.count()
+        return self._release
+
+    def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
+        """List the pictures that a head is fitted on: those without features, and the class ids of all."""
+        files: Files = {}
+        y: dict[bytes, int] = {}
+        if self._data.is_dir():
+            config, classes = self._config, tuple(release.manifest.classes)
+            spec = DataSpec(classes, only=tuple(config.classes), keep=config.keep, policy=config.policy)
+            for path, label in sources.scan(str(self._data), spec).files:
+                with suppress(FileNotFoundError):  # moved at this moment
+                    y[key := file_key(path)] = label
+                    if key not in release.rows:
+                        files[key] = path
+        return files, y
+
+    def _unlabelled(self) -> Files:
+        files: Files = {}
+        for name in self._pool.names():
+            with suppress(FileNotFoundError):  # labelled or dropped at this moment
+                files[file_key(self._pool.folder / name)] = self._pool.folder / name
+        return files
+
+    def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
+        """Compute missing features, one picture at a time; return False if something changed before the end."""
+        missing = [key for key in files if key not in release.rows and key not in self._unusable]
+        for number, key in enumerate(missing):
+            if self._changed.is_set():
+                return False
+            if count:
+                self._show(missing=len(missing) - number)
+            try:
+                with self._lock:
+                    image = pictures.decode(files[key], release.manifest.input)
+                    z = release.extractor.features(image[None])[0]
+            except PictureError:
+                if files[key].exists():  # not moved at this moment
+                    self._unusable.add(key)
+            else:
+                release.rows.add(key, z)
+        if count:
+            self._show(missing=0)
+        return True
+
+    def _learn(self, y: dict[bytes, int], release: _Release) -> None:
+        """Fit an immediate head, unless the head that predicts is fitted on these labels."""
+        sha256, manifest = release.extractor.sha256, release.manifest
+        fingerprint = _fingerprint(y)
+        agent, newer = self._store.head(sha256), self._store.immediate_head(sha256)
+        agent_key, before = agent.fit_key if agent else "", self._agent_key
+        if newer:
+            self._learned = newer.fingerprint
+        elif agent and (
+            agent_key != before or not self._learned
+        ):  # the agent has fitted; on all these labels?
+            all_used = len(y) < self._config.cross_validate_below
+            covered = not all_used or agent.parcel.report.samples == len(y)
+            self._learned = fingerprint if covered else ""
+        self._agent_key = agent_key
+        if len(y) < LEAST or fingerprint == self._learned:
+            return
+        spec = FitSpec(
+            immediate.immediate_kind(self._config.head, manifest.heads),
+            len(manifest.classes),
+            manifest.unit_norm,
+            sha256,
+            seed=manifest.round,
+            balanced=self._config.balanced,
+            plan=manifest.heads,
+        )
+        labels, extras = np.array([*y.values()], np.int64), release.installed.extras
+        request = ImmediateFit(
+            str(release.rows.path),
+            manifest.feature_dim,
+            release.rows.rows(y),
+            labels,
+            spec,
+            {name: str(path) for name, path in extras.items()},
+        )
+        fitted = decode(self._children.request(encode(request), FIT_DEADLINE_S), FittedHead)
+        head = heads.from_arrays(fitted.arrays, fitted.description)
+        calibration = calibrations.from_arrays(fitted.calibration)
+        self._store.keep_immediate_head(ImmediateHead(head, calibration, fingerprint, agent_key))
+        self._learned = fingerprint
+        self._show(fits=self.progress.fits + 1)
+
+    def _sort(self, unlabelled: dict[bytes, str], labelled: Sequence[bytes], release: _Release) -> None:
+        """Order the pool, if its pictures or the head changed."""
+        predictor = self.predictor()
+        if predictor and predictor.extractor is not release.extractor:
+            return
+        state = (predictor, frozenset(unlabelled))
+        if state == self._ordered:
+            return
+        request = Ordering(
+            str(release.rows.path),
+            release.manifest.feature_dim,
+            release.rows.rows(unlabelled),
+            release.rows.rows(labelled),
+            immediate.fitted(predictor.head, predictor.calibration) if predictor else None,
+        )
+        order = decode(self._children.request(encode(request), FIT_DEADLINE_S), Order)
+        names = [*unlabelled.values()]
+        self._order, self._ordered = [names[position] for position in order.positions], state
+
+
+def _is_picture(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+
+
+def _fingerprint(y: dict[bytes, int]) -> str:
+    """A hash of pictures and labels, in any order."""
+    total = hashlib.blake2b(digest_size=16)
+    for key, label in sorted(y.items()):
+        total.update(key + label.to_bytes(4, "big"))
+    return total.hexdigest()

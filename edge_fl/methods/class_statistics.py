@@ -1,0 +1,93 @@
+"""Class statistics: a prior for personal heads on a fixed extractor, as head-only devices make and use it (docs/class-statistics.md).
+
+Clients send the class statistics of their labelled pictures once. The server adds them up; each client then fits the cosine head, shrunk
+towards the ridge head of the sum. Without the prior it is the cosine head alone.
+
+    client  n_c, s_c = Σ_{y_i = c} u_i, M = Σ_i q_i q_iᵀ       u: centred directions of features, q: their projection
+    server  sums of all three
+    final   min_W Σ_i |t_i - W u_i - b|² + ρ |W - a W₀|²       W₀ from the sums, a in {0, 1/2, 1} by leave-one-out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_fl import heads
+from edge_fl.heads.plan import HeadPlan
+from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.batches import Batches
+from edge_fl.learn.network.part import shared
+from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.methods.contract.hyper import hyper
+from edge_fl.methods.contract.method import HeadTier, Method
+
+
+@dataclass(frozen=True)
+class ClassStatistics(Method):
+    """Shared extractor that is never updated, and the prior; the server's memory `counted` names the clients in it."""
+
+    prior: bool = hyper(True, "whether heads use the prior", source="[D]")
+
+    title: ClassVar = "Class-Statistics"
+    citation: ClassVar = "edge-fl; statistics as in Guan et al., AAAI 2025"
+    family: ClassVar = "fixed extractor, statistics"
+    receives: ClassVar = ("extractor", PRIOR)
+    sends: ClassVar = (PRIOR,)
+    parts: ClassVar = dict.fromkeys((*receives, "counted"), shared())
+    predicts_early: ClassVar = False
+    vectorises: ClassVar = False
+    head_tier: ClassVar = HeadTier(
+        "native", "cosine head with the prior", extras=(PRIOR,), start="", way="cosine"
+    )
+    deviations: ClassVar = (
+        "a method of edge-fl, not of a paper; clients may come in any round, and count once"
+    )
+
+    def init_shared(self) -> Parts:
+        shape = class_statistics.shape_of(self.net.classes, self.net.feature_dim)
+        nothing = class_statistics.from_flat(np.zeros(shape.length), shape, exact=False)
+        return {**super().init_shared(), **from_arrays({PRIOR: nothing.arrays()}), "counted": {}}
+
+    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        z, y = self._features(down, data)
+        if not self.prior or len(np.unique(y)) < 2:
+            return {}, own
+        rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
+        found = class_statistics.of(z, y, self.net.classes, rows)
+        return from_arrays({PRIOR: found.arrays()}), own
+
+    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
+        counted, total = dict(shared["counted"]), tree.map(Tensor.double, shared[PRIOR])
+        for update in updates:
+            if update.client not in counted and PRIOR in update.parts:
+                counted[update.client] = torch.ones((), device=total["count"].device)
+                total = tree.map(torch.add, total, update.parts[PRIOR])
+        return {**shared, PRIOR: tree.map(Tensor.float, total), "counted": counted}
+
+    def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+        """Fit the personal head on features, outside torch, as a head-only device does."""
+        z, y = self._features(down, data)
+        extras = to_arrays({PRIOR: down[PRIOR]}) if down[PRIOR]["count"].any() else {}
+        plan = HeadPlan("cosine")
+        fitted = heads.fit("logistic", z, y, self.net.classes, unit_norm=False, plan=plan, extras=extras)
+        return {}, from_arrays({"head": fitted.to_arrays()})
+
+    def predict(self, parts: Parts, x: Tensor) -> Tensor:
+        arrays = to_arrays({"head": parts["head"]})["head"]
+        kind = "cosine" if "weights" in arrays else "constant"
+        head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
+        return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)
+
+    def _features(self, down: Parts, data: Batches) -> tuple[heads.head.Features, class_statistics.Labels]:
+        z = data.features(self.net.extractor, down["extractor"])
+        x, y = z.x.cpu().numpy(), z.y.cpu().numpy()
+        return x[y >= 0], y[y >= 0]

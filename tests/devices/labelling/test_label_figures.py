@@ -1,0 +1,134 @@
+"""From a label to a new serving head, with a backbone, 2,000 cached features of 1,280 dimensions and ten classes: time and memory.
+
+pytest tests/devices/labelling/test_label_figures.py -s
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_fl_devices import config as settings
+from edge_fl_devices.capture.pool import Pool
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
+from edge_fl_devices.storage.store import Store
+from tests.bench import backbone
+from tests.devices.labelling.fruit import CAPTURE, fruit, install
+
+CLASSES = [f"class {number}" for number in range(10)]
+PICTURES, LABELS = 2000, 20
+PHOTO = (4000, 3000)
+LATENCY_S, SERVING_MB, AFTER_ALL_MB, CHILD_MB = 2.0, 120, 125, 180
+
+
+def teach(images: Path, features: FeatureRows, rng: np.random.Generator) -> None:
+    """Labelled pictures whose features are known."""
+    means = rng.normal(size=(10, 1280))
+    for number in range(PICTURES):
+        path = images / CLASSES[number % 10] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(path)
+        z = np.maximum(rng.normal(size=1280) + 0.2 * means[number % 10], 0)
+        features.add(file_key(path), z.astype(np.float32))
+
+
+def photo_of(number: int) -> bytes:
+    """A picture of 12 megapixels, as a phone takes it."""
+    encoded = BytesIO()
+    with Image.open(BytesIO(fruit(number % 6, number))) as drawn:
+        drawn.resize(PHOTO, Image.Resampling.BICUBIC).save(encoded, "JPEG", quality=90)
+    return encoded.getvalue()
+
+
+def post(address: str, path: str, body: Any = None) -> Any:
+    payload = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    with urlopen(Request(address + path, payload, {"X-Edge-FL": "label"}), timeout=60) as response:
+        return json.load(response)
+
+
+def peak_mb(pid: int) -> float:
+    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) / 1024 if found else 0.0
+
+
+def child_of(pid: int) -> int:
+    """The process that fits."""
+    tasks = Path(f"/proc/{pid}/task")
+    children = [child for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    return int(children[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_board(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, images = tmp_path / "pi", tmp_path / "images"
+    manifest, payloads = backbone.released(CLASSES)
+    install(home, manifest, payloads[manifest.extractor.sha256])
+    rng, sha256 = np.random.default_rng(0), manifest.extractor.sha256
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        teach(images, FeatureRows(home / "labelling", sha256, manifest.feature_dim), rng)
+    pool = Pool(home / "unlabelled", CAPTURE)
+    for number in range(LABELS + 10):
+        photo = photo_of(number) if number % 10 == 0 else fruit(number % 6, number)
+        assert pool.add(photo, f"camera {number}").name
+    settings.remember(DeviceConfig("pi", str(images), folder=str(home), capture=CAPTURE))
+    command = [sys.executable, "-m", "edge_fl", "device", "serve", "--dir", str(home), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        address = next(
+            found[1] for line in process.stderr if (found := re.search(r"(http://\S+)/label", line))
+        )
+        drain = threading.Thread(target=lambda: [*process.stderr])  # type: ignore[misc]
+        drain.start()
+        while (view := post(address, "/api/label/view?client=me"))["busy"] or not view["fits"]:
+            time.sleep(0.1)
+        urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()
+        serving = peak_mb(process.pid)
+        seconds, store = [], Store(home)
+        for number in range(LABELS):
+            before = store.immediate_head(sha256)
+            body = {"client": "me", "name": view["picture"]["name"], "class_name": CLASSES[number % 10]}
+            started_s = time.monotonic()
+            view = post(address, "/api/label/label", body)["view"]
+            while (
+                not (after := store.immediate_head(sha256))
+                or not before
+                or after.fingerprint == before.fingerprint
+            ):
+                time.sleep(0.01)
+            urlopen(Request(f"{address}/predict", fruit(0, 0)), timeout=60).close()
+            seconds.append(time.monotonic() - started_s)
+            time.sleep(0.3 * (number % 3))  # at any moment of the ordering that follows
+        urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()
+        post(address, "/frame", photo_of(77))
+        after_all, fitting = peak_mb(process.pid), peak_mb(child_of(process.pid))
+        process.terminate()
+        drain.join(20)
+    p50, p95 = np.percentile(seconds, [50, 95])
+    with capsys.disabled():
+        sys.stdout.write(f"\nlabel -> head that predicts, {PICTURES} x 1,280, 10 classes, n = {LABELS}\n")
+        sys.stdout.write(f"  p50 {p50:.2f} s, p95 {p95:.2f} s <= {LATENCY_S} s\n")
+        sys.stdout.write(f"  process that serves, peak with a photo {serving:.0f} MB <= {SERVING_MB}\n")
+        sys.stdout.write(
+            f"  the same after {LABELS} labels and more photos {after_all:.0f} MB <= {AFTER_ALL_MB}\n"
+        )
+        sys.stdout.write(f"  child that fits, peak {fitting:.0f} MB <= {CHILD_MB}\n")
+    assert view["measured"] > 0 and not view["problem"]
+    assert p95 <= LATENCY_S and serving <= SERVING_MB and after_all <= AFTER_ALL_MB and fitting <= CHILD_MB

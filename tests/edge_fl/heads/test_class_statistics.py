@@ -1,0 +1,149 @@
+"""Class statistics: sums that add up, fit into their message, and are checked against their counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edge_fl.errors import StatisticsError
+from edge_fl.heads.linear import direction
+from edge_fl.heads.statistics import class_statistics as statistics
+from edge_fl.heads.statistics.class_statistics import MAX_BYTES, NUMBER_BYTES, Shape, Statistics
+
+CLASSES, DIM = 4, 300
+Change = Callable[[Statistics], None]
+
+
+def pictures(seed: int, n: int = 30) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return np.abs(rng.normal(size=(n, DIM))).astype(np.float32), np.arange(n) % CLASSES
+
+
+def test_they_are_sums_of_centred_features_of_length_1() -> None:
+    z, y = pictures(0)
+    found = statistics.of(z, y, CLASSES)
+    u = direction(z).astype(float)
+    u -= np.mean([u[y == label].mean(axis=0) for label in range(CLASSES)], axis=0)
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    assert found.counts.tolist() == [8, 8, 7, 7]
+    assert found.sums == pytest.approx(np.stack([u[y == label].sum(axis=0) for label in range(CLASSES)]))
+    q = statistics.project(u, found.shape.projected)
+    assert found.moment == pytest.approx(q.T @ q)
+
+
+def test_some_pictures_are_counted_with_the_centre_of_all() -> None:
+    z, y = pictures(0)
+    parts = [statistics.of(z, y, CLASSES, rows).flat for rows in np.split(np.arange(len(y)), [11])]
+    assert sum(parts) == pytest.approx(statistics.of(z, y, CLASSES).flat)
+
+
+def test_the_sum_of_vectors_is_the_sum_of_statistics_and_survives_the_fixed_point() -> None:
+    vectors = [np.round(statistics.of(*pictures(seed), CLASSES).flat * 2**24) / 2**24 for seed in range(5)]
+    total = statistics.from_flat(sum(vectors), statistics.shape_of(CLASSES, DIM))
+    assert total.counts.tolist() == [40, 40, 35, 35]
+    again = statistics.from_arrays(total.arrays())
+    assert again.flat == pytest.approx(total.flat, abs=1e-4)
+    assert np.array_equal(again.moment, again.moment.T)
+
+
+@pytest.mark.parametrize(
+    ("classes", "dim"), [(7, 1280), (10, 1280), (100, 1280), (10, 512), (2, 8), (500, 768)]
+)
+def test_a_message_has_at_most_200_kb(classes: int, dim: int) -> None:
+    shape = statistics.shape_of(classes, dim)
+    assert shape.length * NUMBER_BYTES <= MAX_BYTES
+    assert (shape.width == dim) == (classes <= 10)
+    assert shape.projected == min(dim, 128)
+
+
+def test_too_many_classes_are_an_error() -> None:
+    with pytest.raises(
+        StatisticsError, match=r"^5000 classes: a message of 200000 bytes holds 4 numbers of each"
+    ):
+        statistics.shape_of(5000, 1280)
+
+
+def test_pictures_of_one_class_are_an_error() -> None:
+    z, y = pictures(0)
+    with pytest.raises(StatisticsError, match="pictures of 1 class, expected 2 or more"):
+        statistics.of(z[y == 1], y[y == 1], CLASSES)
+
+
+@pytest.mark.parametrize("width", [1, 7, 128, 299, 300])
+def test_the_projection_has_orthonormal_columns_and_lift_is_its_transpose(width: int) -> None:
+    columns = statistics.project(np.eye(DIM), width)
+    assert columns.T @ columns == pytest.approx(np.eye(width))
+    assert statistics.lift(np.eye(width), DIM) == pytest.approx(columns.T)
+
+
+def test_the_projection_is_the_same_on_every_machine() -> None:
+    found = statistics.project(np.arange(1.0, 6.0)[None], 2)
+    assert found == pytest.approx(np.array([[-2.309401076758503, -0.7071067811865475]]))
+
+
+def shorter(found: Statistics) -> None:
+    found.counts[1] -= 1
+    found.sums[1] *= 1.2 * found.counts[1] / np.linalg.norm(found.sums[1])
+
+
+def part(found: Statistics) -> None:
+    found.counts[2] += 0.5
+
+
+def negative(found: Statistics) -> None:
+    found.counts[0] = -1
+
+
+def empty(found: Statistics) -> None:
+    found.counts[:] = 0
+    found.sums[:] = 0
+
+
+def long(found: Statistics) -> None:
+    found.moment[np.diag_indices(len(found.moment))] += 1
+
+
+def indefinite(found: Statistics) -> None:
+    found.moment[0, 0] -= 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (shorter, r"class 1: a sum of length 8\.4 of 7 features of length 1; they were not used"),
+        (part, r"class 2: count 7\.5, expected a whole number"),
+        (negative, "class 0: count -1, expected a whole number"),
+        (empty, "no picture is counted"),
+        (long, "second moment with trace"),
+        (indefinite, "second moment with eigenvalue -"),
+    ],
+)
+def test_statistics_that_contradict_their_counts_are_named(change: Change, message: str) -> None:
+    found = statistics.of(*pictures(0), CLASSES)
+    statistics.require_consistent(found)
+    change(found)
+    with pytest.raises(StatisticsError, match=message):
+        statistics.from_flat(found.flat, found.shape)
+    statistics.from_flat(found.flat, found.shape, exact=False)
+
+
+def test_a_vector_of_another_length_or_with_nan_is_an_error() -> None:
+    shape, vector = Shape(2, 4, 4), np.ones(20)
+    for wrong in (vector[:-1], np.where(np.arange(20) == 3, np.nan, vector), vector.reshape(4, 5)):
+        with pytest.raises(StatisticsError, match="expected 20"):
+            statistics.from_flat(wrong, shape, exact=False)
+
+
+@pytest.mark.parametrize("broken", ["count", "sums", "moment", "more", "flat"])
+def test_arrays_of_a_damaged_extra_are_an_error(broken: str) -> None:
+    arrays = statistics.of(*pictures(0), CLASSES).arrays()
+    if broken == "more":
+        arrays["other"] = arrays["count"]
+    elif broken == "flat":
+        arrays["sums"] = arrays["sums"].ravel()
+    else:
+        arrays[broken] = arrays[broken][1:]
+    with pytest.raises(StatisticsError):
+        statistics.from_arrays(arrays)

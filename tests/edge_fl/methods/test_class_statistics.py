@@ -1,0 +1,85 @@
+"""Class-Statistics: sums of all clients' statistics give every client a better head (docs/methods.md, "Class-Statistics")."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+
+from edge_fl import heads
+from edge_fl.heads import HeadPlan
+from edge_fl.heads.statistics import class_statistics
+from edge_fl.learn import tree
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl_server.research import run
+from tests.edge_fl.methods import toy
+
+NAME = "class-statistics"
+
+
+def features(federation: toy.Federation, client: str) -> tuple[np.ndarray, np.ndarray]:
+    method, data = federation.method, federation.clients[client].batches(1)
+    z = data.features(method.net.extractor, federation.shared["extractor"])
+    return z.x.numpy(), z.y.numpy()
+
+
+def test_the_prior_is_the_sum_of_the_devices_own_statistics() -> None:
+    federation = toy.federate(toy.method(NAME), rounds=1)
+    total = 0.0
+    for client in federation.clients:
+        z, y = features(federation, client)
+        if len(np.unique(y)) > 1:
+            total = total + class_statistics.of(z, y, 10).flat
+    found = {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}
+    assert np.allclose(class_statistics.from_arrays(found).flat, total, atol=1e-4)
+
+
+def test_clients_may_come_in_any_round_and_count_once() -> None:
+    together = toy.federate(toy.method(NAME), rounds=1)
+    here = {1: ["c0", "c3"], 2: ["c0", "c1", "c2"], 3: ["c2", "c4"]}
+    apart = toy.federate(toy.method(NAME), rounds=3, cohort=lambda number: here[number])
+    assert torch.equal(apart.shared["prior"]["count"], together.shared["prior"]["count"])
+    assert torch.allclose(apart.shared["prior"]["moment"], together.shared["prior"]["moment"], atol=1e-4)
+
+
+def test_the_extractor_stays_and_only_statistics_travel_up() -> None:
+    federation = toy.federate(toy.method(NAME))
+    assert tree.same(federation.shared["extractor"], federation.history[0]["extractor"])
+    assert all(u.parts.keys() <= {"prior"} for sent in federation.updates for u in sent.values())
+    assert not federation.updates[0][toy.SINGLE].parts
+    assert all(down.keys() == {"extractor", "prior"} for down in federation.downs[1].values())
+
+
+def test_an_update_without_statistics_changes_nothing() -> None:
+    federation = toy.federate(toy.method(NAME), rounds=1)
+    new = federation.method.aggregate(federation.shared, [Update("x", 5, {})])
+    assert tree.same(new, federation.shared)
+
+
+def test_the_head_is_that_of_a_device_on_a_release_with_the_prior() -> None:
+    federation = toy.federate(toy.method(NAME), rounds=1)
+    z, y = features(federation, "c0")
+    extras = {"prior": {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}}
+    plan = HeadPlan("cosine")
+    head = heads.fit("logistic", z, y, 10, unit_norm=False, plan=plan, extras=extras)
+    method, client, x = federation.method, federation.clients["c0"], federation.images("c0")
+    _, own = method.personalise(federation.shared, federation.own["c0"], client.batches(1))
+    expected = head.logits(method.features(federation.shared, x).numpy())
+    assert np.allclose(method.predict({**federation.shared, **own}, x).numpy(), expected, atol=1e-3)
+
+
+def test_with_one_label_per_class_it_is_far_better_than_without_the_prior() -> None:
+    found = load_digits()
+    images, labels = np.rint(found.images * 15.9375).astype(np.uint8)[:, None], found.target
+    accuracy = {
+        prior: run(
+            NAME,
+            images,
+            labels,
+            clients=8,
+            rounds=1,
+            settings={"data.shots": 1, "method.options": {"prior": prior}},
+        ).accuracy.mean()
+        for prior in (True, False)
+    }
+    assert accuracy[True] >= accuracy[False] + 0.1

@@ -1,0 +1,15 @@
+"""Thirty devices with certificates, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from edge_fl.secure.member import Member
+from tests.edge_fl.secure.cohorts import members
+
+
+@pytest.fixture(scope="session")
+def thirty(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Member]:
+    return members(tmp_path_factory.mktemp("identities"), 30)

@@ -1,0 +1,186 @@
+"""Class statistics from agents to the prior of a release and back to their heads, over a broker."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from edge_fl import heads
+from edge_fl.config import BrokerConfig, CohortConfig, DataConfig, Recipe, ReleaseConfig, StatisticsConfig
+from edge_fl.data.samples import ClientData
+from edge_fl.errors import ConfigError
+from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.inputs import InputSpec
+from edge_fl.release.manifest import Manifest
+from edge_fl.wire import tensors
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.serving.served_model import ServedModel, serving
+from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers import head_updates
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.report import page
+from edge_fl_server.runs.results import Results
+from tests.mixed import conftest
+from tests.mixed.conftest import Site, data_of
+
+DEVICES = {f"pi-{number}": "logistic" for number in range(4)}
+
+
+def labelled(samples: int, client: str) -> ClientData:
+    """Data of a device with so many labels; more of them contain the fewer ones."""
+    data = data_of(client, 40)
+    return ClientData(data.train.take(np.arange(samples)), data.validation, data.test)
+
+
+def run(site: Site, sums: Any = "plain", minimum: int = 3, identity: str = "", **changes: Any) -> Results:
+    """A run without training that collects statistics."""
+
+    def edit(recipe: Recipe) -> Recipe:
+        fields = {
+            "source": "none",
+            "rounds": 0,
+            "input": InputSpec((1, 4, 4)),
+            "data": DataConfig(classes=["cat", "dog", "horse"]),
+            "cohort": CohortConfig(wait_s=10.0),
+            "release": ReleaseConfig(heads=4, wait_s=20.0),
+            "statistics": StatisticsConfig(sums, minimum),
+            "broker": BrokerConfig(identity=identity),
+        }
+        return replace(recipe, **fields | changes)
+
+    return site.run("fedavg", edit=edit)
+
+
+def kept(site: Site) -> list[Manifest]:
+    return Repository(site.folder / "home" / "main").releases()
+
+
+def counted(site: Site, manifest: Manifest) -> np.ndarray:
+    """Pictures by class in the prior of a release."""
+    blob = manifest.extras[PRIOR]
+    payload = (Repository(site.folder / "home" / "main").artefacts / blob.sha256).read_bytes()
+    assert len(payload) <= class_statistics.MAX_BYTES
+    return np.asarray(tensors.unpack(payload)[PRIOR]["count"])
+
+
+def labels(devices: Any, samples: int) -> np.ndarray:
+    return np.asarray(sum(np.bincount(labelled(samples, name).train.y, minlength=3) for name in devices))
+
+
+def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
+    """The served head is the one with the prior of its release, and not the one without."""
+    data = site.data(name)
+    loaded = LocalFeatureLoader(lambda classes, input: data, site.folder / name)([served.installed])
+    features = loaded.by_extractor[0]
+    assert features
+    z, y = features.train.z, features.train.y
+    for extras, same in ((head_updates.read_extras(served.installed.extras), True), ({}, False)):
+        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=extras)
+        assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
+
+
+def test_labels_of_all_devices_reach_every_head_and_new_labels_are_added(site: Site) -> None:
+    site.data = partial(labelled, 12)
+    with site.fleet((), DEVICES):
+        first = run(site)
+        one, two = kept(site)
+        assert one.extras == {} and two.extractor == one.extractor and two.heads.way == "cosine"
+        assert counted(site, two).tolist() == labels(DEVICES, 12).tolist()
+        for name in DEVICES:
+            store = Store(site.folder / name)
+            served = serving(store, Slots(store.folder / "release"))
+            assert served and served.installed.manifest.release == 2
+            require_shrunk(site, name, served)
+        run(site)  # no device has new labels: the prior stays with the extractor
+        assert kept(site)[-1].release == 3
+        assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 12).tolist()
+    record = first.sum()
+    length = class_statistics.shape_of(3, one.feature_dim).length
+    assert record and record.devices == tuple(DEVICES) and record.pictures == 48
+    assert record.bytes_each == 6 * length and not record.masked
+    report = page.markdown(page.report(first))
+    assert f"48 pictures of 4 devices, {record.bytes_each} bytes of each; plain" in report
+    (line,) = [line for line in report.splitlines() if line.startswith("| pi-2 ")]
+    assert line.endswith(f" {record.bytes_each} |")
+
+    site.data = partial(labelled, 18)
+    with site.fleet((), DEVICES):
+        run(site)
+        assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 18).tolist()
+
+
+def test_a_device_that_uploads_nothing_is_in_no_sum_and_still_gets_the_prior(site: Site, capsys: Any) -> None:
+    site.data = partial(labelled, 12)
+    some, others = dict(list(DEVICES.items())[:1]), dict(list(DEVICES.items())[1:])
+    with site.fleet((), some, share=False), site.fleet((), others):
+        results = run(site)
+    record = results.sum()
+    assert record and record.devices == tuple(others)
+    assert counted(site, kept(site)[-1]).tolist() == labels(others, 12).tolist()
+    assert Slots(site.folder / "pi-0" / "release").current().manifest.release == 2  # type: ignore[union-attr]
+    sent = {row["device"]: int(row["statistics_bytes"]) for row in results.devices()}
+    assert sent == {name: record.bytes_each * (name in others) for name in DEVICES}
+    assert not (site.folder / "pi-0" / "statistics").exists()
+    assert {"sum_chunk"} == {"sum_chunk"} & site.families
+    assert not any("/pi-0/up/sum/" in topic for topic, _ in site.packets)
+
+
+def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsys: Any) -> None:
+    with site.fleet((), DEVICES):
+        results = run(site, minimum=5)
+    assert [manifest.extras for manifest in kept(site)] == [{}]
+    assert results.sum() is None and results.state().state == "completed"
+    assert "class statistics: 4 devices are online, 5 needed" in capsys.readouterr().err
+    assert "sum_chunk" not in site.families
+
+
+def test_masked_sums_give_the_same_prior(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "ids"
+    Authority.make(tmp_path / "ca").bake({name: folder / name for name in DEVICES})
+
+    def with_certificate(name: str, *arguments: Any, **options: Any) -> Device:
+        return start(name, *arguments, **options, identity=folder / name)
+
+    monkeypatch.setattr(conftest, "start", with_certificate)
+    site.data = partial(labelled, 12)
+    with site.fleet((), DEVICES):
+        results = run(site, "masked", identity=str(folder / "pi-0"))
+    record = results.sum()
+    assert record and record.masked and record.devices == tuple(DEVICES)
+    assert counted(site, kept(site)[-1]) == pytest.approx(labels(DEVICES, 12), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sums": "masked"},
+            "without an identity of the server: expected plain, or certificates for masked sums",
+        ),
+        (
+            {"sums": "plain", "identity": "ids"},
+            "expected masked: devices with certificates send nothing else",
+        ),
+    ],
+)
+def test_sums_that_no_device_takes_part_in_are_rejected_before_the_run(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with ExitStack(), pytest.raises(ConfigError, match=message):
+        run(Site(None, tmp_path), **changes)
+
+
+def test_a_method_with_a_head_of_its_own_is_rejected_before_the_run(tmp_path: Path) -> None:
+    site = Site(None, tmp_path)
+    with pytest.raises(ConfigError, match="Fed-RoD has a head of its own or no extractor"):
+        site.run("fed-rod", edit=lambda recipe: replace(recipe, statistics=StatisticsConfig("plain")))
