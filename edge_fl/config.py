@@ -231,9 +231,8 @@ class QuantiseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Release an extractor every `every` rounds (0: only after the last).
+    """Release an extractor every `every` rounds (0: only after the last); wait up to `wait_s` for at least `heads` and all present devices.
 
-    Wait up to `wait_s` for the reports of at least `heads` devices, and of all head-only devices that are present.
     `website` is a folder for a web server; each release is exported to it before devices are assigned to it ("": as configured earlier).
     """
 
