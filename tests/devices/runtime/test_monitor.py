@@ -145,7 +145,7 @@ Z = RNG.normal(size=(200, 8)).astype(np.float32) * 3 + 1
 
 def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> None:
     predictor, sha = Predictor(folder, remember=True), Store(folder).heads()[0].head.extractor
-    z = predictor._extractor.features(X)
+    z = predictor.extractor.features(X)
     drift.remember_fit(folder, drift.moments(sha, z))
     for _ in range(4):
         predictor.predict(X)
