@@ -1,4 +1,4 @@
-"""Memory of processes that hold an extractor."""
+"""Memory of long-lived processes: the agent, and those that hold an extractor."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import DeviceConfig, read_root, remember
@@ -68,6 +69,8 @@ def run_device(
             load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
             make = full_worker()
             worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
+        else:
+            return_freed_blocks()  # torch would allocate more slowly
         topics = Topics(config.broker.fleet)
         certificate = identity.certificate_in(config.broker.identity)
         agent = device.start(

@@ -21,6 +21,8 @@ from edge_fl.wire.messages import SumReply, SumRequest, SumStep, decode, encode
 from edge_fl_broker.provision.authority import Authority
 
 FLEET = "mill"
+LENGTH = 50
+REQUEST = SumRequest("statistics", 7, LENGTH)
 
 
 def names_of(count: int) -> list[str]:
@@ -126,3 +128,12 @@ STAGES = ("open", "peers", "shares", "survivors", "signatures")
 
 def _before(stage: str) -> tuple[str, ...]:
     return STAGES[: STAGES.index(stage)]
+
+
+def some(thirty: Mapping[str, Member], count: int = 8, **options: Any) -> Cohort:
+    """A small cohort."""
+    return Cohort(thirty, **{"vectors": vectors(count, LENGTH), "request": REQUEST, **options})
+
+
+def total(cohort: Cohort, names: Any) -> Vector:
+    return np.sum([cohort.vectors[name] for name in names], axis=0)
