@@ -1,10 +1,11 @@
 """Class statistics: a prior for personal heads on a fixed extractor, as head-only devices make and use it (docs/class-statistics.md).
 
 Clients send the class statistics of their labelled pictures once. The server adds them up; each client then fits the cosine head, shrunk
-towards the ridge head of the sum. Without the prior it is the cosine head alone.
+towards the ridge head of the others' sum. Without the prior it is the cosine head alone.
 
     client  n_c, s_c = Σ_{y_i = c} u_i, M = Σ_i q_i q_iᵀ       u: centred directions of features, q: their projection
     server  sums of all three
+    client  subtracts its own
     final   min_W Σ_i |t_i - W u_i - b|² + ρ |W - a W₀|²       W₀ from the sums, a in {0, 1/2, 1} by leave-one-out
 """
 
@@ -25,7 +26,7 @@ from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.network.part import shared
+from edge_fl.learn.network.part import history, shared
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import HeadTier, Method
@@ -42,7 +43,7 @@ class ClassStatistics(Method):
     family: ClassVar = "fixed extractor, statistics"
     receives: ClassVar = ("extractor", PRIOR)
     sends: ClassVar = (PRIOR,)
-    parts: ClassVar = dict.fromkeys((*receives, "counted"), shared())
+    parts: ClassVar = {**dict.fromkeys((*receives, "counted"), shared()), "history": history(sent=0.0)}
     predicts_early: ClassVar = False
     vectorises: ClassVar = False
     head_tier: ClassVar = HeadTier(
@@ -61,9 +62,8 @@ class ClassStatistics(Method):
         z, y = self._features(down, data)
         if not self.prior or len(np.unique(y)) < 2:
             return {}, own
-        rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-        found = class_statistics.of(z, y, self.net.classes, rows)
-        return from_arrays({PRIOR: found.arrays()}), own
+        sent = {"history": tree.map(torch.ones_like, own["history"])}
+        return from_arrays({PRIOR: self._statistics(z, y).arrays()}), {**own, **sent}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         counted, total = dict(shared["counted"]), tree.map(Tensor.double, shared[PRIOR])
@@ -77,15 +77,22 @@ class ClassStatistics(Method):
         """Fit the personal head on features, outside torch, as a head-only device does."""
         z, y = self._features(down, data)
         extras = to_arrays({PRIOR: down[PRIOR]}) if down[PRIOR]["count"].any() else {}
+        if extras and own["history"]["sent"]:
+            others = class_statistics.from_arrays(extras[PRIOR]).without(self._statistics(z, y))
+            extras = {PRIOR: others.arrays()}
         plan = HeadPlan("cosine")
         fitted = heads.fit("logistic", z, y, self.net.classes, unit_norm=False, plan=plan, extras=extras)
-        return {}, from_arrays({"head": fitted.to_arrays()})
+        return {}, {**own, **from_arrays({"head": fitted.to_arrays()})}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         arrays = to_arrays({"head": parts["head"]})["head"]
         kind = "cosine" if "weights" in arrays else "constant"
         head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
         return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)
+
+    def _statistics(self, z: heads.head.Features, y: class_statistics.Labels) -> class_statistics.Statistics:
+        rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
+        return class_statistics.of(z, y, self.net.classes, rows)
 
     def _features(self, down: Parts, data: Batches) -> tuple[heads.head.Features, class_statistics.Labels]:
         z = data.features(self.net.extractor, down["extractor"])

@@ -78,14 +78,18 @@ def labels(devices: Any, samples: int) -> np.ndarray:
 
 
 def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
-    """The served head is the one with the prior of its release, and not the one without."""
+    """The served head is the one with the other devices' part of the prior, not with all of it or with nothing."""
     data = site.data(name)
     loaded = LocalFeatureLoader(lambda classes, input: data, site.folder / name)([served.installed])
     features = loaded.by_extractor[0]
     assert features
     z, y = features.train.z, features.train.y
-    for extras, same in ((head_updates.read_extras(served.installed.extras), True), ({}, False)):
-        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=extras)
+    extras = head_updates.read_extras(served.installed.extras)
+    total = class_statistics.from_arrays(extras[PRIOR])
+    rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
+    others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).arrays()}
+    for prior, same in ((others, True), (extras, False), ({}, False)):
+        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=prior)
         assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
 
 

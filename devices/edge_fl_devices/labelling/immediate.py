@@ -24,6 +24,7 @@ from edge_fl_devices.labelling import feature_rows
 from edge_fl_devices.labelling.informative import informative
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, FittedHead, fit_here
+from edge_fl_devices.workers.statistics import StatisticsOffers
 
 MODULE = "edge_fl_devices.labelling.immediate"
 CALIBRATION_S = 0.3
@@ -32,7 +33,10 @@ CLOSED_FORM = {"cosine", "ridge"}
 
 
 class ImmediateFit(Struct, frozen=True, tag="fit"):
-    """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n]; `extras` are files of the release."""
+    """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n].
+
+    `extras` are files of the release, `folder` is that of the device.
+    """
 
     file: str
     dim: int
@@ -40,6 +44,7 @@ class ImmediateFit(Struct, frozen=True, tag="fit"):
     y: Array
     spec: FitSpec
     extras: dict[str, str] = {}
+    folder: str = ""
 
 
 class Ordering(Struct, frozen=True, tag="order"):
@@ -69,6 +74,7 @@ def fit(request: ImmediateFit) -> FittedHead:
     """Fit and calibrate a head. Raises DataError, ArtefactError."""
     z = feature_rows.read(Path(request.file), request.dim, request.rows)
     extras = head_updates.read_extras({name: Path(path) for name, path in request.extras.items()})
+    extras = StatisticsOffers(Path(request.folder)).without_own(extras, request.spec.extractor)
     spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
     choice = fit_here(spec, FitData(z, request.y, extras))
     return fitted(choice.head, choice.calibration)

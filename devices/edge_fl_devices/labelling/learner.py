@@ -293,6 +293,7 @@ class Learner:
             labels,
             spec,
             {name: str(path) for name, path in extras.items()},
+            str(self._store.folder),
         )
         fitted = decode(self._children.request(encode(request), FIT_DEADLINE_S), FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)

@@ -158,7 +158,7 @@ class HeadWorker(Worker):
         return self._offers.give(request.release, request.length)
 
     def summed(self, request: SumRequest) -> None:
-        self._offers.add(request.release)
+        self._offers.add(request.release, request.clip)
 
     # receive a release
 
@@ -241,7 +241,7 @@ class HeadWorker(Worker):
         loaded = self.loader(releases)
         features = loaded.by_extractor[0]
         assert features is not None  # the loader raises if the images do not fit the first release
-        extras = head_updates.read_extras(installed.extras)
+        extras = self._read_extras(installed)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
         return _Inputs(
@@ -311,7 +311,7 @@ class HeadWorker(Worker):
 
         With another size of the images the split is another one, so the served head may know images that are held out now.
         """
-        extras = head_updates.read_extras(served.installed.extras)
+        extras = self._read_extras(served.installed)
         spec = replace(self._spec(served.installed.manifest), classes=len(inputs.manifest.classes))
         return self.fitter(spec, FitData(data.z, data.y, extras))
 
@@ -343,6 +343,11 @@ class HeadWorker(Worker):
             self._offers.prepare(release, sha256, fitted.z, fitted.y, classes)
         except EdgeFLError as error:
             log.warning("class statistics: %s", error)
+
+    def _read_extras(self, installed: slots.Installed) -> dict[str, Mapping[str, Array]]:
+        """Read the extras of a release, its prior without this device's own part."""
+        extras = head_updates.read_extras(installed.extras)
+        return self._offers.without_own(extras, installed.manifest.extractor.sha256)
 
     def _report_crash_loop(self, release: int) -> None:
         """Turn the unsent reports on a release into reports of its crash loop."""

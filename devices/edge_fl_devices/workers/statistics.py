@@ -2,6 +2,10 @@
 
     FOLDER/statistics/next.safetensors    the vector for the next sum, with the hashes of its pictures' features; made after every fit
     FOLDER/statistics/sent.json           the pictures that are in a sum, by hash
+    FOLDER/statistics/own.safetensors     what the device has added, by the release on which the sum was collected
+
+A prior is used without the device's own part of it (`without_own`): its pictures count once, as labels, and cross-validation predicts
+pictures that the prior does not know.
 
 Every labelled picture is in at most one sum per extractor: the difference of two sums says nothing of the devices that are in both. After a
 first sum a device takes part again once its labels have grown by GROWTH, with the new pictures alone.
@@ -9,6 +13,8 @@ first sum a device takes part again once its labels have grown by GROWTH, with t
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +27,18 @@ from safetensors.numpy import save
 from edge_fl.errors import StatisticsError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.statistics.class_statistics import RELEASES, Shape
+from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.secure import noise
 from edge_fl_devices.storage import read_json
+
+log = logging.getLogger(__name__)
 
 GROWTH = 0.5
 """Share by which the labels of a device must have grown since its last sum."""
-NEXT, SENT = "next.safetensors", "sent.json"
+NEXT, SENT, OWN = "next.safetensors", "sent.json", "own.safetensors"
 
 
 class Sent(Struct, frozen=True):
@@ -39,9 +51,10 @@ class Sent(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class StatisticsOffer:
-    """The vector for the next sum on a release, with the pictures in it as in `Sent`."""
+    """The vector for the next sum on a release, with its shape and the pictures in it as in `Sent`."""
 
     vector: NDArray[np.float64]
+    shape: Shape
     release: int
     pictures: Sent
 
@@ -65,10 +78,11 @@ class StatisticsOffers:
         if not len(rows) or len(np.unique(y)) < 2 or len(y) < (1 + GROWTH) * sent.labels:
             (self._folder / NEXT).unlink(missing_ok=True)
             return
-        vector = class_statistics.of(z, y, classes, rows).flat
+        found = class_statistics.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
         described = {"release": str(release), "pictures": json.encode(pictures).decode()}
-        self._write(NEXT, save({"vector": vector}, described))
+        described["shape"] = json.encode(found.shape).decode()
+        self._write(NEXT, save({"vector": found.flat}, described))
 
     def give(self, release: int, length: int) -> NDArray[np.float64] | None:
         """Return the vector for a sum of `length` numbers; None if there is nothing to add. Raises StatisticsError for another length."""
@@ -84,14 +98,46 @@ class StatisticsOffers:
         self._given = {release: found}
         return found.vector
 
-    def add(self, release: int) -> None:
-        """Remember that the server may know a sum with the vector given for this release."""
+    def add(self, release: int, clip: float = 0.0) -> None:
+        """Remember that the server may know a sum with the vector given for this release, shortened to the norm `clip`."""
         if (given := self._given.pop(release, None)) is None:
             return
-        sent = self._sent(given.pictures.extractor)
+        extractor = given.pictures.extractor
+        own = class_statistics.from_flat(noise.clipped(given.vector, clip), given.shape, exact=False)
+        named = {f"{release}.{name}": array for name, array in own.arrays().items()}
+        self._write(OWN, save({**self._own(extractor), **named}, {"extractor": extractor}))
+        sent = self._sent(extractor)
         counted = {**sent.counted, **given.pictures.counted}
-        self._write(SENT, json.encode(Sent(given.pictures.extractor, given.pictures.labels, counted)))
+        self._write(SENT, json.encode(Sent(extractor, given.pictures.labels, counted)))
         (self._folder / NEXT).unlink(missing_ok=True)
+
+    def without_own(
+        self, extras: Mapping[str, Mapping[str, Array]], extractor: str
+    ) -> dict[str, Mapping[str, Array]]:
+        """Return the extras of a release, its prior without what this device has added to it; a damaged one as it is."""
+        prior, own = extras.get(PRIOR, {}), self._own(extractor)
+        releases = [int(release) for release in prior.get(RELEASES, ()) if f"{release}.count" in own]
+        if not releases:
+            return dict(extras)
+        try:
+            found = class_statistics.from_arrays(prior)
+            for release in releases:
+                arrays = {name: own[f"{release}.{name}"] for name in found.arrays()}
+                found = found.without(class_statistics.from_arrays(arrays))
+        except StatisticsError as error:
+            log.warning("own part of the prior: %s", error)
+            return dict(extras)
+        return {**extras, PRIOR: found.arrays()}
+
+    def _own(self, extractor: str) -> dict[str, Array]:
+        """What the device has added to sums of features from this extractor."""
+        try:
+            with safe_open(self._folder / OWN, "numpy") as file:
+                if file.metadata().get("extractor") != extractor:
+                    return {}
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, AttributeError):
+            return {}
 
     def _sent(self, extractor: str) -> Sent:
         """What is in sums of features from this extractor; those of another one are other numbers."""
@@ -103,7 +149,8 @@ class StatisticsOffers:
             with safe_open(self._folder / NEXT, "numpy") as file:
                 described = file.metadata()
                 pictures = json.decode(described["pictures"], type=Sent)
-                return StatisticsOffer(file.get_tensor("vector"), int(described["release"]), pictures)
+                shape = json.decode(described["shape"], type=Shape)
+                return StatisticsOffer(file.get_tensor("vector"), shape, int(described["release"]), pictures)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 

@@ -35,6 +35,8 @@ LEAST_WIDTH = 16
 MOST_PER_CLASS = 32
 """Pictures of a class that one device counts, so that none outweighs the others (docs/class-statistics.md)."""
 SEED = b"edge-fl class statistics"
+RELEASES = "releases"
+"""Name of the array of an extra that lists the releases on which its sums were collected."""
 TOLERANCE = 1e-3
 """Of the checks: far above the error of the fixed point, far below one picture."""
 
@@ -90,6 +92,13 @@ class Statistics:
         upper = self.moment[np.triu_indices(len(self.moment))]
         named = {"count": self.counts, "sums": self.sums, "moment": upper}
         return {name: array.astype(np.float32) for name, array in named.items()}
+
+    def without(self, own: Statistics) -> Statistics:
+        """The same without one device's part of the sum, of as many or fewer classes. Raises StatisticsError for another shape."""
+        own = own.grown(max(len(self.counts), len(own.counts)))
+        if own.shape != self.shape:
+            raise StatisticsError(f"statistics of {own.shape} in a sum of {self.shape}")
+        return Statistics(self.counts - own.counts, self.sums - own.sums, self.moment - own.moment)
 
     def grown(self, classes: int) -> Statistics:
         """The same for a longer list of classes, of whose new ones nothing is known."""
@@ -158,7 +167,7 @@ def from_flat(vector: Doubles, shape: Shape, *, exact: bool = True) -> Statistic
 def from_arrays(arrays: Mapping[str, Array]) -> Statistics:
     """Rebuild statistics from `Statistics.arrays`. Raises StatisticsError for arrays of other names, shapes or values."""
     flaw = f"{', '.join(f'{name} {list(array.shape)}' for name, array in arrays.items()) or 'nothing'}"
-    if arrays.keys() != {"count", "sums", "moment"} or arrays["sums"].ndim != 2:
+    if arrays.keys() - {RELEASES} != {"count", "sums", "moment"} or arrays["sums"].ndim != 2:
         raise StatisticsError(f"{flaw}, expected count [K], sums [K, w] and moment")
     sums, upper = arrays["sums"], arrays["moment"]
     projected = round(np.sqrt(2 * upper.size + 0.25) - 0.5)

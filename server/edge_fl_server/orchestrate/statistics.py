@@ -15,7 +15,7 @@ from edge_fl.config import Recipe, StatisticsConfig
 from edge_fl.errors import ConfigError, StatisticsError
 from edge_fl.heads.plan import Way
 from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import Statistics
+from edge_fl.heads.statistics.class_statistics import RELEASES, Statistics
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
@@ -51,11 +51,12 @@ class StatisticsCollector:
         """
         manifest = rollout.current
         assert manifest is not None
-        earlier = _earlier(rollout, manifest)
+        earlier, releases = _earlier(rollout, manifest)
         found, record = self._collect(manifest)
         if earlier:
             found = class_statistics.from_flat(found.flat + earlier.flat, found.shape, exact=False)
-        rollout.extend({PRIOR: tensors.pack({PRIOR: found.arrays()})}, INHERITED[PRIOR])
+        prior = {**found.arrays(), RELEASES: np.array([*releases, manifest.release], np.int64)}
+        rollout.extend({PRIOR: tensors.pack({PRIOR: prior})}, INHERITED[PRIOR])
         return record
 
     def _collect(self, manifest: Manifest) -> tuple[Statistics, SumRecord]:
@@ -97,12 +98,15 @@ def _options(config: StatisticsConfig) -> SumOptions:
     )
 
 
-def _earlier(rollout: RolloutCoordinator, manifest: Manifest) -> Statistics | None:
-    """The sum of earlier runs on the same extractor. Raises StatisticsError if no sum for the present classes can be added to it."""
+def _earlier(rollout: RolloutCoordinator, manifest: Manifest) -> tuple[Statistics | None, list[int]]:
+    """The sum of earlier runs on the same extractor, and the releases on which it was collected.
+
+    Raises StatisticsError if no sum for the present classes can be added to it.
+    """
     if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
-        return None
-    classes = len(manifest.classes)
-    found = class_statistics.from_arrays(tensors.unpack(payload)[PRIOR]).grown(classes)
+        return None, []
+    classes, arrays = len(manifest.classes), tensors.unpack(payload)[PRIOR]
+    found = class_statistics.from_arrays(arrays).grown(classes)
     if found.shape != (expected := class_statistics.shape_of(classes, manifest.feature_dim)):
         raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {expected}")
-    return found
+    return found, arrays.get(RELEASES, np.empty(0, np.int64)).tolist()

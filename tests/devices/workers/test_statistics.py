@@ -1,16 +1,22 @@
-"""Every labelled picture of a device is in at most one sum per extractor, and in none if the owner says so."""
+"""Every labelled picture of a device is in at most one sum per extractor; the device uses the sum without its own part."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
+from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS
+from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, RELEASES
+from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.secure import noise
+from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from edge_fl_devices.workers.statistics import NEXT, StatisticsOffers
 
 CLASSES, DIM = 3, 20
@@ -130,3 +136,78 @@ def test_only_its_user_can_read_the_files(tmp_path: Path) -> None:
     modes = {(tmp_path / "statistics" / NEXT).stat().st_mode & 0o777}
     first.add(1)
     assert modes | {path.stat().st_mode & 0o777 for path in (tmp_path / "statistics").iterdir()} == {0o600}
+
+
+def prior_of(*vectors: NDArray[np.float64], releases: list[int]) -> dict[str, dict[str, NDArray[Any]]]:
+    """The extras of a release with the sum of these vectors, collected on `releases`."""
+    shape = class_statistics.shape_of(CLASSES, DIM)
+    found = class_statistics.from_flat(np.sum(vectors, axis=0), shape)
+    return {PRIOR: {**found.arrays(), RELEASES: np.array(releases, np.int64)}}
+
+
+def flat(extras: Mapping[str, Mapping[str, Array]]) -> NDArray[np.float64]:
+    return class_statistics.from_arrays(extras[PRIOR]).flat
+
+
+def others_vector() -> NDArray[np.float64]:
+    z, y = pictures(90)
+    return class_statistics.of(z[60:], y[60:], CLASSES).flat
+
+
+def test_a_device_uses_the_prior_without_its_own_part(tmp_path: Path) -> None:
+    others, own = others_vector(), []
+    for n, release in ((12, 1), (24, 4)):
+        offers = prepared(tmp_path, n, release)
+        own.append(offers.give(release, LENGTH))
+        offers.add(release)
+    found = StatisticsOffers(tmp_path).without_own(prior_of(others, *own, releases=[1, 2, 4]), ONE)
+    np.testing.assert_allclose(flat(found), others, atol=1e-5)
+    first = StatisticsOffers(tmp_path).without_own(prior_of(others, own[0], releases=[1]), ONE)
+    np.testing.assert_allclose(flat(first), others, atol=1e-5)
+
+
+def test_a_sum_that_a_prior_does_not_contain_is_not_subtracted(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    assert offers.give(1, LENGTH) is not None
+    offers.add(1)  # but this sum failed
+    extras = prior_of(others_vector(), releases=[2])
+    for extractor in (ONE, OTHER):
+        np.testing.assert_array_equal(flat(offers.without_own(extras, extractor)), flat(extras))
+    assert offers.without_own({}, ONE) == {}
+
+
+def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    sent = noise.clipped(offers.give(1, LENGTH), 2.0)
+    offers.add(1, 2.0)
+    shape = class_statistics.shape_of(CLASSES, DIM)
+    total = class_statistics.from_flat(others_vector() + sent, shape, exact=False)
+    extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
+    np.testing.assert_allclose(flat(offers.without_own(extras, ONE)), others_vector(), atol=1e-5)
+
+
+def test_a_damaged_prior_stays_as_it_is_for_the_fit_to_reject(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    assert offers.give(1, LENGTH) is not None
+    offers.add(1)
+    damaged = {PRIOR: {"count": np.zeros(1, np.float32), RELEASES: np.array([1])}}
+    assert offers.without_own(damaged, ONE) == damaged
+
+
+def test_the_accuracy_of_labels_without_meaning_is_that_of_guessing(tmp_path: Path) -> None:
+    """With its own part of the prior a device would measure that it knows its pictures."""
+    rng, dim = np.random.default_rng(0), 200
+    z, y = rng.normal(size=(90, dim)).astype(np.float32), rng.permutation(90) % CLASSES
+    theirs = class_statistics.of(z[60:], y[60:], CLASSES)
+    offers = StatisticsOffers(tmp_path)
+    offers.prepare(1, ONE, z[:60], y[:60], CLASSES)
+    own = offers.give(1, theirs.shape.length)
+    offers.add(1)
+    total = class_statistics.from_flat(theirs.flat + own, theirs.shape)
+    extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
+    spec = FitSpec("cosine", CLASSES, False, ONE, calibrate=True)
+    with_own, without = (
+        fit_here(spec, FitData(z[:60], y[:60], given)).calibration.accuracy
+        for given in (extras, offers.without_own(extras, ONE))
+    )
+    assert with_own > 0.8 and without < 0.5

@@ -56,10 +56,12 @@ def test_an_update_without_statistics_changes_nothing() -> None:
     assert tree.same(new, federation.shared)
 
 
-def test_the_head_is_that_of_a_device_on_a_release_with_the_prior() -> None:
+def test_the_head_is_that_of_a_device_with_the_prior_of_the_others() -> None:
     federation = toy.federate(toy.method(NAME), rounds=1)
     z, y = features(federation, "c0")
-    extras = {"prior": {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}}
+    total = {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}
+    others = class_statistics.from_arrays(total).without(class_statistics.of(z, y, 10))
+    extras = {"prior": others.arrays()}
     plan = HeadPlan("cosine")
     head = heads.fit("logistic", z, y, 10, unit_norm=False, plan=plan, extras=extras)
     method, client, x = federation.method, federation.clients["c0"], federation.images("c0")
