@@ -184,7 +184,7 @@ def test_an_installation_over_the_network_is_tried_again(index: Index, tmp_path:
     require()
     pi = flashed(tmp_path, cards.TRIXIE, tmp_path / "index/tiny" / TINY, offline=False)
     settings = configparser.ConfigParser()
-    settings["global"] = {"index-url": index.address, "retries": "0"}
+    settings["global"] = {"index-url": index.address, "retries": "0"}  # this test's own server, on loopback
     with (pi.root / "etc/pip.conf").open("w") as file:
         settings.write(file)
     boot_once(pi, cards.TRIXIE)

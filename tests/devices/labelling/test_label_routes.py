@@ -139,7 +139,9 @@ def test_a_client_on_the_network_needs_the_token(tmp_path: Path) -> None:
         assert site.request("GET", picture, Cookie=f"{COOKIE}=wrong")[0] == 401
         for _ in range(MAX_FAILURES - 1):
             assert site.request("GET", picture, Authorization="Bearer wrong")[0] == 401
-        assert site.request("GET", picture, **bearer)[0] == 429  # a guess would not be told from a hit
+        assert (
+            site.request("GET", picture, **bearer)[0] == 429
+        )  # even the right token is rejected now, so that guessing shows nothing
         clock[0] += 61
         assert site.request("GET", picture, **bearer)[0] == 200
 

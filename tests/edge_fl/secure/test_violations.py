@@ -196,7 +196,7 @@ def test_a_server_that_asks_for_both_shares_gets_neither(thirty: Mapping[str, Me
         return replace(step, devices=[name for name in step.devices if name != "pi-07"])
 
     cohort = some(thirty, tamper=at("survivors", lie, only="pi-03"))
-    cohort.run()  # of the devices that were told the truth
+    cohort.run()  # of the devices that got the true terms
     assert "its signature is not on this message: forged or replayed" in str(cohort.rejections[0])
     split = some(
         thirty,
