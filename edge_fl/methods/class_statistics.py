@@ -63,7 +63,8 @@ class ClassStatistics(Method):
         if not self.prior or len(np.unique(y)) < 2:
             return {}, own
         sent = {"history": tree.map(torch.ones_like, own["history"])}
-        return from_arrays({PRIOR: self._statistics(z, y).arrays()}), {**own, **sent}
+        statistics = from_arrays({PRIOR: self._statistics(z, y).arrays()})
+        return tree.to_device(statistics, down[PRIOR]["count"].device), {**own, **sent}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         counted, total = dict(shared["counted"]), tree.map(Tensor.double, shared[PRIOR])
