@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -85,7 +84,7 @@ def up(
     from edge_fl_broker.mosquitto import Mosquitto, replace_process
     from edge_fl_broker.provision.register_sync import RegisterSync
     from edge_fl_broker.provision.registrar import Registrar
-    from edge_fl_broker.supervisor import Supervisor
+    from edge_fl_broker.supervisor import StopRequest, Supervisor
 
     if enrol:
         if insecure or ca or cert or key:
@@ -103,7 +102,7 @@ def up(
             )
         replace_process(settings, program)
     broker = Mosquitto(settings, program)
-    stopping = threading.Event()
+    stopping = StopRequest()
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopping.set()

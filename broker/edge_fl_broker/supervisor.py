@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Event
+from queue import Empty, SimpleQueue
 
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl_broker.mosquitto import Mosquitto
@@ -32,6 +32,30 @@ class RestartLimits:
 LIMITS = RestartLimits()
 
 
+class StopRequest:
+    """Request to stop that a signal handler may make.
+
+    `threading.Event.set` in a handler deadlocks when the signal interrupts `wait` while it holds the lock of the event.
+    """
+
+    def __init__(self) -> None:
+        self._requests: SimpleQueue[None] = SimpleQueue()  # its `put` may interrupt its `get`
+        self._is_set = False
+
+    def set(self) -> None:
+        self._requests.put(None)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `set` was called, at most `timeout_s`; return whether it was."""
+        if not self._is_set:
+            try:
+                self._requests.get(timeout=timeout_s)
+                self._is_set = True
+            except Empty:
+                pass
+        return self._is_set
+
+
 class Supervisor:
     """Call `update` regularly. `notify` receives one line per event.
 
@@ -51,7 +75,7 @@ class Supervisor:
         self._failed = ""  # why the last restart or reload failed
         self._full = False
 
-    def update(self, stopping: Event) -> None:
+    def update(self, stopping: StopRequest) -> None:
         """Check once; a pause before a restart ends early when `stopping` is set. Raises ConnectError after too many crashes."""
         if self._broker.has_ended():
             self._restart(stopping)
@@ -67,7 +91,7 @@ class Supervisor:
         else:
             self._failed = ""
 
-    def _restart(self, stopping: Event) -> None:
+    def _restart(self, stopping: StopRequest) -> None:
         broker, limits = self._broker, self._limits
         if time.monotonic() - self._started_s > limits.stable_s:
             self._restarts = 0

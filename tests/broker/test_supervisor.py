@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,11 @@ from edge_fl_broker.mosquitto import Mosquitto, free_port
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register_sync import RegisterSync
-from edge_fl_broker.supervisor import RestartLimits, Supervisor
+from edge_fl_broker.supervisor import RestartLimits, StopRequest, Supervisor
 from tests.edge_fl.wire.conftest import Recorder
 
 pytestmark = pytest.mark.broker
-RUNS = Event()  # never set
+RUNS = StopRequest()  # never set
 QUICK = RestartLimits(min_pause_s=0.01, max_pause_s=0.03, max_restarts=3)
 FULL = b"\0" * 1024 * 1024
 
@@ -120,7 +121,7 @@ def test_crashes_after_a_stable_time_are_counted_anew(broker: Mosquitto) -> None
 
 def test_the_pause_ends_with_the_command(broker: Mosquitto) -> None:
     said: list[str] = []
-    (stopping := Event()).set()
+    (stopping := StopRequest()).set()
     crash(broker)
     Supervisor(broker, None, said.append, RestartLimits(min_pause_s=60.0)).update(stopping)
     assert len(said) == 1 and broker.has_ended()
@@ -208,3 +209,22 @@ def test_broker_up_restarts_a_killed_mosquitto(tmp_path: Path, mosquitto_program
             process.terminate()
             process.wait(20)
     assert process.returncode == 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("line", range(5))
+def test_a_signal_may_interrupt_the_wait_at_any_line(line: int) -> None:
+    stopping, lines = StopRequest(), iter(range(100))
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and next(lines) == line:
+            stopping.set()  # where the interpreter would run the handler of the signal
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        stopping.wait(0.001)
+    finally:
+        sys.settrace(previous)
+    assert stopping.wait(0.001)
