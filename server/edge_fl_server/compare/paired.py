@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl_server.compare.cell import CellResult
+from edge_fl_server.runs.statistics import differences
 
 MIN_SEEDS = 3
 
@@ -39,12 +40,12 @@ def difference(
     pairs = {
         seed: found
         for seed in sorted(theirs.keys() & ours.keys())
-        if (found := _differences(by_client(theirs[seed]), by_client(ours[seed])))
+        if (found := differences(by_client(theirs[seed]), by_client(ours[seed])))
     }
     if not pairs:
         return None
-    means = {seed: float(np.mean(found)) for seed, found in pairs.items()}
-    every = [value for found in pairs.values() for value in found]
+    means = {seed: float(np.mean(list(found.values()))) for seed, found in pairs.items()}
+    every = [value for found in pairs.values() for value in found.values()]
     over_seeds = len(pairs) >= MIN_SEEDS
     low, high = metrics.interval(list(means.values()) if over_seeds else every)
     mean = float(np.mean(list(means.values()) if over_seeds else every))
@@ -58,7 +59,3 @@ def by_client(result: CellResult) -> dict[str, float]:
         client: report.get(metrics.PERSONAL_AFTER, math.nan) for client, report in result.clients.items()
     }
     return {client: value for client, value in found.items() if math.isfinite(value)}
-
-
-def _differences(theirs: Mapping[str, float], ours: Mapping[str, float]) -> list[float]:
-    return [ours[client] - theirs[client] for client in sorted(theirs.keys() & ours.keys())]
