@@ -8,9 +8,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, inspect, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    Table,
+    cast,
+    create_engine,
+    event,
+    func,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -46,7 +61,30 @@ class Database:
     @classmethod
     def open(cls, where: str | Path = IN_MEMORY) -> Database:
         """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables. Raises ConfigError."""
-        engine = _engine(where)
+        return cls._upgraded(where, _engine(where))
+
+    @classmethod
+    def existing(cls, where: str | Path) -> Database:
+        """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises ConfigError."""
+        if str(where) == IN_MEMORY:
+            return cls.open(where)
+        engine = _engine(where, create=False)
+        expected = "expected the one that 'edge-fl server run' or 'server up' writes (--database)"
+        try:
+            if engine.dialect.name == "sqlite" and not _file(engine).is_file():
+                raise ConfigError(f"registry {_shown(where)}: not there; {expected}")
+            if not inspect(engine).has_table("alembic_version"):
+                raise ConfigError(f"registry {_shown(where)}: not a registry of edge-fl; {expected}")
+        except DBAPIError as error:
+            engine.dispose()
+            raise ConfigError(f"registry {_shown(where)}: {_reason(error)}; {expected}") from error
+        except ConfigError:
+            engine.dispose()
+            raise
+        return cls._upgraded(where, engine)
+
+    @classmethod
+    def _upgraded(cls, where: str | Path, engine: Engine) -> Database:
         try:
             with engine.begin() as connection:
                 if str(where) == IN_MEMORY:
@@ -59,26 +97,6 @@ class Database:
                 f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written"
             ) from error
         return cls(engine)
-
-    @classmethod
-    def existing(cls, where: str | Path) -> Database:
-        """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises ConfigError."""
-        if str(where) == IN_MEMORY:
-            return cls.open(where)
-        engine = _engine(where, create=False)
-        missing = engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file()
-        try:
-            if missing or not inspect(engine).has_table("alembic_version"):
-                raise ConfigError(
-                    f"registry {_shown(where)}: not there; expected the one that 'edge-fl server run' or 'server up' writes (--database)"
-                )
-        except DBAPIError as error:
-            raise ConfigError(
-                f"registry {_shown(where)}: {_reason(error)}; expected the database of a server"
-            ) from error
-        finally:
-            engine.dispose()
-        return cls.open(where)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -115,6 +133,15 @@ class Database:
         with self.reading() as connection:
             return [value(row, kind) for row in connection.execute(query).mappings()]
 
+    @property
+    def clock(self) -> ColumnElement[int]:
+        """Seconds since 1970 by the database's clock."""
+        sqlite = self._engine.dialect.name == "sqlite"
+        return cast(
+            func.strftime("%s", "now") if sqlite else func.floor(func.extract("epoch", func.now())),
+            BigInteger,
+        )
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -148,6 +175,11 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in _INSERT:
             raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
+        if (
+            url.get_backend_name() == "sqlite" and not create
+        ):  # also no new file where the old one disappears later
+            file = Path(url.database or "").absolute().as_uri()
+            url = url.set(database=file, query={"mode": "rw", "uri": "true"})
         in_memory = text == IN_MEMORY
         engine = (
             create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
@@ -164,6 +196,10 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
         event.listen(engine, "connect", _tune)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def _file(engine: Engine) -> Path:
+    return Path(unquote(urlsplit(engine.url.database or "").path))
 
 
 def _tune(connection: Any, _: object) -> None:

@@ -16,7 +16,7 @@ from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
 from edge_fl_server.registry.tables import rollouts
 
-OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back"})
+OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 
 
 def begin(
