@@ -60,5 +60,5 @@ def _frame(context: PageContext, entry: str, title: str) -> Iterator[None]:
         '<button class="plain" data-theme-button>◐</button></header>',
         sanitize=False,
     )
-    with ui.element("main").props("id=main"):
+    with ui.element("div").props("id=main"):  # inside NiceGUI's <main>
         yield

@@ -124,7 +124,7 @@ def build(board: Board, address: Address) -> None:
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
-        status = ui.toggle({query.status: ""}, value=query.status).props(TOGGLE)
+        status = ui.toggle({query.status: query.status or "all"}, value=query.status).props(TOGGLE)
         status.on_value_change(lambda event: change(status=event.value))
         tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
         tier.on_value_change(lambda event: change(tier=event.value))
