@@ -7,7 +7,7 @@ so their spread contains that of clients and that of seeds. With fewer seeds it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl_server.compare.cell import CellResult
+from edge_fl_server.compare.grid import ALWAYS, Cell
 from edge_fl_server.runs.statistics import differences
 
 MIN_SEEDS = 3
@@ -59,3 +60,34 @@ def by_client(result: CellResult) -> dict[str, float]:
         client: report.get(metrics.PERSONAL_AFTER, math.nan) for client, report in result.clients.items()
     }
     return {client: value for client, value in found.items() if math.isfinite(value)}
+
+
+def of_method(
+    label: str, block: tuple[str, str], cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> dict[int, CellResult]:
+    """The complete results of a method by seed."""
+    return {
+        cell.recipe.seed: found
+        for cell in cells
+        if cell.label == label
+        and cell.block == block
+        and (found := results.get(cell.key))
+        and not found.failure
+    }
+
+
+def validation(result: CellResult) -> float | None:
+    """The mean validation accuracy over clients that methods and trials are chosen by; None for a failed cell."""
+    found = result.last.get(metrics.PERSONAL_VALIDATION_AFTER)
+    return None if result.failure or found is None or math.isnan(found.mean) else found.mean
+
+
+def score(found: Mapping[int, CellResult]) -> float:
+    """Mean validation accuracy over seeds, -1 without results."""
+    values = [validation(result) or 0.0 for result in found.values()]
+    return float(np.mean(values)) if values else -1.0
+
+
+def best_baseline(block: tuple[str, str], cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+    """The one of ALWAYS with the highest validation accuracy."""
+    return max(ALWAYS, key=lambda label: score(of_method(label, block, cells, results)))
