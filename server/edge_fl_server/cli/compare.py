@@ -75,6 +75,9 @@ def compare(
     ] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
     plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also write one page with verdict, differences, plots and tables.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of this comparison; cells stored in it are not run again.")
     ] = None,
@@ -148,10 +151,14 @@ def compare(
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
     if plots:
-        from edge_fl_server.report import run_plots
+        from edge_fl_server.report import comparison_plots
 
-        files = run_plots.of_comparison(reported, results, folder)
+        files = comparison_plots.save(reported, results, folder)
         print_status(f"plots: {len(files)} files in {folder / 'plots'}")
+    if html:
+        from edge_fl_server.report import comparison_page
+
+        print_status(f"page: {comparison_page.write(folder, shown, reported, results)}")
     print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
     print_status(f"results: {folder}")
     every = {cell.key: cell for cell in [*cells, *reported]}
