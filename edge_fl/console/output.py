@@ -6,11 +6,10 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from edge_fl import logs
 from edge_fl.console.tables import Table, aligned_lines, cell_text, rich_table
@@ -35,11 +34,14 @@ def print_status(line: str) -> None:
     if logs.is_json():
         logging.getLogger("edge_fl").info(line)
     elif not is_quiet():
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk below stderr ends no run
+            print(line, file=sys.stderr, flush=True)
 
 
 def show_json(value: object) -> None:
     """Print a value as JSON on stdout."""
+    import msgspec
+
     print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
 
 

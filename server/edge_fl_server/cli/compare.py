@@ -26,21 +26,35 @@ from edge_fl_server.cli.options import (
     SplitOption,
 )
 
+EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
+
 
 def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'."
+            metavar="METHODS",
+            rich_help_panel="Training",
+            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
         ),
     ] = "",
     recipe: RecipeOption = "",
-    dataset: Annotated[str, typer.Option(help="Datasets, comma-separated.")] = "",
+    dataset: Annotated[
+        str, typer.Option(metavar="DATASET", rich_help_panel="Data", help="Datasets, comma-separated.")
+    ] = "",
     partitions: Annotated[
-        str, typer.Option(help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.")
+        str,
+        typer.Option(
+            metavar="PARTITIONS",
+            rich_help_panel="Data",
+            help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.",
+        ),
     ] = "",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds, starting at the recipe's.")
+        int | None,
+        typer.Option(
+            metavar="N", rich_help_panel="Training", min=1, help="Number of seeds, starting at the recipe's."
+        ),
     ] = None,
     clients: ClientsOption = None,
     split: SplitOption = "",
@@ -52,26 +66,41 @@ def compare(
     scale: ScaleOption = 1.0,
     settings: SetOption = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Mean accuracy up to which bytes are counted.")
+        float | None,
+        typer.Option(metavar="SHARE", min=0, max=1, help="Mean accuracy up to which bytes are counted."),
     ] = None,
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="Choose each method's learning rate and hyper-parameters on validation data."
+            "--tune",
+            rich_help_panel="Tuning",
+            help="Choose each method's learning rate and hyper-parameters on validation data.",
         ),
     ] = False,
     tune_trials: Annotated[
-        int | None, typer.Option(min=2, max=100, help="Configurations to try per method with --tune; 6.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Tuning",
+            min=2,
+            max=100,
+            help="Configurations to try per method with --tune; 6.",
+        ),
     ] = None,
     tune_values: Annotated[
         list[str] | None,
-        typer.Option(help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable."),
+        typer.Option(
+            metavar="METHOD:KEY=VALUES",
+            rich_help_panel="Tuning",
+            help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable.",
+        ),
     ] = None,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
     ] = False,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Number of concurrent cells, each a process with one thread.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of concurrent cells, each a process with one thread."),
     ] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
     plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
@@ -79,7 +108,12 @@ def compare(
         bool, typer.Option("--html", help="Also write one page with verdict, differences, plots and tables.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of this comparison; cells stored in it are not run again.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="Folder of this comparison; cells stored in it are not run again.",
+        ),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:

@@ -11,9 +11,12 @@ from edge_fl_server.cli.options import DataDirOption
 
 def register(app: App) -> None:
     """Add the groups `models`, `heads` and `datasets`."""
-    app.group("models", "Networks.").command("list")(list_models)
-    app.group("heads", "Personal heads.").command("list")(list_heads)
-    app.group("datasets", "Datasets for research.").command("list")(list_datasets)
+    for name, help, command in (
+        ("models", "Networks: list them.", list_models),
+        ("heads", "Personal heads: list them.", list_heads),
+        ("datasets", "Datasets for research: list them.", list_datasets),
+    ):
+        app.group(name, help, "Research").add(command, f"edge-fl {name} list", name="list")
 
 
 def list_models(format: FormatOption = Format.TABLE) -> None:

@@ -13,10 +13,10 @@ from edge_fl.console.output import Format, show_json, show_table
 
 def register(app: App) -> None:
     """Add the group `methods`."""
-    methods = app.group("methods", "Federated methods.")
-    methods.command("list")(list_methods)
-    methods.command("show")(show_method)
-    methods.command("recommend")(recommend_method)
+    methods = app.group("methods", "Federated methods: list, show, recommend.", "Research")
+    methods.add(list_methods, "edge-fl methods list", name="list")
+    methods.add(show_method, "edge-fl methods show fedcrc", name="show")
+    methods.add(recommend_method, "edge-fl methods recommend --clients 12 --samples 50", name="recommend")
 
 
 class Device(StrEnum):
@@ -34,8 +34,11 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
 
 
 def show_method(
-    name: str,
-    model: Annotated[str, typer.Option(help="Model for which bytes are counted.")] = "cnn2",
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method of 'edge-fl methods list'.")],
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", rich_help_panel="Training", help="Model for which bytes are counted."),
+    ] = "cnn2",
     egress: Annotated[
         bool, typer.Option("--egress", help="Print only what may leave a device, by tier, as JSON.")
     ] = False,
@@ -53,9 +56,15 @@ def show_method(
 
 
 def recommend_method(
-    clients: Annotated[int, typer.Option(min=1, help="Clients that train.")],
-    samples: Annotated[int, typer.Option(min=1, help="Training images of each of them, on average.")],
-    tier: Annotated[Device, typer.Option(help="Devices whose accuracy counts.")] = Device.FULL,
+    clients: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Data", min=1, help="Clients that train.")
+    ],
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Training images of each of them, on average.")
+    ],
+    tier: Annotated[
+        Device, typer.Option(metavar="TIER", help="Devices whose accuracy counts.")
+    ] = Device.FULL,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""

@@ -8,9 +8,8 @@ from edge_fl.console.output import Format, show_table
 
 def register(app: App) -> None:
     """Add the group `recipes`."""
-    app.group("recipes", "The built-in recipes: the settings of the papers' tables.").command("list")(
-        list_recipes
-    )
+    recipes = app.group("recipes", "The built-in recipes: the settings of the papers' tables.", "Research")
+    recipes.add(list_recipes, "edge-fl recipes list", name="list")
 
 
 def list_recipes(format: FormatOption = Format.TABLE) -> None:

@@ -15,9 +15,12 @@ from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOpt
 
 def register(app: App) -> None:
     """Add `runs list`, `plots` and `newtask`."""
-    app.group("runs", "Earlier runs and their final states.").command("list")(list_runs)
-    app.root.command()(plots)
-    app.root.command()(newtask)
+    app.root.add(plots, "edge-fl plots simulate-20261120-101500", panel="Research")
+    app.root.add(
+        newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
+    )
+    runs = app.group("runs", "Earlier runs and their final states.", "Research")
+    runs.add(list_runs, "edge-fl runs list", name="list")
 
 
 def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
@@ -45,18 +48,29 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="The new dataset.")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="The new dataset.")],
     clients: Annotated[
-        int, typer.Option(min=1, help="Number of clients that the new dataset is split over.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Data",
+            min=1,
+            help="Number of clients that the new dataset is split over.",
+        ),
     ] = 20,
-    beta: Annotated[float, typer.Option(help=options.BETA_HELP)] = 1.0,
+    beta: Annotated[
+        float, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
+    ] = 1.0,
     head: Annotated[
         str,
         typer.Option(
-            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class."
+            metavar="HEAD",
+            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
         ),
     ] = "mlp",
-    iterations: Annotated[int, typer.Option(min=1, help="Batches that each head is trained on.")] = 100,
+    iterations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Batches that each head is trained on.")
+    ] = 100,
     data_dir: DataDirOption = "",
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,

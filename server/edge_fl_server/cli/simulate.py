@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption
-from edge_fl.config import Recipe
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli import options, user_imports
@@ -31,19 +30,37 @@ from edge_fl_server.cli.options import (
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.execute import RunResult
 
+EXAMPLE = "edge-fl simulate --method repper --dataset digits --rounds 10"
 STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
 
 def simulate(
     recipe: RecipeOption = "",
-    method: Annotated[str, typer.Option(help="A method, see 'edge-fl methods list'.")] = "",
-    dataset: Annotated[str, typer.Option(help="A dataset, such as digits or fashion-mnist.")] = "",
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD", rich_help_panel="Training", help="A method, see 'edge-fl methods list'."
+        ),
+    ] = "",
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="DATASET", rich_help_panel="Data", help="A dataset, such as digits or fashion-mnist."
+        ),
+    ] = "",
     data_dir: DataDirOption = "",
     clients: ClientsOption = None,
-    beta: Annotated[float | None, typer.Option(help=options.BETA_HELP)] = None,
+    beta: Annotated[
+        float | None, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
+    ] = None,
     split: SplitOption = "",
     save_split: Annotated[
-        Path | None, typer.Option(help="Write the split over clients to this CSV file, for --split.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Data",
+            help="Write the split over clients to this CSV file, for --split.",
+        ),
     ] = None,
     model: ModelOption = "",
     heads: HeadsOption = None,
@@ -51,14 +68,26 @@ def simulate(
     epochs: EpochsOption = None,
     scale: ScaleOption = 1.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed for data split, training and sampling.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Training",
+            min=0,
+            help="Random seed for data split, training and sampling.",
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="How clients are trained: auto, sequential, pool, vector or ray.")
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            rich_help_panel="Training",
+            help="How clients are trained: auto, sequential, pool, vector or ray.",
+        ),
     ] = "",
     settings: SetOption = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of an interrupted run to resume, without other settings.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, without other settings."),
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
@@ -81,7 +110,7 @@ def simulate(
     if resume:
         base = options.simulated(Results.open(resume).recipe(), "simulate --resume")
     else:
-        base = recipes.find(recipe) if recipe else Recipe(name="simulate")
+        base = recipes.find(recipe) if recipe else config.Recipe(name="simulate")
     given = {
         "data.dataset": dataset,
         "data.data_dir": data_dir,
