@@ -72,12 +72,12 @@ class Database:
         expected = "expected the one that 'edge-fl server run' or 'server up' writes (--database)"
         try:
             if engine.dialect.name == "sqlite" and not _file(engine).is_file():
-                raise ConfigError(f"registry {_shown(where)}: not there; {expected}")
+                raise ConfigError(f"registry {shown(where)}: not there; {expected}")
             if not inspect(engine).has_table("alembic_version"):
-                raise ConfigError(f"registry {_shown(where)}: not a registry of edge-fl; {expected}")
+                raise ConfigError(f"registry {shown(where)}: not a registry of edge-fl; {expected}")
         except DBAPIError as error:
             engine.dispose()
-            raise ConfigError(f"registry {_shown(where)}: {_reason(error)}; {expected}") from error
+            raise ConfigError(f"registry {shown(where)}: {_reason(error)}; {expected}") from error
         except ConfigError:
             engine.dispose()
             raise
@@ -90,11 +90,11 @@ class Database:
                 if str(where) == IN_MEMORY:
                     metadata.create_all(connection)
                 else:
-                    _upgrade(connection, _shown(where))
+                    _upgrade(connection, shown(where))
         except DBAPIError as error:
             engine.dispose()
             raise ConfigError(
-                f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written"
+                f"registry {shown(where)}: {_reason(error)}; expected a database that can be written"
             ) from error
         return cls(engine)
 
@@ -174,7 +174,7 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in _INSERT:
-            raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
+            raise ConfigError(f"registry {shown(where)}: expected a path, sqlite:// or postgresql://")
         if (
             url.get_backend_name() == "sqlite" and not create
         ):  # also no new file where the old one disappears later
@@ -187,10 +187,10 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
             else create_engine(url, pool_pre_ping=url.get_backend_name() == "postgresql")
         )
     except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError(f"registry {_shown(where)}: {error}") from error
+        raise ConfigError(f"registry {shown(where)}: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"registry {_shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
+            f"registry {shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
         ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _tune)
@@ -238,7 +238,7 @@ def _upgrade(connection: Connection, where: str) -> None:
         ) from error
 
 
-def _shown(where: str | Path) -> str:
+def shown(where: str | Path) -> str:
     """The location without a password."""
     try:
         return make_url(str(where)).render_as_string() if "://" in str(where) else str(where)

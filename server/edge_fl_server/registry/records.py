@@ -174,8 +174,8 @@ class ServerRecord(Struct, frozen=True):
 class RolloutRecord(Struct, frozen=True):
     """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
-    State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages and thresholds. `version` increases with every change, for
-    compare-and-set.
+    State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages
+    and thresholds. `version` increases with every change, for compare-and-set.
     """
 
     number: int

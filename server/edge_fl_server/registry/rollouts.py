@@ -72,6 +72,14 @@ def served_release(db: Database, fleet: str) -> int:
     return 0
 
 
+def previous_release(db: Database, fleet: str, release: int) -> int:
+    """The release to go back to from `release` (0: none); from the one that is served, it stays that of its earlier roll-out."""
+    served = served_release(db, fleet)
+    if served != release:
+        return served
+    return next((one.previous for one in listed(db, fleet) if one.release == release and one.previous), 0)
+
+
 def current(db: Database, fleet: str) -> RolloutRecord | None:
     """The newest roll-out that has not ended."""
     return next((record for record in listed(db, fleet) if record.state not in OVER), None)

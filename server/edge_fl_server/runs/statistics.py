@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +32,14 @@ def paired(before: Mapping[K, float], after: Mapping[K, float]) -> Paired | None
     """The mean of `after` minus `before` over the clients that both have, with Student's interval; None without a common client."""
     found = list(differences(before, after).values())
     return Paired(float(np.mean(found)), *metrics.interval(found), len(found)) if found else None
+
+
+def of_differences(n: int, mean: float, mean_square: float) -> Paired | None:
+    """As `paired`, from the number, mean and mean square of the differences, as a database sums them."""
+    if n < 2:
+        return Paired(mean, nan, nan, n) if n else None
+    std = sqrt(max(mean_square - mean**2, 0.0) * n / (n - 1))
+    return Paired(mean, *metrics.interval_around(mean, std, n), n)
 
 
 def differences(before: Mapping[K, float], after: Mapping[K, float]) -> dict[K, float]:

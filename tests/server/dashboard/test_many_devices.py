@@ -72,7 +72,7 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
                 break
         keyboard.press("Enter")
         visit.page.wait_for_selector("th[aria-sort=descending] [data-key=sort-after]")
-        found = [float(cell) for cell in visit.page.locator("tbody tr td:nth-child(11)").all_inner_texts()]
+        found = [float(cell) for cell in visit.page.locator("tbody td[data-label='After %']").all_inner_texts()]
         assert found == sorted(found, reverse=True) and len(found) == 10
         assert visit.page.evaluate("document.activeElement.dataset.key") == "sort-after"
         assert "sort=after" in visit.page.url
@@ -93,7 +93,7 @@ def test_a_dialog_is_used_with_the_keyboard(service: Dashboard, browser: Any) ->
         visit.page.focus("[data-act='start:2']")
         visit.page.keyboard.press("Enter")
         visit.page.wait_for_selector(".q-dialog .q-card")
-        assert "Roll out release 2?" in visit.page.inner_text(".q-dialog")
+        assert "Roll back to release 2?" in visit.page.inner_text(".q-dialog")
         visit.page.keyboard.press("Escape")
         visit.page.wait_for_selector(".q-dialog .q-card", state="detached")
-        assert "No current roll-out" in visit.page.inner_text("main")
+        assert "No current roll-out" in visit.page.inner_text("#main")

@@ -156,26 +156,31 @@ def statements(db: Database, path: str, address: dict[str, str]) -> Iterator[str
 
 @dataclass(frozen=True)
 class Fact:
-    """A mean, or the means before and after, of n devices; in per cent."""
+    """A mean, the means before and after, or a mean difference with its interval, of n devices; in per cent."""
 
     n: int
     values: tuple[float, ...]
 
     def agrees(self, printed: tuple[float, ...], least: int, most: int) -> bool:
-        close = [abs(a - b) < 0.0501 for a, b in zip(self.values, printed, strict=True)]
-        return least <= self.n <= most and all(close)
+        close = [abs(a - b) < 0.0501 for a, b in zip(self.values, printed, strict=False)]
+        return least <= self.n <= most and len(printed) == len(self.values) and all(close)
 
 
-def expected(fleet: Fleet, history: History) -> dict[bool, list[Fact]]:
-    """The means and (True) the comparisons that a page may show."""
-    facts = {False: [Fact(n, (100 * mean,)) for found in history for mean, n in found.values()], True: []}
+def expected(fleet: Fleet, history: History) -> dict[str, list[Fact]]:
+    """The means, the comparisons ("→") and the differences ("points") that a page may show."""
+    facts = {"": [Fact(n, (100 * mean,)) for found in history for mean, n in found.values()]}
+    facts |= {"→": [], "points": []}
     for release in range(1, RELEASES + 1):
-        newest = [found[-1] for sent in fleet if (found := [one for one in sent if one.release == release])]
-        after = [one.after for one in newest if one.after is not None]
-        both = [(one.before, one.after) for one in newest if None not in (one.before, one.after)]
-        for is_pair, found in ((False, [after]), (True, [*zip(*both, strict=True)])):
-            if found and found[0]:
-                facts[is_pair].append(Fact(len(found[0]), tuple(100 * fmean(values) for values in found)))
+        of_release = [found for sent in fleet if (found := [one for one in sent if one.release == release])]
+        after = [found[-1].after for found in of_release if found[-1].after is not None]
+        pairs = [[one for one in found if None not in (one.before, one.after)] for found in of_release]
+        both = [(found[0].before, found[0].after) for found in pairs if found]  # later ones: the same release
+        for kind, columns in (("", [after]), ("→", [*zip(*both, strict=True)])):
+            if columns and columns[0]:
+                facts[kind].append(Fact(len(columns[0]), tuple(100 * fmean(values) for values in columns)))
+        if gained := [100 * (end - begin) for begin, end in both]:
+            ends = metrics.interval(gained) if len(gained) > 1 else ()
+            facts["points"].append(Fact(len(gained), (fmean(gained), *ends)))
     return facts
 
 
@@ -194,5 +199,5 @@ def test_every_mean_has_its_n_and_every_comparison_is_of_the_same_devices(
                 n = N.search(statement)
                 assert n, f"{path}: no n: {statement}"
                 least, most = int(n[1]), int(n[2] or n[1])
-                known = facts["→" in statement]
+                known = facts["points" if "points" in statement else "→" if "→" in statement else ""]
                 assert any(one.agrees(figures, least, most) for one in known), f"{path}: {statement}"

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 COLOURS = 6
+ONE_DECIMAL = "(p) => p.value.toFixed(1)"
 LARGEST_DOT = 20.0  # pixels
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
 AXIS = {
@@ -84,7 +85,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 "itemStyle": {"color": colour},
                 "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
                 "emphasis": {"disabled": True},
-                "endLabel": {"show": True, "formatter": "{c}", "color": "var(--ink)", "fontSize": 12},
+                "endLabel": {"show": True, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
         )
@@ -107,7 +108,10 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
         **BASE,
         "grid": {**BASE["grid"], "top": 38},
         "legend": legend,
-        "tooltip": {**BASE["tooltip"], "formatter": f"{{a}}, {step} {{b}}: {{c}} %"},
+        "tooltip": {
+            **BASE["tooltip"],
+            ":formatter": f"(p) => `${{p.seriesName}}, {step} ${{p.name}}: ${{p.value.toFixed(1)}} %`",
+        },
         "xAxis": {**AXIS, "boundaryGap": False, "data": [_place(shown, place) for place in places]},
         "yAxis": {"scale": True, "axisLabel": QUIET, "splitLine": {"lineStyle": {"color": "var(--line)"}}},
         "series": series,

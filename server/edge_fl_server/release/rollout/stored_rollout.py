@@ -171,8 +171,7 @@ def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
         and record.status not in GONE
         and not record.blocked
     ]
-    served = rollouts.served_release(db, fleet)
-    previous = 0 if served == release else served
+    previous = rollouts.previous_release(db, fleet, release)
     fields = msgspec.to_builtins(widened(resolved(plan, len(present), previous), present, release))
     return rollouts.begin(db, fleet, release, previous=previous, plan=fields)
 

@@ -1,0 +1,81 @@
+"""Which devices need attention or are blocked, and which run a release: the counts behind health, filters and questions."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, case, func, select
+
+from edge_fl.errors import InputError
+from edge_fl.wire.messages import GONE
+from edge_fl_server.dashboard import reasons
+from edge_fl_server.registry import Database
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry.tables import devices
+
+BLOCKED = STANDING != ""
+OUTLIER = devices.c.outlier_score >= 1
+DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
+ATTENTION = case(
+    (devices.c.revoked, 0),  # the operator's own decision
+    (devices.c.quarantine != "", 5),
+    (devices.c.status == "alert", 4),
+    (devices.c.status == "lost", 3),
+    (OUTLIER, 2),
+    (DRIFT > 0, 1),
+    else_=0,
+)
+"""How urgently a device needs attention; 0: it does not."""
+ONLY: dict[str, ColumnElement[bool]] = {
+    "attention": ATTENTION > 0,
+    "blocked": BLOCKED,
+    "quarantined": STANDING == "quarantined",
+    "revoked": STANDING == "revoked",
+}
+"""Filters of the list of devices."""
+HEALTH: dict[str, ColumnElement[bool]] = {
+    "quarantined": STANDING == "quarantined",
+    "alert": ATTENTION == 4,
+    "lost": ATTENTION == 3,
+    "outlier": ATTENTION == 2,
+    "drift": ATTENTION == 1,
+}
+"""Each device that needs attention is in exactly one of these groups."""
+
+
+class OnRelease(Struct, frozen=True):
+    """Head-only devices that run a release and that run another one, and those of both that are not connected."""
+
+    running: int
+    running_gone: int
+    others: int
+    others_gone: int
+
+
+def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:
+    """The number of devices in each group, in one pass."""
+    sums = (func.coalesce(func.sum(case((which, 1), else_=0)), 0) for which in groups.values())
+    with db.reading() as connection:
+        row = connection.execute(select(*sums).where(devices.c.fleet == fleet)).one()
+    return dict(zip(groups, row, strict=True))
+
+
+def on_release(db: Database, fleet: str, release: int) -> OnRelease:
+    """The head-only devices by whether they run a release; blocked ones receive none and are not counted."""
+    head = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
+    running, gone = devices.c.release == release, devices.c.status.in_(GONE)
+    groups = {
+        "running": head & running,
+        "running_gone": head & running & gone,
+        "others": head & ~running,
+        "others_gone": head & ~running & gone,
+    }
+    return OnRelease(**counts(db, fleet, groups))
+
+
+def reason(db: Database, fleet: str, device: str) -> str:
+    """Why a device is in quarantine, as a sentence. Raises InputError if it is not."""
+    record = registered.get(db, fleet, device)
+    if record is None or not record.quarantine:
+        raise InputError(f"{device}: not in quarantine")
+    return f"It is in quarantine: {reasons.quarantined(record.quarantine)}."
