@@ -26,7 +26,7 @@ GROUPS = {
     "simulated": "simulated clients",
     "full": "full devices",
     "head": "head-only devices",
-    "unknown": "devices of unknown tier",
+    "unknown": "unknown devices",
 }
 """By tier in devices.csv."""
 ALL = "clients"
@@ -102,6 +102,11 @@ def interval_text(low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return units.NOTHING
     return f"{_signed(low)} to {_signed(high)}"
+
+
+def counted(group: Group) -> str:
+    """Format as "8 head-only devices"."""
+    return f"{group.n.value} {group.name.removesuffix('s') if group.n.value == 1 else group.name}"
 
 
 def _group(
@@ -183,7 +188,7 @@ def _gain(
 
 
 def _reached(group: Group) -> str:
-    text = f"a mean accuracy of {units.percent(group.mean.value)} over {group.n.value} {group.name}"
+    text = f"a mean accuracy of {units.percent(group.mean.value)} over {counted(group)}"
     gain = next((gain for gain in group.gains if gain.difference.value or gain.low.value), None)
     if gain is None:
         return text

@@ -21,6 +21,7 @@ from edge_fl_server.report import facts, gains, page, sent
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.browsing import DEADLINE_S
+from tests.server.report.test_comparison_page import opens
 
 NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.PERSONAL_VALIDATION_BEFORE)
 CLIENTS = [f"c{number:03d}" for number in range(12)]
@@ -218,7 +219,7 @@ def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_p
     tab.on("console", lambda message: requested.append(message.text))
     tab.goto(path.as_uri(), timeout=DEADLINE_S * 1000)
     shown = tab.eval_on_selector_all(
-        "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.innerText}))"
+        "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.textContent}))"
     )
     found = lines(results)
     for figure in shown:
@@ -227,3 +228,11 @@ def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_p
     tab.screenshot(path=tmp_path / "report.png", full_page=True)
     context.close()
     assert requested == [path.as_uri()] and len(shown) >= 30
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_fits_the_window(results: Results, browser: Any, width: int, scheme: str, tmp_path: Path) -> None:
+    opens(page.write(results), browser, width, scheme, tmp_path)
