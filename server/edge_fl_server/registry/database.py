@@ -37,6 +37,7 @@ from edge_fl_server.registry.tables import metadata
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
 BUSY_MS = 10_000  # how long one process waits for another one's write
+FAILED = {"read": "nothing was read", "write": "the operation is not acknowledged"}
 LOCK = 0xEDFE  # advisory lock of PostgreSQL: servers that start at the same time create or upgrade tables one after the other
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -256,5 +257,5 @@ def _reporting(action: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise RunError(
-            f"registry: {action} failed ({_reason(error)})", consequence="the operation is not acknowledged"
+            f"registry: {action} failed ({_reason(error)})", consequence=FAILED[action]
         ) from error

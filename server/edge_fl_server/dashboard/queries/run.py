@@ -112,13 +112,16 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         for one in runs.rounds_of(db, record.run)
     )
     final = next((line.clients for line in lines if line.final), {})
-    tiers = _head_only(db, fleet) if final else frozenset()
-    of_tier = [
-        summarise_reports([report for name, report in final.items() if (name in tiers) == is_head])
-        for is_head in (False, True)
-    ]
-    online = servers.presence(db, fleet).online
-    return RunPage(record, rows, tuple(known), current, *of_tier, online=online)
+    head_only = _head_only(db, fleet) if final else frozenset()
+    return RunPage(
+        record,
+        rows,
+        tuple(known),
+        current,
+        final=summarise_reports([found for name, found in final.items() if name not in head_only]),
+        heads=summarise_reports([found for name, found in final.items() if name in head_only]),
+        online=servers.presence(db, fleet).online,
+    )
 
 
 def _head_only(db: Database, fleet: str) -> frozenset[str]:
