@@ -54,6 +54,28 @@ def difference(
     return Difference(baseline, mean, low, high, over, len(pairs), len(every), means)
 
 
+def text(found: Difference) -> str:
+    """Format in percentage points: "+1.20 [-0.31, +2.71]"."""
+    ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
+    return f"{found.mean * 100:+.2f}{ends}"
+
+
+def meaning(found: Difference, ours: str, note: str = "") -> str:
+    """Explain a column of differences of `ours` in one note."""
+    pairs = f"{found.pairs} pairs of client and seed"
+    spread = f"{found.seeds} seeds, {pairs}" if found.over == "seeds" else pairs
+    return (
+        f"difference: {ours}, minus {found.baseline} (the baseline with the best validation accuracy{note}) on the same"
+        f" clients, in percentage points, with the 95 % confidence interval over {spread}"
+    )
+
+
+def record(found: Difference) -> dict[str, object]:
+    """Flatten for CSV."""
+    names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
+    return {f"difference.{name}": getattr(found, name) for name in names}
+
+
 def by_client(result: CellResult) -> dict[str, float]:
     """Each client's accuracy after the final personalisation."""
     found = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -124,8 +123,7 @@ def record(row: TunedRow) -> dict[str, object]:
         "untuned.over_seeds": row.untuned.std,
     }
     if found := row.difference:
-        names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
-        flat |= {f"difference.{name}": getattr(found, name) for name in names}
+        flat |= paired.record(found)
     return flat
 
 
@@ -185,15 +183,7 @@ def _notes(rows: Sequence[TunedRow], shown: Sequence[Column], target: float | No
     )
     yield "- untuned: with the settings above, and the method's default hyper-parameters and usual optimiser"
     if found := next((row.difference for row in rows if row.difference), None):
-        spread = (
-            f"{found.seeds} seeds, {found.pairs} pairs of clients"
-            if found.over == "seeds"
-            else f"{found.pairs} clients"
-        )
-        yield (
-            f"- difference: tuned, minus {found.baseline} (the baseline with the best validation accuracy, also tuned) on the same"
-            f" clients, in percentage points, with the 95 % confidence interval over {spread}"
-        )
+        yield f"- {paired.meaning(found, 'tuned', ', also tuned')}"
     for column in shown:
         yield f"- {column.heading}: {column.meaning}"
     if target is not None:
@@ -210,5 +200,4 @@ def _difference(row: TunedRow) -> str:
     found = row.difference
     if found is None:
         return "baseline" if row.tuned.by_seed else "-"
-    ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
-    return f"{found.mean * 100:+.2f}{ends}"
+    return paired.text(found)

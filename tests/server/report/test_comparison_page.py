@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
-from edge_fl_server.compare import grid
+from edge_fl_server.compare import grid, summary, tables
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell
 from edge_fl_server.report import comparison_page
@@ -48,6 +49,25 @@ def test_the_method_is_chosen_by_validation_and_compared_on_the_same_clients() -
         " (mean over 3 seeds, 12 pairs of client and seed) correctly, +10.0 points compared with fedavg"
         " (95 % CI +10.0 to +10.0, n = 3 seeds)."
     )
+
+
+def test_the_table_has_the_same_differences_and_names_its_baseline() -> None:
+    base = config.with_settings(Recipe(), ["data.clients=4"])
+    cells = grid.cells(base, ["fedrep"], seeds=3)
+    scores = {"fedrep": (0.7, 0.9), "fedavg": (0.6, 0.7)}
+    found = {cell.key: result(cell, *scores.get(cell.label, (0.5, 0.5))) for cell in cells}
+    (table,) = tables.tables(summary.rows(cells, found), cells)
+    column = {row[0]: row[list(table.headings).index("difference")] for row in table.rows}
+    assert column["fedavg"] == "baseline" and column["fedrep"] == "+10.00 [+10.00, +10.00]"
+    assert "minus fedavg (the baseline with the best validation accuracy)" in " ".join(table.notes)
+    assert "over 3 seeds, 12 pairs of client and seed" in " ".join(table.notes)
+    lost = {
+        key: msgspec.structs.replace(one, failure="lost")
+        for key, one in found.items()
+        if one.label in grid.ALWAYS
+    }
+    (table,) = tables.tables(summary.rows(cells, found | lost), cells)
+    assert {row[list(table.headings).index("difference")] for row in table.rows} == {"-"}
 
 
 def test_a_baseline_may_be_the_best_and_without_validation_nothing_is_chosen() -> None:
