@@ -1,4 +1,4 @@
-"""The examples of README and docs/your-own.md work as printed, in an installed package with the printed entry points; source trees name existing files."""
+"""The examples of README and docs/your-own.md work as printed, in an installed package with the printed entry points."""
 
 from __future__ import annotations
 

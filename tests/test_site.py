@@ -1,4 +1,4 @@
-"""The documentation site builds in strict mode, requests nothing from other hosts, and its reference has every command, setting and message."""
+"""The documentation site builds in strict mode, requests nothing from other hosts, and has every command, setting and message."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def test_reference_has_every_command_setting_message_and_function() -> None:
     assert not [name for name in fields if f"`{name}`" not in settings and f"`[{name}]`" not in settings]
     assert "| `deadline_s` | float, above 0 | `120.0` |" in settings
     assert "## Assignment\n" in pages["reference/messages.md"]
-    assert not [f for f in messages.Report.__struct_fields__ if f"`{f}`" not in pages["reference/messages.md"]]
+    assert not [
+        f for f in messages.Report.__struct_fields__ if f"`{f}`" not in pages["reference/messages.md"]
+    ]
     assert "### `run`" in pages["reference/python.md"] and "```text\n" in pages["reference/notebook.md"]
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from edge_fl import heads, plugins
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
-from edge_fl.console import tables
+from edge_fl.console import tables, units
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, MethodError
 from edge_fl.inputs import InputSpec
@@ -74,7 +74,7 @@ def describe(name: str, model: str = "cnn2") -> str:
         f"family: {method.family}",
         *(f"{COLUMNS[key]}: {known[key]}" for key in ("shared", "personal", "head_only")),
         f"BatchNorm: {method.batch_norm.value}",
-        f"down per client and round with {model}: {known['bytes_down']:,} bytes ({', '.join(down) or 'nothing'})",
+        f"down per client and round with {model}: {units.size(known['bytes_down'])} ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
         f"late updates (cohort.buffer_size): {'supported' if known['late_updates'] else NOT_SUPPORTED}",
         *_egress(method),

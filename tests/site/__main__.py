@@ -9,4 +9,4 @@ from tests.site.build import ROOT, build
 
 if __name__ == "__main__":
     site = build(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "build/docs")
-    print(f"open {site / 'index.html'}")
+    sys.stdout.write(f"open {site / 'index.html'}\n")

@@ -62,7 +62,7 @@ def settings() -> str:
         [
             "# Settings",
             "",
-            "`--set KEY=VALUE` changes a setting of a recipe: `--set cohort.deadline_s=60`. An unknown key is an error that names the nearest known one.",
+            "`--set KEY=VALUE` changes a setting of a recipe: `--set cohort.deadline_s=60`.",
             "",
             "## Recipe",
             "",
@@ -101,7 +101,9 @@ def interface() -> str:
             lines += _documented(member.__name__, member, "###")
             if inspect.isclass(member):
                 for name, value in vars(member).items():
-                    if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                    if not name.startswith("_") and (
+                        inspect.isfunction(value) or isinstance(value, property)
+                    ):
                         lines += _documented(f"{member.__name__}.{name}", value, "####")
     return "\n".join(lines)
 
@@ -148,7 +150,9 @@ def _section(kind: type[Struct], name: str, heading: str = "###") -> list[str]:
 
 def _struct(kind: type[Struct]) -> list[str]:
     fields = [
-        f for f in msgspec.inspect.type_info(kind).fields if not _is_section(f)  # type: ignore[attr-defined]
+        f
+        for f in msgspec.inspect.type_info(kind).fields
+        if not _is_section(f)  # type: ignore[attr-defined]
     ]
     rows = [f"| `{f.name}` | {_type(f.type)} | {_default(f)} |" for f in fields]
     table = ["| key | type | default |", "| --- | --- | --- |", *rows] if rows else []
