@@ -192,13 +192,16 @@ def commands(
     host: str = "127.0.0.1",
     port: int | None = None,
     identity: Path | None = None,
+    *,
+    new: bool = False,
 ) -> Iterator[ReleaseCommands]:
-    """The commands on a fleet's releases, with the registry open."""
+    """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
     from edge_fl_server.release.rollout.commands import ReleaseCommands
 
-    with closing(Database.open(location(database, home))) as db:
+    opened = Database.open if new else Database.existing
+    with closing(opened(location(database, home))) as db:
         yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edge_fl.cli import IdentityOption
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
@@ -176,7 +177,7 @@ def publish(
     names = [name.strip() for name in classes.split(",")] if classes else []
     require_class_names(names, "release publish, --classes")
     plan = group.rollout_plan(stages)
-    with group.commands(home, fleet, database, host, port, identity) as releases:
+    with group.commands(home, fleet, database, host, port, identity, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
             if weights:
@@ -195,7 +196,7 @@ def publish(
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
-            f"release {manifest.release}: {manifest.extractor.bytes / 2**20:.1f} MiB{' and int8' * bool(int8)},"
+            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
             f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes)}"
         )
         if releases.is_served(manifest.release):

@@ -18,6 +18,8 @@ from edge_fl_server.registry import Database
         ["server", "dashboard", "--port", "0"],
         ["fleet", "admit", "pi-07"],
         ["fleet", "list", "--host", "nowhere"],
+        ["release", "list"],
+        ["release", "rollback", "--host", "nowhere"],
     ],
 )
 def test_a_mistyped_registry_is_an_error_and_not_a_new_one(

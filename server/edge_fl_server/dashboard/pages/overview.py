@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from functools import partial
 
 from msgspec import Struct
+from nicegui import ui
 
 from edge_fl import metrics
 from edge_fl_server.dashboard.live import Address, Board
+from edge_fl_server.dashboard.pages import fleet as fleets
 from edge_fl_server.dashboard.pages import log
 from edge_fl_server.dashboard.pages.parts import (
     Column,
@@ -43,7 +45,6 @@ GROUPS = {
     "drift": ("warn", "with images that have changed since the head was fitted", "/fleet?sort=drift&down=1"),
 }
 """Group of devices that need attention -> its colour, what is wrong, and the list of them."""
-COMMANDS = "edge-fl demo\nedge-fl device run --host BROKER --id pi-07 --data folder:/srv/images"
 CHANGES = (
     Column("Time, UTC", "at", clock),
     Column("Level", "level", word),
@@ -141,7 +142,7 @@ def summary(page: Overview, fleet: str) -> str:
     if not page.total and page.run is None:
         others = f" This registry has devices of: {', '.join(page.fleets)} (--fleet)." if page.fleets else ""
         text = f"Fleet {fleet} has no device and no run.{others} Start with one of these:"
-        return heading("Overview") + empty("Nothing here yet", text, COMMANDS)
+        return heading("Overview") + empty("Nothing here yet", text, fleets.COMMANDS)
     states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
     attention = sum(page.health.values())
     shown = facts(
@@ -176,6 +177,7 @@ def build(board: Board, _: Address) -> None:
     find = partial(overview.page, context.db, context.fleet)
     server_up = context.command("server up")
     board.html(find, lambda page: summary(page, context.fleet))
-    board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")
-    board.html(find, lambda page: gained(page) if page.total or page.run else "")
+    with ui.element("div").classes("halves"):
+        board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")
+        board.html(find, lambda page: gained(page) if page.total or page.run else "")
     board.table(find, CHANGES, lambda page: page.events, "Recent changes")

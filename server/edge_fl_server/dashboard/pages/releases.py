@@ -125,10 +125,13 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
     )
     waits = record.desired != record.state
     acts = not page.server.online and (waits or record.state == "running")
-    note = REQUESTED[record.desired] if waits else ""
-    if acts:
-        note = f"{note or 'under way'}; waiting for a server"
-    offered = () if waits else (*BUTTONS.get(record.state, ()), *(END if record.previous else ()))
+    requested = REQUESTED[record.desired] if waits else ""
+    note = "; ".join(filter(None, (requested, "waiting for a server" if acts else "")))
+    state = word(record.state) if requested or not acts else ""
+    back = record.release < record.previous
+    title = f"{'Roll-back to' if back else 'Roll-out of'} release {record.release}"
+    ends = () if not record.previous else END[:1] if back else END
+    offered = () if waits else (*BUTTONS.get(record.state, ()), *ends)
     buttons = "".join(button(action, record.number, label, look) for action, label, look in offered)
     command = command_of(COMMANDS[record.desired].format(record.release)) if acts else ""
     hint = (
@@ -152,11 +155,11 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
     )
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
     rest = (
-        f'{word(record.state)}<span class="text-warn">{note}</span><span class="quiet">{stage}</span>'
+        f'{state}<span class="text-warn">{note}</span><span class="quiet">{stage}</span>'
         f'<span class="actions">{buttons}</span>'
     )
     return (
-        f'<div id="rollout"><div class="head"><h2>Roll-out of release {record.release}</h2>{rest}</div>'
+        f'<div id="rollout"><div class="head"><h2>{title}</h2>{rest}</div>'
         f'{hint}{reason}<div class="steps" aria-hidden="true">{bars}</div>{shown}</div>'
     )
 

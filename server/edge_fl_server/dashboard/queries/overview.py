@@ -72,7 +72,7 @@ def page(db: Database, fleet: str) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
     mine = devices.c.fleet == fleet
     statuses = select(devices.c.status, func.count()).where(mine).group_by(devices.c.status)
-    whys = select(devices.c.why, func.count()).where(mine, standing.HEALTH["alert"]).group_by(devices.c.why)
+    whys = select(devices.c.why, func.count()).where(mine, standing.GROUPS["alert"]).group_by(devices.c.why)
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses)}
         alerts = {row[0]: row[1] for row in connection.execute(whys)}
@@ -84,13 +84,13 @@ def page(db: Database, fleet: str) -> Overview:
         server=servers.presence(db, fleet),
         total=sum(by_status.values()),
         by_status=dict(sorted(by_status.items())),
-        health=standing.counts(db, fleet, standing.HEALTH),
+        health=standing.needing_attention(db, fleet),
         alerts=alerts,
         served=served,
         previous=rollouts.previous_release(db, fleet, served),
         head_devices=moving.running + moving.others,
         running=moving.running,
-        heads=releases.head_reports(db, fleet, served) if served else HeadReports(),
+        heads=releases.head_reports(db, fleet).get(served, HeadReports()),
         full=next((found for run in known if (found := _full_devices(db, run.run))), None),
         run=known[0] if known else None,
         reached=rounds[-1] if rounds else None,

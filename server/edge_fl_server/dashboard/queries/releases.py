@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import Select, case, func, select
+from sqlalchemy import case, func, select
 
 from edge_fl_server.registry import Database, releases, rollouts, servers
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
@@ -73,11 +74,10 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     mine &= devices.c.capability["tier"].as_string() == "head"
     by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
     heads = select(func.count()).where(mine)
-    fits = _head_reports(fleet)
     with db.reading() as connection:
         running = {row[0]: row[1] for row in connection.execute(by_release.group_by(devices.c.release))}
-        fitted = {row[0]: _summed(*row[1:]) for row in connection.execute(fits)}
         head_only = connection.execute(heads).scalar_one()
+    fitted = head_reports(db, fleet)
     current = next((record for record in recent if record.state not in rollouts.OVER), None)
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
@@ -103,15 +103,16 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     return ReleasesPage(rows, recent, current, head_only, served, back, server)
 
 
-def head_reports(db: Database, fleet: str, release: int) -> HeadReports:
-    """The reports on one release."""
+def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
+    """The reports of a fleet by release."""
+    version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
     with db.reading() as connection:
-        row = connection.execute(_head_reports(fleet, release)).first()
-    return _summed(*row[1:]) if row else HeadReports()
+        count, newest = connection.execute(version).one()
+    return _head_reports(db, fleet, count, newest or "")
 
 
-def _head_reports(fleet: str, release: int = 0) -> Select[Any]:
-    """Sums over the reports on each release, or on one: what `_summed` takes, after the release."""
+@lru_cache(maxsize=4)  # open pages ask every 1.5 s, and reports are only added
+def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[int, HeadReports]:
     report = reports.c
     key = (report.release, report.device)
     is_pair = report.before.is_not(None) & report.after.is_not(None)
@@ -120,8 +121,7 @@ def _head_reports(fleet: str, release: int = 0) -> Select[Any]:
         partition_by=key, order_by=(case((is_pair, 0), else_=1), report.received_at, report.id)
     )
     columns = (report.release, report.error, report.before, report.after)
-    mine = (report.fleet == fleet) & (report.kind == "head")
-    mine &= report.release == release if release else report.release > 0
+    mine = (report.fleet == fleet) & (report.kind == "head") & (report.release > 0)
     each = select(*columns, newest.label("newest"), first.label("first")).where(mine).subquery()
     current = each.c.newest == 1
     pair = (each.c.first == 1) & each.c.before.is_not(None) & each.c.after.is_not(None)
@@ -137,7 +137,9 @@ def _head_reports(fleet: str, release: int = 0) -> Select[Any]:
         func.avg(case((pair, gain))),
         func.avg(case((pair, gain * gain))),
     )
-    return select(each.c.release, *sums).group_by(each.c.release)
+    with db.reading() as connection:
+        rows = connection.execute(select(each.c.release, *sums).group_by(each.c.release)).all()
+    return {row[0]: _summed(*row[1:]) for row in rows}
 
 
 def _summed(*row: Any) -> HeadReports:

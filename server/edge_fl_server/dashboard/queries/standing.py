@@ -16,13 +16,16 @@ from edge_fl_server.registry.tables import devices
 BLOCKED = STANDING != ""
 OUTLIER = devices.c.outlier_score >= 1
 DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
+GROUPS: dict[str, ColumnElement[bool]] = {
+    "quarantined": ~devices.c.revoked & (devices.c.quarantine != ""),
+    "alert": ~devices.c.revoked & (devices.c.status == "alert"),
+    "lost": ~devices.c.revoked & (devices.c.status == "lost"),
+    "outlier": ~devices.c.revoked & OUTLIER,
+    "drift": ~devices.c.revoked & (DRIFT > 0),
+}
+"""Why a device needs attention, the most urgent first; a revocation is the operator's own decision."""
 ATTENTION = case(
-    (devices.c.revoked, 0),  # the operator's own decision
-    (devices.c.quarantine != "", 5),
-    (devices.c.status == "alert", 4),
-    (devices.c.status == "lost", 3),
-    (OUTLIER, 2),
-    (DRIFT > 0, 1),
+    *((which, urgency) for urgency, which in zip(range(len(GROUPS), 0, -1), GROUPS.values(), strict=True)),
     else_=0,
 )
 """How urgently a device needs attention; 0: it does not."""
@@ -33,14 +36,6 @@ ONLY: dict[str, ColumnElement[bool]] = {
     "revoked": STANDING == "revoked",
 }
 """Filters of the list of devices."""
-HEALTH: dict[str, ColumnElement[bool]] = {
-    "quarantined": STANDING == "quarantined",
-    "alert": ATTENTION == 4,
-    "lost": ATTENTION == 3,
-    "outlier": ATTENTION == 2,
-    "drift": ATTENTION == 1,
-}
-"""Each device that needs attention is in exactly one of these groups."""
 
 
 class OnRelease(Struct, frozen=True):
@@ -50,6 +45,14 @@ class OnRelease(Struct, frozen=True):
     running_gone: int
     others: int
     others_gone: int
+
+
+def needing_attention(db: Database, fleet: str) -> dict[str, int]:
+    """The number of devices that need attention by group, each device in its most urgent one."""
+    query = select(ATTENTION, func.count()).where(devices.c.fleet == fleet).group_by(ATTENTION)
+    with db.reading() as connection:
+        by_urgency = {row[0]: row[1] for row in connection.execute(query)}
+    return {name: by_urgency.get(len(GROUPS) - place, 0) for place, name in enumerate(GROUPS)}
 
 
 def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:
