@@ -211,7 +211,7 @@ def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
     assert chart is not None
     low, band, line = chart.options["series"][:3]
     mean = 0.93 - 0.5 * 0.75
-    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 2), round(100 * mean, 2))
+    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 1), round(100 * mean, 1))
     assert band["data"][0] == 18.0 and band["stack"] == low["stack"] and len(line["data"]) == filled.ROUNDS
 
 

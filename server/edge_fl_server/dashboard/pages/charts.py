@@ -108,10 +108,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
         **BASE,
         "grid": {**BASE["grid"], "top": 38},
         "legend": legend,
-        "tooltip": {
-            **BASE["tooltip"],
-            ":formatter": f"(p) => `${{p.seriesName}}, {step} ${{p.name}}: ${{p.value.toFixed(1)}} %`",
-        },
+        "tooltip": {**BASE["tooltip"], "formatter": f"{{a}}, {step} {{b}}: {{c}} %"},
         "xAxis": {**AXIS, "boundaryGap": False, "data": [_place(shown, place) for place in places]},
         "yAxis": {"scale": True, "axisLabel": QUIET, "splitLine": {"lineStyle": {"color": "var(--line)"}}},
         "series": series,
@@ -179,4 +176,4 @@ def _place(curves: Sequence[Curve], place: int) -> str:
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:
     chosen = [values.get(place) for place in places]
-    return [None if value is None or not isfinite(value) else round(100 * value, 2) for value in chosen]
+    return [None if value is None or not isfinite(value) else round(100 * value, 1) for value in chosen]

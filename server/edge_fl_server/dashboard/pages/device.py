@@ -13,7 +13,17 @@ from edge_fl_server.dashboard.pages.charts import Chart, Curve
 from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, outlier, word
 from edge_fl_server.dashboard.queries import device
 from edge_fl_server.dashboard.queries.device import DevicePage
-from edge_fl_server.report.formatting import clock, escape, number, positive, seconds, share, since, size
+from edge_fl_server.report.formatting import (
+    clock,
+    escape,
+    mean,
+    number,
+    positive,
+    seconds,
+    share,
+    since,
+    size,
+)
 
 DESCRIPTION = {
     "machine": "Machine",
@@ -91,6 +101,7 @@ def summary(page: DevicePage) -> str:
             "Accuracy after, %": share(newest.after if newest else None),
             "Before, %": share(newest.before if newest else None),
             "Test images": number(images),
+            "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
