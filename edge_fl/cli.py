@@ -250,16 +250,17 @@ def _exit_code(error: BaseException, app: App) -> int:
             return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
         case MemoryError():
             return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
-        case OSError() if lost := _flush(sys.stdout):
+        case OSError() if lost := _flush(sys.stdout, probe="\n"):
             return _output_lost(lost)
     from edge_fl.console import extras
 
     return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
 
 
-def _flush(stream: TextIO) -> OSError | None:
-    """Write what is buffered. On an error, return it and discard this and all later output."""
+def _flush(stream: TextIO, probe: str = "") -> OSError | None:
+    """Write `probe` and what is buffered. On an error, return it and discard this and all later output."""
     try:
+        stream.write(probe)
         stream.flush()
     except OSError as error:
         nowhere = os.open(os.devnull, os.O_WRONLY)

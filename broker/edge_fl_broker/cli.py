@@ -16,6 +16,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, fleet_name
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
 from edge_fl_broker.provision import cli as provision
@@ -252,7 +253,13 @@ def check(
             results = checks.check(*checks.temporary_parties(endpoint), fleet, deadline_s)
         else:
             results = full_check(home, endpoint, fleet, deadline_s)
-    columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok", "required": "required"}
+    columns: Columns = {
+        "what": "broker",
+        "found": Column("found", prose=True),
+        "needed": Column("needed", prose=True),
+        "ok": "ok",
+        "required": "required",
+    }
     show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
     if identity:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, RunError
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
@@ -220,7 +222,7 @@ def predict(
         from edge_fl_devices.serving import fused
 
         size = fused.export(predictor, export)
-        print_status(f"{export}: {size} bytes; its predictions match the served model")
+        print_status(f"{export}: {units.size(size)}; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]
@@ -350,7 +352,12 @@ def doctor(
 
     options = {"id": id, "data": data, "folder": folder}
     results = run_checks(from_options(config, options, connection(host, port, fleet, identity)), print_status)
-    columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
+    columns: Columns = {
+        "check": "check",
+        "state": "state",
+        "found": Column("found", prose=True),
+        "remedy": Column("remedy", prose=True),
+    }
     show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
     if failed := [result.check for result in results if result.state == "failed"]:
@@ -361,4 +368,8 @@ def status(folder: ExistingFolder = DEVICE_FOLDER, format: FormatOption = Format
     """Show the state of this device: served release, head, pending reports."""
     from edge_fl_devices.doctor.status import read
 
-    show_table(read(folder), {"what": "what", "value": "value"}, format)
+    show_table(read(folder), {"what": "what", "value": Column("value", _status_value, prose=True)}, format)
+
+
+def _status_value(value: object) -> str:
+    return units.percent(value) if isinstance(value, float) else cell_text(value)

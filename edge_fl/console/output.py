@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_fl import logs
-from edge_fl.console.tables import Table, aligned_lines, cell_text, rich_table
+from edge_fl.console.layout import fitted
+from edge_fl.console.tables import Columns, Table, aligned_lines, listing
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
 
@@ -54,20 +56,22 @@ def show_paths(paths: Mapping[str, Path], format: Format = Format.TABLE) -> None
 
 
 def show_table(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
+    rows: Sequence[Mapping[str, Any]],
+    columns: Columns,
+    format: Format = Format.TABLE,
 ) -> None:
-    """Print `rows` on stdout; `columns` maps a row's key to its heading.
+    """Print `rows` on stdout.
 
-    JSON is a list of objects with exactly these keys and unrounded values. A table is drawn by rich on a terminal, otherwise plain text.
+    JSON is a list of objects with exactly these keys and unrounded values. A table is fitted to a terminal, and complete elsewhere.
     """
     if format is Format.JSON:
-        chosen = [{key: row.get(key) for key in columns} for row in rows]
-        show_json(chosen)
-        return
-    table = Table(list(columns.values()), [[cell_text(row.get(key)) for key in columns] for row in rows])
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(rich_table(table))
+        show_json([{key: row.get(key) for key in columns} for row in rows])
     else:
-        print("\n".join(aligned_lines(table)))
+        print("\n".join(terminal_lines(listing(rows, columns))))
+
+
+def terminal_lines(table: Table) -> list[str]:
+    """Format a table for stdout: fitted to its width if it is a terminal, else complete with one line per row."""
+    if not sys.stdout.isatty():
+        return aligned_lines(table)
+    return fitted(table, shutil.get_terminal_size().columns)

@@ -272,7 +272,7 @@ COLUMNS = {"device": "Device", "acc": "Accuracy"}
 
 def test_a_table_is_aligned_text_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(ROWS, COLUMNS)
-    assert capsys.readouterr().out == "Device     Accuracy\npi-1       0.988\n[red]pi-2  -\n"
+    assert capsys.readouterr().out == "Device     Accuracy\npi-1          0.988\n[red]pi-2         -\n"
 
 
 def test_a_table_as_json_has_the_columns_and_every_digit(capsys: pytest.CaptureFixture[str]) -> None:

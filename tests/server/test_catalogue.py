@@ -35,7 +35,7 @@ def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -
 
     text = catalogue.describe(name)
     assert all(f"  {hyper} = " in text for hyper in hypers(METHODS[name]))
-    assert "bytes" in text and "BatchNorm: " in text
+    assert "\ndown per client and round with cnn2: " in text and "BatchNorm: " in text
 
 
 def test_an_unknown_method_is_named_with_the_nearest_known_one() -> None:

@@ -9,6 +9,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 
 DEFAULT_HOME = Path("runs/identities")
@@ -30,13 +31,13 @@ Out = Annotated[
         help="Folder for the devices' identities [HOME/devices].",
     ),
 ]
-COLUMNS = {
+COLUMNS: Columns = {
     "name": "name",
     "role": "role",
     "state": "state",
     "expires": "expires",
     "device": "for device",
-    "serial": "serial",
+    "serial": Column("serial", rank=1),
 }
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption, cache_folder
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl_devices.options import FleetOption, PortOption, connection
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from edge_fl_devices.flash.targets.base import Target
 
 IDENTITIES = Path("runs/identities/devices")  # written by 'edge-fl fleet enrol'
-COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
+COLUMNS: Columns = {"what": "what", "path": "file", "bytes": Column("size", units.size), "mode": "mode"}
 
 
 def flash(
@@ -150,15 +152,15 @@ def flash(
         return CardContents(config, wheelhouse, keys, trusted, pictures, released)
 
     new, old = plan_changes(target, contents)
-    megabytes = sum(file.size for file in new) / 1e6
+    written = units.size(sum(file.size for file in new))
     if dry_run:
         show_table(list_changes(new, old), COLUMNS, format)
-        print_status(f"{target.name}: {len(new)} files, {megabytes:.1f} MB; nothing was written")
+        print_status(f"{target.name}: {len(new)} files, {written}; nothing was written")
     elif not new:
         print_status(f"{target.name}: {device} is installed already; nothing was written")
     else:
         apply_changes(target, new, old)
-        print_status(f"{target.name}: {device}, {megabytes:.1f} MB written; {target.next_step()}")
+        print_status(f"{target.name}: {device}, {written} written; {target.next_step()}")
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:

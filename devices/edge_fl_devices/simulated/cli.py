@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
+from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl_devices.options import (
     FleetOption,
@@ -31,6 +33,17 @@ if TYPE_CHECKING:
 
 FLEET_FOLDER = Path("runs/fleet")
 DEVICES = 12
+COLUMNS = {
+    "samples": Column("samples", rank=3),
+    "reports": Column("reports", rank=4),
+    "before": Column("before", units.percent),
+    "after": Column("after", units.percent),
+    "global_test": Column("global test", units.percent),
+    "bytes_down": Column("down", units.size, rank=1),
+    "bytes_up": Column("up", units.size, rank=1),
+    "seconds": Column("seconds", rank=2),
+}
+"""Columns of the result that are more than a heading."""
 
 
 def up(
@@ -221,7 +234,7 @@ def up(
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
         results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
-    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
+    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)
     if reason := unmeasured(results):
         print_status(reason)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl_server.cli.options import DataDirOption
+
+DESCRIPTION = {"description": Column("description", prose=True)}
 
 
 def register(app: App) -> None:
@@ -23,9 +26,8 @@ def list_models(format: FormatOption = Format.TABLE) -> None:
     """List the models for --model, with their options (--set model.options.NAME=VALUE) and the pretrained weights found here."""
     from edge_fl_server import catalogue
 
-    show_table(
-        catalogue.models(), {key: key for key in ("name", "options", "description", "weights")}, format
-    )
+    columns: Columns = {"name": "name", "options": Column("options", prose=True), **DESCRIPTION, "weights": "weights"}
+    show_table(catalogue.models(), columns, format)
 
 
 def list_heads(format: FormatOption = Format.TABLE) -> None:
@@ -33,7 +35,7 @@ def list_heads(format: FormatOption = Format.TABLE) -> None:
     from edge_fl_server import catalogue
 
     rows = catalogue.personal_heads()
-    show_table(rows, {key: key for key in ("name", "package", "description")}, format)
+    show_table(rows, {"name": "name", "package": "package", **DESCRIPTION}, format)
 
 
 def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Format.TABLE) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, show_json, show_table
+from edge_fl.console.tables import Column
 
 
 def register(app: App) -> None:
@@ -30,7 +31,9 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
     """List every method: family, shared and personal parts, behaviour of head-only devices, paper."""
     from edge_fl_server.catalogue import COLUMNS, rows
 
-    show_table(rows(), COLUMNS, format)
+    columns = {key: Column(heading, prose=key != "name") for key, heading in COLUMNS.items()}
+    columns["citation"] = Column(COLUMNS["citation"], prose=True, rank=1)
+    show_table(rows(), columns, format)
 
 
 def show_method(

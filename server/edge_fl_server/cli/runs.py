@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
+from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
@@ -29,9 +31,13 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
 
     from edge_fl_server.runs import results
 
-    columns = ("run", "method", "dataset", "source", "state", "reason", "created")
+    columns = {
+        **{name: name for name in ("run", "method", "dataset", "source", "state")},
+        "reason": Column("reason", prose=True),
+        "created": Column("created", rank=1),
+    }
     rows = [msgspec.to_builtins(run) for run in results.list_runs(runs)]
-    show_table(rows, {name: name for name in columns}, format)
+    show_table(rows, columns, format)
     if not rows:
         print_status(f"{runs}: no runs")
 
@@ -117,4 +123,7 @@ def newtask(
             "std": summary.std,
             "bottom_decile": summary.bottom_decile,
         })  # fmt: skip
-    show_table(rows, {key: key.replace("_", " ") for key in rows[0]}, format)
+    columns = {"iterations": "iterations"} | {
+        key: Column(key.replace("_", " "), units.percent) for key in ("mean", "std", "bottom_decile")
+    }
+    show_table(rows, columns, format)

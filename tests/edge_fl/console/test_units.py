@@ -42,10 +42,3 @@ def test_differences_have_a_sign(difference: float | None, text: str) -> None:
 )
 def test_sizes_have_a_binary_unit(bytes: float | None, text: str) -> None:
     assert units.size(bytes) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.44, "0.4 s"), (99, "99.0 s"), (100, "2 min"), (9000, "2.5 h")]
-)
-def test_durations_have_one_unit(seconds: float, text: str) -> None:
-    assert units.seconds(seconds) == text
