@@ -28,7 +28,10 @@ from edge_fl.metrics import summarise
 from edge_fl_server import recipes
 from edge_fl_server.children import Children
 from edge_fl_server.orchestrate.execute import simulate
-from edge_fl_server.runs import totals
+from edge_fl_server.report import page
+from edge_fl_server.runs import round_metrics, totals
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.study import Study
 
@@ -87,6 +90,7 @@ def run(options: DemoOptions) -> DemoResult:
             server = children.start(name, *arguments)
         accuracies = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
+    record_local_only(path, accuracies["Local"])
     rows = read_devices(path)
     seconds = time.monotonic() - start_s
     note = _note(options, recipe)
@@ -177,6 +181,23 @@ def raw_pixels(data: ClientData, classes: int) -> float:
     """Test accuracy of a head on a client's flattened pixels in 0..1, without an extractor."""
     head = heads.fit(PIXEL_HEAD, _flat(data.train), data.train.y, classes, unit_norm=False)
     return metrics.accuracy(head.predict(_flat(data.test)), data.test.y)
+
+
+def record_local_only(path: Path, local: Mapping[str, float]) -> None:
+    """Add the accuracy of Local to the final line of a run, and rewrite its report. Device i has client i's data."""
+    results = Results.open(path)
+    state = results.state()
+    devices = [row["device"] for row in results.devices()]
+    final = next(line for line in reversed(round_metrics.lines(path / round_metrics.FILE)) if line.final)
+    of_device = dict(zip(devices, (local[client] for client in sorted(local)), strict=True))
+    clients = {
+        device: {**report, metrics.LOCAL_ONLY: of_device[device]} for device, report in final.clients.items()
+    }
+    with Results.resume(path) as results:
+        summaries = metrics.summarise_reports(list(clients.values()))
+        results.append_round(RoundMetrics(round=final.round, final=True, metrics=summaries, clients=clients))
+        results.finish("completed", state.reason)
+    page.write(results)
 
 
 def read_devices(path: Path) -> list[dict[str, object]]:
