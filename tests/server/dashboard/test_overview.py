@@ -203,3 +203,12 @@ def test_the_state_of_the_server_is_in_plain_words(db: Database) -> None:
     servers.begin(db, "main", 1)
     shown = parts.server_state(servers.presence(db, "main"))
     assert "online" in shown and "since 2" in shown and "UTC" in shown
+
+
+def test_full_devices_without_a_baseline_show_their_mean_and_no_gain(db: Database) -> None:
+    for device, own in (("pi-0", 0.9), ("pi-1", 0.8)):
+        measured(db, device, "personal", 12, {AFTER: own})
+    page = overview.page(db, "main")
+    assert page.full is not None and (page.full.n, page.full.gains) == (2, ())
+    shown = overview_page.gained(page)
+    assert '85.0 <span class="quiet">(n = 2)</span> %' in shown and "no shared model to compare" in shown

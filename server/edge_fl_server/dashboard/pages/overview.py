@@ -72,7 +72,8 @@ def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item
             else "No server seen yet"
         )
         detail = f"Devices keep their reports, and nothing is rolled out. Start one: <code>{escape(server_up)}</code>"
-        yield Item("bad", what, "/log", detail)
+        waiting = page.rollout or (page.run and page.run.state == "running")
+        yield Item("bad" if waiting else "warn", what, "/log", detail)
     if page.run and page.run.state == "failed":
         yield Item("bad", f"Run {page.run.run} failed", f"/run/{page.run.run}", escape(page.run.reason))
     if (rollout := page.rollout) and "paused" in (rollout.state, rollout.desired):
@@ -106,6 +107,11 @@ def health(page: Overview, server_up: str = "edge-fl server up") -> str:
 def gained(page: Overview) -> str:
     """What personalisation gains, each on the same devices with its interval."""
     rows = [_full(one, page) for one in page.full.gains] if page.full else []
+    if page.full and not rows:
+        rows.append(
+            f"<li><p>Full devices: {mean(page.full.personal, page.full.n)} %, mean accuracy of their personal models.</p>"
+            '<p class="quiet">No gain: this method has no shared model to compare them with.</p></li>'
+        )
     if (found := page.heads.gain) is not None:
         what = f"Head-only devices: release {page.served} compared with"
         before = f"release {page.previous}" if page.previous else "the model served before"

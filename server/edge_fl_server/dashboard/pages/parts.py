@@ -26,8 +26,8 @@ from edge_fl_server.runs.statistics import Paired
 
 TONES = {
     "good": "ready running completed succeeded online",
-    "bad": "lost failed error aborted rejected offline",
-    "warn": "alert paused warning timed_out rolled_back budget_exhausted",
+    "bad": "lost failed error aborted rejected",
+    "warn": "alert paused warning timed_out rolled_back budget_exhausted offline",
     "hollow": "stopped sleeping disconnected replaced",
 }
 TONE = {state: tone for tone, states in TONES.items() for state in states.split()}

@@ -96,14 +96,14 @@ def _start(row: ReleaseRow) -> str:
 RELEASES = (
     Column("Release", "record.release", number),
     Column("Action", "start", cell=_start),
-    Column("Method", "record.method", minor=True),
-    Column("Run", "record.run", cell=_origin, minor=True),
-    Column("Size", "record.bytes", size, minor=True),
     Column("Running", "running", number, cell=_running),
     Column("Failed", "reports.failed", number),
     Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
     Column("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
     Column("Difference", "reports.gain", share, cell=lambda row: gain(row.reports.gain)),
+    Column("Method", "record.method", minor=True),
+    Column("Run", "record.run", cell=_origin, minor=True),
+    Column("Size", "record.bytes", size, minor=True),
     Column("Published, UTC", "record.published_at", lambda moment: clock(moment)[:16], minor=True),
 )
 

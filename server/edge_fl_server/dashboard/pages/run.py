@@ -107,6 +107,9 @@ def summary(page: RunPage) -> str:
     """The run's main figures."""
     record = page.run
     total = sum(page.current.values())
+    done = (
+        f'{total - page.current.get("queued", 0):,} of {total:,}<div class="quiet">in the current round</div>'
+    )
     shown = facts(
         {
             "Method": escape(record.method),
@@ -114,13 +117,14 @@ def summary(page: RunPage) -> str:
             "Source": escape(record.source),
             "Rounds": f"{page.rounds[-1].record.round if page.rounds else 0} of {record.rounds}",
             "Personal, full devices, mean %": _headline(page, *PERSONAL),
-            "Global, mean %": _headline(page, metrics.GLOBAL_TEST),
+            **(
+                {"Global, mean %": shared}
+                if (shared := _headline(page, metrics.GLOBAL_TEST)) != NOTHING
+                else {}
+            ),
             **({"Head-only devices, mean %": _heads(page)} if metrics.PERSONAL_AFTER in page.heads else {}),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
-            "Devices done": f"{total - page.current.get('queued', 0):,} of {total:,}"
-            f'<div class="quiet">in the current round</div>'
-            if total and record.state == "running"
-            else NOTHING,
+            **({"Devices done": done} if total and record.state == "running" else {}),
         },
         big=True,
     )

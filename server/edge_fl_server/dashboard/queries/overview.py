@@ -36,10 +36,12 @@ class Gain(Struct, frozen=True):
 
 
 class FullDevices(Struct, frozen=True):
-    """The gains of full devices in the newest evaluated round of a run."""
+    """The mean personal accuracy of `n` full devices in the newest evaluated round of a run, and its gains over baselines."""
 
     run: str
     round: int
+    personal: float | None
+    n: int
     gains: tuple[Gain, ...]
 
 
@@ -100,8 +102,8 @@ def page(db: Database, fleet: str) -> Overview:
     )
 
 
-def gains(measured: Measured) -> tuple[Gain, ...]:
-    """The personal accuracy of these devices compared with each baseline that was measured, on the devices that have both."""
+def full_devices(run: str, round: int, measured: Measured) -> FullDevices:
+    """The personal accuracy of these devices, compared with each baseline that was measured on the devices that have both."""
     final = _of(measured, metrics.PERSONAL_AFTER)
     enough = final and is_enough(len(final), len(_of(measured, metrics.PERSONAL_BEFORE)))
     best = metrics.PERSONAL_AFTER if enough else metrics.PERSONAL_BEFORE
@@ -113,7 +115,8 @@ def gains(measured: Measured) -> tuple[Gain, ...]:
             both = other.keys() & personal.keys()
             before, after = (fmean(values[device] for device in both) for values in (other, personal))
             found.append(Gain(baseline, before, after, difference))
-    return tuple(found)
+    accuracy = fmean(personal.values()) if personal else None
+    return FullDevices(run, round, accuracy, len(personal), tuple(found))
 
 
 def _of(measured: Measured, metric: str) -> dict[str, float]:
@@ -133,4 +136,4 @@ def _full_devices(db: Database, run: str) -> FullDevices | None:
         measured: dict[str, dict[str, float]] = {}
         for device, values in connection.execute(rows.order_by(report.received_at)):
             measured.setdefault(device, {}).update(values)
-    return FullDevices(run, round, gains(measured))
+    return full_devices(run, round, measured)
