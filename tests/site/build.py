@@ -13,6 +13,8 @@ from tests.site import reference
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]+\)")
 """A link to a file of the repository, which the site does not contain."""
+NAMED = re.compile(r"\[([\w-]+\.md)\]\(\1(?P<anchor>#[^)]*)?\)")
+"""A link whose text is the name of the file."""
 
 
 def build(folder: Path) -> Path:
@@ -20,8 +22,11 @@ def build(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder / "docs")
     shutil.copy(ROOT / "zensical.toml", folder)
-    for page in (folder / "docs").glob("*.md"):
-        page.write_text(OUTSIDE.sub(r"\1", page.read_text()))
+    pages = {page.name: page.read_text() for page in (folder / "docs").glob("*.md")}
+    titles = {name: text.partition("\n")[0].removeprefix("# ") for name, text in pages.items()}
+    for name, text in pages.items():
+        titled = NAMED.sub(lambda found: f"[{titles[found[1]]}]({found[1]}{found['anchor'] or ''})", text)
+        (folder / "docs" / name).write_text(OUTSIDE.sub(r"\1", titled))
     (folder / "docs/reference").mkdir()
     for path, text in reference.pages().items():
         (folder / "docs" / path).write_text(text)

@@ -28,6 +28,10 @@ from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_server import research
 
 FOLDED_FROM = 90
+EXAMPLE = re.compile(r"^(edge-fl .+)$", re.MULTILINE)
+SHORTENED = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
+"""A list of the commands of a group with shortened help, which follows in full."""
+
 NOTEBOOK = Path(__file__).parents[2] / "docs/notebook.ipynb"
 INTERFACE = {
     "edge_fl_server.research": (research.run, research.compare, research.Result, research.Comparison),
@@ -53,7 +57,8 @@ def commands() -> str:
     """All commands with their arguments and options, from the help of the command line."""
     loaded = cli.load(metadata.entry_points(group=cli.ENTRY_POINTS))
     command = get_command(loaded.root)
-    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="edge-fl", title="Commands")
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="edge-fl", title="Commands")
+    return EXAMPLE.sub(r"**Example**:\n\n```console\n$ \1\n```", SHORTENED.sub("", text))
 
 
 def settings() -> str:
