@@ -94,7 +94,7 @@ def verdict(method: str, state: str, round: int, groups: Sequence[Group]) -> str
     if not groups:
         return f"Nothing was measured.{end}"
     after = f" after round {round}" if state == "running" else ""
-    return f"{method} reaches {' and '.join(map(_reached, groups))}{after}.{end}"
+    return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{end}"
 
 
 def interval_text(low: float | None, high: float | None) -> str:

@@ -37,7 +37,7 @@ def test_full_and_head_only_devices_are_apart_and_each_gain_is_paired() -> None:
     assert head.devices["h0"].samples == 30
     assert gains.verdict("repper", "completed", 3, (full, head)) == (
         "repper reaches a mean accuracy of 80.0 % over 2 full devices, not clearly different from the shared model"
-        " (+10.0 points, 95 % CI -117.1 to +137.1, n = 2) and a mean accuracy of 80.0 % over 3 head-only devices, not clearly"
+        " (+10.0 points, 95 % CI -117.1 to +137.1, n = 2), and a mean accuracy of 80.0 % over 3 head-only devices, not clearly"
         " different from the heads on the previous release (+15.0 points, 95 % CI -48.5 to +78.5, n = 2)."
     )
 
