@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sqlalchemy import case, func, select
 
+from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database, releases, rollouts, servers
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
@@ -71,7 +72,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     """The releases and roll-outs of a fleet; `kept` are the releases whose files exist, None if that is unknown."""
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
     mine = devices.c.fleet == fleet
-    mine &= devices.c.capability["tier"].as_string() == "head"
+    mine &= standing.HEAD_ONLY
     by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
     heads = select(func.count()).where(mine)
     with db.reading() as connection:

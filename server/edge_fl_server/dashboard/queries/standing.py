@@ -14,6 +14,8 @@ from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import devices
 
 BLOCKED = STANDING != ""
+HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
+"""Devices that receive releases."""
 OUTLIER = devices.c.outlier_score >= 1
 DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
 GROUPS: dict[str, ColumnElement[bool]] = {
@@ -64,14 +66,13 @@ def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> 
 
 
 def on_release(db: Database, fleet: str, release: int) -> OnRelease:
-    """The head-only devices by whether they run a release; blocked ones receive none and are not counted."""
-    head = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
+    """The head-only devices by whether they run a release."""
     running, gone = devices.c.release == release, devices.c.status.in_(GONE)
     groups = {
-        "running": head & running,
-        "running_gone": head & running & gone,
-        "others": head & ~running,
-        "others_gone": head & ~running & gone,
+        "running": HEAD_ONLY & running,
+        "running_gone": HEAD_ONLY & running & gone,
+        "others": HEAD_ONLY & ~running,
+        "others_gone": HEAD_ONLY & ~running & gone,
     }
     return OnRelease(**counts(db, fleet, groups))
 
