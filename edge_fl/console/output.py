@@ -6,15 +6,17 @@ import logging
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from edge_fl import logs
 from edge_fl.console.layout import fitted
-from edge_fl.console.tables import Columns, Table, aligned_lines, listing
+from edge_fl.console.tables import Columns, Table, aligned_lines, listing, titled
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
 
@@ -68,6 +70,27 @@ def show_table(
         show_json([{key: row.get(key) for key in columns} for row in rows])
     else:
         print("\n".join(terminal_lines(listing(rows, columns))))
+
+
+def show_tables(tables: Sequence[Table]) -> None:
+    """Print tables with their titles and notes on stdout."""
+    for number, table in enumerate(tables):
+        notes = [wrapped(note) for note in table.notes]
+        found = replace(table, title=wrapped(table.title), notes=notes)
+        print("\n" * (number > 0) + titled(found, terminal_lines(table)), end="")
+
+
+def show_text(text: str) -> None:
+    """Print prose on stdout."""
+    print(wrapped(text))
+
+
+def wrapped(text: str) -> str:
+    """Wrap prose between words if stdout is a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
 
 
 def terminal_lines(table: Table) -> list[str]:

@@ -110,7 +110,12 @@ def padded(cell: str, width: int, *, right: bool = False) -> str:
 
 def text(table: Table) -> str:
     """Format as aligned plain text."""
-    return _blocks([table.title], aligned_lines(table), table.notes)
+    return titled(table, aligned_lines(table))
+
+
+def titled(table: Table, lines: Sequence[str]) -> str:
+    """Put the table's title above its `lines`, and its notes below."""
+    return _blocks([table.title], lines, table.notes)
 
 
 def markdown(table: Table) -> str:

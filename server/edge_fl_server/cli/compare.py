@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import FormatOption
-from edge_fl.console.output import Format, print_status
+from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
@@ -193,8 +193,21 @@ def compare(
         from edge_fl_server.report import comparison_page
 
         print_status(f"page: {comparison_page.write(folder, shown, reported, results)}")
-    print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
+    if format is Format.JSON:
+        print((folder / "table.json").read_text())
+    else:
+        show_tables(shown)
+        from edge_fl_server.report import comparison_page
+
+        print()
+        for where, _ in grid.blocks(reported):
+            found = comparison_page.block(reported, results, where)
+            show_text(f"{found.where}: {comparison_page.verdict(found)}")
     print_status(f"results: {folder}")
+    if not html:
+        print_status(
+            "next: repeat the command with --html for a page with plots; no finished cell is run again"
+        )
     every = {cell.key: cell for cell in [*cells, *reported]}
     failed = [cell for key, cell in every.items() if key in results and results[key].failure]
     if failed:

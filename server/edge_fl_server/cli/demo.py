@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.console.output import show_table
+from edge_fl.console.output import print_status, show_table, show_text
 from edge_fl_server.cli.options import RUNS, RunsOption
 
 
@@ -70,8 +70,10 @@ def demo(
     show_table(result.devices, demos.DEVICE_COLUMNS)
     print()
     show_table(result.comparison, demos.COMPARISON_COLUMNS)
-    print(f"\n{result.note}\nResults: {result.path}")
+    print(f"\n{result.note}")
     duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
     if plaintext_s is not None:
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
-    print(duration)
+    print(f"{duration}\nResults: {result.path}\n")
+    show_text(result.verdict)
+    print_status(f"next: edge-fl server dashboard --database {result.path / demos.REGISTRY}")

@@ -26,7 +26,12 @@ def list_models(format: FormatOption = Format.TABLE) -> None:
     """List the models for --model, with their options (--set model.options.NAME=VALUE) and the pretrained weights found here."""
     from edge_fl_server import catalogue
 
-    columns: Columns = {"name": "name", "options": Column("options", prose=True), **DESCRIPTION, "weights": "weights"}
+    columns: Columns = {
+        "name": "name",
+        "options": Column("options", prose=True),
+        **DESCRIPTION,
+        "weights": "weights",
+    }
     show_table(catalogue.models(), columns, format)
 
 

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_fl import metrics
 from edge_fl.cli import FormatOption
-from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console import units
+from edge_fl.console.output import Format, print_status, show_table, show_text
+from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
@@ -134,9 +137,12 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))
     results, outcome = orchestrator.run(request)
-    report.write(results)
+    written = report.write(results)
     _show_accuracies(outcome, format)
-    print_status(f"results: {results.path}")
+    if format is Format.TABLE:
+        show_text(f"\n{report.report(results).verdict}")
+    print_status(f"results: {results.path}; report: {written}")
+    print_status(f"next: edge-fl plots {results.path}")
     if outcome.exhausted:
         raise outcome.exhausted
 
@@ -150,4 +156,13 @@ def _show_accuracies(outcome: RunResult, format: Format) -> None:
         for round, summaries in by_round.items()
         for name, summary in summaries.items()
     ]
-    show_table(rows, {key: key.replace("_", " ") for key in ("metric", "round", *STATISTICS)}, format)
+    if format is Format.JSON:
+        show_table(rows, {key: key for key in rows[0]} if rows else {}, format)
+        return
+    columns = {key: key.replace("_", " ") for key in ("metric", "round", *STATISTICS)}
+    accuracies = {key: Column(columns[key], units.percent) for key in STATISTICS[:-1]}
+    others = [row for row in rows if metrics.ACCURACY not in row["metric"]]
+    show_table([row for row in rows if row not in others], {**columns, **accuracies})
+    if others:
+        print()
+        show_table(others, columns)

@@ -19,7 +19,8 @@ COLUMNS: Columns = {
     "why": Column("why", prose=True),
 }
 ROWS = [
-    {"device": f"device-{number}", "state": "quarantined", "after": 0.9, "machine": " ".join(["aarch64"] * 6), "seen": "2026-11-20 10:15:00",
+    {"device": f"device-{number}", "state": "quarantined", "after": 0.9,
+     "machine": " ".join(["aarch64"] * 6), "seen": "2026-11-20 10:15:00",
      "why": "three reports were rejected, the last one because of its norm"} for number in range(2)
 ]  # fmt: skip
 LONG = listing(ROWS, COLUMNS)
