@@ -256,6 +256,4 @@ def _reporting(action: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise RunError(
-            f"registry: {action} failed ({_reason(error)})", consequence=FAILED[action]
-        ) from error
+        raise RunError(f"registry: {action} failed ({_reason(error)})", consequence=FAILED[action]) from error
