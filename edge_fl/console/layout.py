@@ -30,8 +30,11 @@ def fitted(table: Table, width: int, *, stacked: bool = True) -> list[str]:
 
 def records(table: Table, width: int) -> list[str]:
     """Format each row as its first cell and, below it, the others with their headings; empty cells are left out."""
-    lines = []
+    lines: list[str] = []
     for first, *cells in table.rows:
+        if len(cells) == 1:
+            lines += _lines(f"{first}: {cells[0]}", width)
+            continue
         named = zip(table.headings[1:], cells, strict=True)
         lines += [
             first,

@@ -333,7 +333,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert child.stderr == "set()\n"
 
 
-def test_help_takes_less_than_half_a_second() -> None:
+def test_help_takes_less_than_a_quarter_of_a_second() -> None:
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*EDGE_FL, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
@@ -341,7 +341,7 @@ def test_help_takes_less_than_half_a_second() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # Processor time, the best of a few: it is about what is imported, not about who else uses this machine.
-    assert min(seconds() for _ in range(4)) < 0.5
+    assert min(seconds() for _ in range(6)) < 0.25
 
 
 def test_every_entry_point_loads() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from edge_fl.errors import ConfigError, DeadlineError, RunError
 from edge_fl_server import demo
 from edge_fl_server.children import Children
 from edge_fl_server.demo import DemoOptions
+from edge_fl_server.registry import Database, devices
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -167,3 +170,8 @@ def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_p
     assert all(row["before"] and row["release"] == "2" for row in rows if row["tier"] == "head")
     assert len(shown.comparison) == 8
     assert not any(math.isnan(line["mean"]) for line in shown.comparison)
+    with closing(Database.existing(str(shown.path / demo.REGISTRY))) as db:
+        assert len(devices.listed(db, "main")) == 4
+    assert re.search(
+        r"training on the client's own data alone .* Lowest: sim-00\d, \d+\.\d % of \d+ test", shown.verdict
+    )
