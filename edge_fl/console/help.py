@@ -52,7 +52,8 @@ def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
     for parameter in command.get_params(ctx):
         default = ARGUMENTS if parameter.param_type_name == "argument" else OPTIONS
         if record := parameter.get_help_record(ctx):
-            rows.append((getattr(parameter, "rich_help_panel", None) or default, record))
+            name = record[0].partition(" <")[0]  # without the type, such as <str>; the metavar says more
+            rows.append((getattr(parameter, "rich_help_panel", None) or default, (name, record[1])))
     panels = [panel for panel, _ in rows if panel not in (ARGUMENTS, OPTIONS)]
     _write_sections(formatter, rows, [ARGUMENTS, *panels, OPTIONS])
 

@@ -57,4 +57,5 @@ def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Form
         }
         for listing in datasets.listings(Path(data_dir))
     ]
-    show_table(rows, {key: key for key in rows[0]}, format)
+    prose = {key: Column(key, prose=True) for key in ("domains", "where")}
+    show_table(rows, {**{key: key for key in rows[0]}, **prose}, format)

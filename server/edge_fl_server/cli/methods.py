@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
-from edge_fl.console.output import Format, show_json, show_table
+from edge_fl.console.output import Format, show_json, show_table, show_text
 from edge_fl.console.tables import Column
 
 
@@ -55,7 +55,7 @@ def show_method(
     elif format is Format.JSON:
         show_json(catalogue.facts(name, model))
     else:
-        print(catalogue.describe(name, model))
+        show_text(catalogue.describe(name, model))
 
 
 def recommend_method(
@@ -77,4 +77,4 @@ def recommend_method(
     if format is Format.JSON:
         show_json(found)
     else:
-        print(show.text(found))
+        show_text(show.text(found))

@@ -23,6 +23,7 @@ ClassesOption = Annotated[
     typer.Option(
         "--classes",
         metavar="CLASSES",
+        rich_help_panel="Model",
         help="The classes, comma-separated; later releases may only append to them.",
     ),
 ]
@@ -91,7 +92,7 @@ def publish(
         typer.Option(
             "--model",
             metavar="MODEL",
-            rich_help_panel="Training",
+            rich_help_panel="Model",
             help="A model of 'edge-fl models list', instead of a file.",
         ),
     ] = "",
@@ -100,6 +101,7 @@ def publish(
         typer.Option(
             "--weights",
             metavar="WEIGHTS",
+            rich_help_panel="Model",
             help="Weights of --model: a file, or random [its pretrained ones].",
         ),
     ] = "",
@@ -108,37 +110,54 @@ def publish(
         typer.Option(
             "--mean",
             metavar="NUMBERS",
+            rich_help_panel="Model",
             help="Mean per channel that the file expects to be subtracted from 0..1.",
         ),
     ] = "",
     std: Annotated[
         str,
         typer.Option(
-            "--std", metavar="NUMBERS", help="Standard deviation per channel to divide by after --mean."
+            "--std",
+            metavar="NUMBERS",
+            rich_help_panel="Model",
+            help="Standard deviation per channel to divide by after --mean.",
         ),
     ] = "",
     size: Annotated[
         int,
         typer.Option(
-            "--size", metavar="N", min=0, help="Pixels per side, where the model does not fix them."
+            "--size",
+            metavar="N",
+            rich_help_panel="Model",
+            min=0,
+            help="Pixels per side, where the model does not fix them.",
         ),
     ] = 0,
     resize: Annotated[
         Resizing,
         typer.Option(
-            "--resize", metavar="HOW", help="How a picture gets this size: crop, letterbox or stretch."
+            "--resize",
+            metavar="HOW",
+            rich_help_panel="Model",
+            help="How a picture gets this size: crop, letterbox or stretch.",
         ),
     ] = "crop",
     reference: Annotated[
         Path | None,
         typer.Option(
-            "--reference", metavar="FILE", help="An .npz with x and features of the file, to compare with."
+            "--reference",
+            metavar="FILE",
+            rich_help_panel="Model",
+            help="An .npz with x and features of the file, to compare with.",
         ),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
-            "--images", metavar="FOLDER", help="A folder of pictures per class: also release an int8 variant."
+            "--images",
+            metavar="FOLDER",
+            rich_help_panel="Model",
+            help="A folder of pictures per class: also release an int8 variant.",
         ),
     ] = None,
     stages: Annotated[
