@@ -25,6 +25,9 @@ from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 HEAVY = {
+    "numpy",
+    "rich",
+    "msgspec",
     "torch",
     "torchvision",
     "onnx",

@@ -70,7 +70,7 @@ def demo(
     show_table(result.devices, demos.DEVICE_COLUMNS)
     print()
     show_table(result.comparison, demos.COMPARISON_COLUMNS)
-    print(f"\n{result.note}")
+    show_text(f"\n{result.note}")
     duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
     if plaintext_s is not None:
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"

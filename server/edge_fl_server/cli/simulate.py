@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl import metrics
 from edge_fl.cli import FormatOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
@@ -148,6 +147,8 @@ def simulate(
 
 
 def _show_accuracies(outcome: RunResult, format: Format) -> None:
+    from edge_fl import metrics
+
     by_round = {"last": outcome.last()}
     if best := outcome.best_by_validation():
         by_round[f"best_by_validation (round {best[0]})"] = best[1]
