@@ -15,7 +15,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly mutation check format bench bench-full bench-gpu study clean
+.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu study clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ check: venv ## format, lint, types and import contracts
 format: venv ## format the code and fix lint errors
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
+
+docs: venv ## build the documentation site in build/docs/site; a broken link is an error
+	$(BIN)/python -m tests.site
 
 bench: venv ## benchmark of this machine, in under ten minutes; results in runs/bench/
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -1,10 +1,18 @@
 """`python -m edge_fl`: the command `edge-fl`, where the script itself is not on the path."""
 
+import os
+import signal
 import sys
 
 
 def main() -> int:
-    """Run the command and return its exit code. Ctrl-C while modules load also gives one line."""
+    """Run the command and return its exit code. Ctrl-C while modules load also gives one line, and none while the interpreter ends."""
+    for name in (
+        "stdout",
+        "stderr",
+    ):  # closed by the shell (>&-): its descriptor must not become another file's
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         from edge_fl.cli import main as run
 
@@ -12,6 +20,8 @@ def main() -> int:
     except KeyboardInterrupt:
         sys.stderr.write("edge-fl: interrupted\n")
         return 130
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

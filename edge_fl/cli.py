@@ -2,35 +2,39 @@
 
 Each entry point is a function `register(app: App) -> None` in a package's `cli` module, which imports nothing heavy before a command runs.
 Every error ends as one line on stderr and an exit code: 0 success, 1 run failed, 2 cannot connect or access denied, 3 deadline, 4 bad
-input, 130 interrupted by Ctrl-C or SIGTERM.
+input, 130 interrupted by Ctrl-C or SIGTERM, 141 standard output was closed by its reader.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
-from importlib import metadata
+from inspect import getdoc
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer.main import get_command
 
 from edge_fl import __version__
-from edge_fl.console import extras
+from edge_fl.console.help import CONTEXT, Command, Group
 from edge_fl.console.output import QUIET, Format
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 ENTRY_POINTS = "edge_fl.commands"
-INTERRUPTED = 130
+COMPLETE = "_EDGE_FL_COMPLETE"  # environment variable: a shell asks for completions of its command line
+INTERRUPTED, OUTPUT_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 REPEATED_S = 1.0
 PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command ends with
 PR_SET_PDEATHSIG = 1
@@ -40,13 +44,19 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 _interrupted_s = -REPEATED_S
 
+CONNECTION = "Connection"  # panel of options
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="Output format: table for reading, JSON for scripts.")
+    Format,
+    typer.Option(
+        "--format", metavar="table|json", help="Output format: table for reading, JSON for scripts."
+    ),
 ]
 IdentityOption = Annotated[
     Path | None,
     typer.Option(
         "--identity",
+        metavar="FOLDER",
+        rich_help_panel=CONNECTION,
         help="Folder with this client's certificate (edge-fl fleet enrol), or with username and password; enables TLS [plaintext].",
     ),
 ]
@@ -86,49 +96,81 @@ def _start(
     _show_help(context)
 
 
+class Commands(typer.Typer):
+    """A group of commands under construction."""
+
+    def __init__(self, callback: Callable[..., object] = _show_help, **options: Any) -> None:
+        super().__init__(
+            cls=Group,
+            callback=callback,
+            invoke_without_command=True,
+            rich_markup_mode=None,  # plain help starts faster on a device and keeps [brackets]
+            **options,
+        )
+
+    def add(self, function: Callable[..., Any], example: str, *, name: str = "", panel: str = "") -> None:
+        """Add a command, named like its function by default; `example` is a command line, or several lines."""
+        name = name or function.__name__.replace("_", "-")
+        self.command(name, cls=Command, epilog=example, rich_help_panel=panel or None)(function)
+
+
 @dataclass
 class App:
     """The command line under construction: commands are added to `root` or to a group, which several packages may share."""
 
-    root: typer.Typer = field(
-        default_factory=lambda: typer.Typer(
-            callback=_start,
-            invoke_without_command=True,
-            add_completion=False,
-            rich_markup_mode=None,  # plain help starts faster on a device and keeps [brackets]
-            pretty_exceptions_enable=False,
-        )
+    root: Commands = field(
+        default_factory=lambda: Commands(_start, context_settings=CONTEXT, pretty_exceptions_enable=False)
     )
     unavailable: dict[str, str] = field(default_factory=dict)
-    _groups: dict[str, typer.Typer] = field(default_factory=dict)
+    _groups: dict[str, Commands] = field(default_factory=dict)
 
-    def group(self, name: str, help: str = "") -> typer.Typer:
-        """Return the group `edge-fl NAME`, creating it if needed; the first help text given is kept."""
+    def group(self, name: str, help: str = "", panel: str = "") -> Commands:
+        """Return the group `edge-fl NAME`, creating it if needed; the first help text and the first panel given are kept."""
         if name not in self._groups:
-            self._groups[name] = typer.Typer(
-                callback=_show_help, invoke_without_command=True, rich_markup_mode=None
-            )
+            self._groups[name] = Commands(add_completion=False)
             self.root.add_typer(self._groups[name], name=name)
         group = self._groups[name]
         if help and not isinstance(group.info.help, str):
             group.info.help = help
+        if panel and not isinstance(group.info.rich_help_panel, str):
+            group.info.rich_help_panel = panel
         return group
 
-    def narrow(self, arguments: Sequence[str]) -> None:
-        """Keep only the group that `arguments` name, if any: typer otherwise builds every command at every start."""
-        name = next((argument for argument in arguments if argument != "--quiet"), "")
-        if name in self._groups:
-            self.root.registered_commands = []
-            self.root.registered_groups = [info for info in self.root.registered_groups if info.name == name]
+
+def named(group: typer.Typer, arguments: Sequence[str]) -> typer.Typer:
+    """A copy of `group` with only the command that `arguments` name, or else with names and help alone: typer builds all it is given."""
+    found, words = copy(group), iter(arguments)
+    name = next((word for word in words if not word.startswith("-")), "")
+    commands = [info for info in group.registered_commands if info.name == name]
+    groups = [info for info in group.registered_groups if info.name == name]
+    if commands or groups:
+        found.registered_commands, rest = commands, list(words)
+    else:
+        found.registered_commands = [_without_options(info) for info in group.registered_commands]
+        groups, rest = group.registered_groups, []
+    found.registered_groups = [copy(info) for info in groups]
+    for info in found.registered_groups:
+        if info.typer_instance:
+            info.typer_instance = named(info.typer_instance, rest)
+    return found
 
 
-def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
+def _without_options(command: Any) -> Any:
+    """A copy of typer's description of a command with its help, but without its function and so without options."""
+    found = copy(command)
+    found.help, found.callback = getdoc(command.callback), lambda: None
+    return found
+
+
+def load(entry_points: Iterable[EntryPoint]) -> App:
     """Build an App from all entry points; one that cannot be imported is listed in `unavailable` and does not affect the others."""
     app = App()
     for point in sorted(entry_points, key=lambda point: point.name):
         try:
             point.load()(app)
         except Exception as error:
+            from edge_fl.console import extras
+
             app.unavailable[point.name] = extras.hint(error) or f"{type(error).__name__}: {error}"
     if app.unavailable:
         app.root.info.epilog = f"Unavailable: {_reasons(app)}."
@@ -137,6 +179,8 @@ def load(entry_points: Iterable[metadata.EntryPoint]) -> App:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit code. Never raises and never prints a traceback."""
+    from importlib import metadata
+
     is_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -173,26 +217,69 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _run(app: App, arguments: list[str]) -> int:
-    app.narrow(arguments)
     try:
-        code = app.root(arguments, prog_name="edge-fl", standalone_mode=False)
-        if code == INTERRUPTED:  # typer caught the KeyboardInterrupt
-            return _fail("interrupted", code)
-        return code if isinstance(code, int) else 0
-    except EdgeFLError as error:
-        return _fail(str(error), error.exit_code)
-    except UsageError as error:
-        return _fail(_usage(error, app), InputError.exit_code)
-    except typer.Abort as error:
-        return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
-    except MemoryError as error:
-        return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
-    except Exception as error:
-        return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
+        code = _invoke(app, arguments)
+    except (KeyboardInterrupt, typer.Exit, Exception) as error:
+        code = _exit_code(error, app)
+    if lost := _flush(sys.stdout):
+        return _output_lost(lost)
+    return code
+
+
+def _invoke(app: App, arguments: list[str]) -> int:
+    if COMPLETE in os.environ:
+        get_command(app.root)(arguments, prog_name="edge-fl")
+    command = get_command(named(app.root, arguments))
+    with command.make_context("edge-fl", arguments) as context:
+        code = command.invoke(context)
+    return code if isinstance(code, int) else 0
+
+
+def _exit_code(error: BaseException, app: App) -> int:
+    """Print the line of an error, if it has one, and return its exit code."""
+    match error:
+        case typer.Exit():
+            return error.exit_code
+        case KeyboardInterrupt():
+            return _fail("interrupted", INTERRUPTED)
+        case EdgeFLError():
+            return _fail(str(error), error.exit_code)
+        case UsageError():
+            return _fail(_usage(error, app), InputError.exit_code)
+        case typer.Abort():
+            return _fail("interrupted", INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+        case MemoryError():
+            return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
+        case OSError() if lost := _flush(sys.stdout, probe="\n"):
+            return _output_lost(lost)
+    from edge_fl.console import extras
+
+    return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
+
+
+def _flush(stream: TextIO, probe: str = "") -> OSError | None:
+    """Write `probe` and what is buffered. On an error, return it and discard this and all later output."""
+    try:
+        stream.write(probe)
+        stream.flush()
+    except OSError as error:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+        return error
+    return None
+
+
+def _output_lost(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError):  # the reader, such as head, has enough
+        return OUTPUT_CLOSED
+    return _fail(f"standard output: {error.strerror}; the output is not complete", EdgeFLError.exit_code)
 
 
 def _fail(message: str, code: int) -> int:
-    print("edge-fl:", " ".join(message.split()), file=sys.stderr)
+    with suppress(OSError):
+        print("edge-fl:", " ".join(message.split()), file=sys.stderr)
+    _flush(sys.stderr)
     return code
 
 
@@ -210,6 +297,10 @@ def _reasons(app: App) -> str:
 
 def _bug(error: BaseException) -> str:
     """Write the traceback of an unexpected error to a file and describe both in one line."""
+    import hashlib
+    import tempfile
+    import traceback
+
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
     # The name identifies the place of the error: repeated errors overwrite one file.

@@ -123,13 +123,17 @@ def summarise(values: Sequence[float], weights: Sequence[float] | None = None) -
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's 95 % interval for the mean of independent values; NaN for a single value."""
-    from scipy.special import stdtrit  # comes with scikit-learn
-
     if len(values) < 2:
         return math.nan, math.nan
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * error
-    return float(np.mean(values)) - reach, float(np.mean(values)) + reach
+    return interval_around(float(np.mean(values)), float(np.std(values, ddof=1)), len(values))
+
+
+def interval_around(mean: float, std: float, n: int) -> tuple[float, float]:
+    """Student's 95 % interval for the mean of n >= 2 independent values with this standard deviation (n - 1 in the denominator)."""
+    from scipy.special import stdtrit  # comes with scikit-learn
+
+    reach = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * std / math.sqrt(n)
+    return mean - reach, mean + reach
 
 
 def summarise_reports(

@@ -1,6 +1,7 @@
 """A real browser and a real dashboard for tests: Debian's chromium, driven headless, and `edge-fl server dashboard` as a child process.
 
-A `Visit` records what no page may do: log errors to the console, raise, or send a request to any other host.
+A `Visit` records what no page may do: log errors to the console, raise, or send a request to any other host. `flaws` lists what no page may
+be: wider than its window, or hard to use according to axe-core.
 """
 
 from __future__ import annotations
@@ -17,6 +18,21 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 60.0
+LOOKS = ((1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"))
+"""Widths and colour schemes in which every page is tested."""
+SETTLED = """async () => {
+  await new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)));
+  document.getAnimations().filter((one) => one.effect.getTiming().iterations < Infinity).forEach((one) => one.finish());
+}"""
+LAYOUT = r"""() => {
+  const wide = document.documentElement.scrollWidth, window_ = window.innerWidth;
+  const ground = getComputedStyle(document.body).backgroundColor.match(/\d+/g).slice(0, 3).map(Number);
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  return [
+    ...(wide > window_ ? [`${wide} pixels wide in a window of ${window_}`] : []),
+    ...(dark === Math.min(...ground) > 200 ? [`background rgb(${ground}) in the ${dark ? "dark" : "light"} scheme`] : []),
+  ];
+}"""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -87,6 +103,24 @@ class Visit:
         """Open a page and wait for its contents."""
         self.page.goto(self.home + path, wait_until="commit", timeout=DEADLINE_S * 1000)
         self.page.wait_for_selector(wait_for)
+
+    def look(self, width: int, scheme: str) -> None:
+        """Give the open page another width and colour scheme, and end its transitions."""
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.evaluate(SETTLED)
+
+    def flaws(self) -> list[str]:
+        """Horizontal overflow, a background that is not of the colour scheme, and serious or critical violations of axe-core's rules."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found = list(self.page.evaluate(LAYOUT))
+        violations = Axe().run(self.page).response["violations"]
+        return found + [
+            f"{one['id']} ({one['impact']}): {', '.join(str(node['target'][0]) for node in one['nodes'][:4])}"
+            for one in violations
+            if one["impact"] in ("serious", "critical")
+        ]
 
     def _record(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):

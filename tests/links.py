@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from pathlib import Path
 
-LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)|\b(?:src|srcset)=\"([^\"]+)\"")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
 def broken_links(page: Path) -> list[str]:
     """The relative links of a page whose file or heading does not exist."""
-    return [target for target in LINK.findall(prose(page)) if not _resolves(page, target)]
+    targets = [link or image for link, image in LINK.findall(prose(page))]
+    return [target for target in targets if not _resolves(page, target)]
 
 
 def anchors(page: Path) -> set[str]:

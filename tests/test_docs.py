@@ -39,6 +39,7 @@ from PIL import Image
 
 from edge_fl import cli
 from tests.links import broken_links
+from tests.warm import Command, WarmStart
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -52,7 +53,7 @@ OUR_MODULE = re.compile(
 )
 NO_MODULES = {"toml", "md", "py", "csv", "crt", "json", "local", "example"}  # suffixes of file and host names
 DEADLINE_S = 240.0
-SETTLE_S = 2.0
+SETTLE_S = 0.5
 NOT_RUN_AT_MOST = 36
 """Limit of commands that are not run, on all pages together."""
 
@@ -202,6 +203,12 @@ def test_missing_paths_and_modules_are_found() -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmStart]:
+    with WarmStart() as started:
+        yield started
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("mosquitto_program")
@@ -210,12 +217,12 @@ def test_missing_paths_and_modules_are_found() -> None:
     [page for page in PAGES if not after(page) and any(b.is_run for b in blocks(page))],
     ids=lambda page: page.name,
 )
-def test_commands_of_a_page_run(app: Any, page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_run(app: Any, warm: WarmStart, page: Path, tmp_path: Path) -> None:
     Image.linear_gradient("L").save(tmp_path / "photo.png")
     for name, number in product(("cat", "dog"), range(6)):
         (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
-    with network_namespace() as prefix, Session(app, tmp_path, prefix) as session:
+    with network_namespace() as namespace, Session(app, warm, tmp_path, namespace) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
                 if named := re.match(r"# (\w+\.(?:py|toml))\n", block.text):
@@ -230,11 +237,12 @@ class Session:
     """Runs the commands of a page in one folder. Services are stopped at the end, and before a block of concurrent commands."""
 
     app: Any
+    warm: WarmStart
     folder: Path
-    prefix: list[str]
+    namespace: str
 
     def __enter__(self) -> Session:
-        self._serving: list[tuple[str, subprocess.Popen[str], Path]] = []
+        self._serving: list[tuple[str, subprocess.Popen[str] | Command, Path]] = []
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         above = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self._variables = {**os.environ, "PATH": path, "PYTHONPATH": above, "OMP_NUM_THREADS": "1"}
@@ -269,16 +277,24 @@ class Session:
 
     def _start(self, command: str) -> None:
         output = self.folder / f".output-{len(self._serving)}"
+        program, *arguments = shlex.split(command)
+        if program == "edge-fl":
+            process = self.warm.start(arguments, self.folder, output, self._variables, self.namespace)
+        else:
+            process = self._popen([program, *arguments], output)
+        self._serving.append((command, process, output))
+
+    def _popen(self, command: list[str], output: Path) -> subprocess.Popen[str]:
+        prefix = ["nsenter", f"--net={self.namespace}"] if self.namespace else []
         with output.open("w") as file:
-            process = subprocess.Popen(
-                [*self.prefix, *shlex.split(command)],
+            return subprocess.Popen(
+                [*prefix, *command],
                 cwd=self.folder,
                 env=self._variables,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self._serving.append((command, process, output))
 
     def _wait(self) -> None:
         command, process, output = self._serving[-1]
@@ -298,16 +314,16 @@ class Session:
 
 
 @contextmanager
-def network_namespace() -> Iterator[list[str]]:
-    """A command prefix for running in a new network namespace with a loopback only."""
+def network_namespace() -> Iterator[str]:
+    """The path of a new network namespace with a loopback only; "" where only root may make one."""
     if os.geteuid() != 0:
-        yield []
+        yield ""
         return
     up = "ip link set lo up && echo up && exec sleep infinity"
     holder = subprocess.Popen(["unshare", "--net", "sh", "-c", up], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout and holder.stdout.readline() == "up\n"
-        yield ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+        yield f"/proc/{holder.pid}/ns/net"
     finally:
         holder.kill()
         holder.wait()

@@ -1,4 +1,4 @@
-"""README's examples work as printed, in an installed package with the printed entry points, and its source tree names existing files."""
+"""The examples of README and docs/your-own.md work as printed, in an installed package with the printed entry points."""
 
 from __future__ import annotations
 
@@ -13,21 +13,27 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+YOUR_OWN = (ROOT / "docs/your-own.md").read_text()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+MOST_LINES = 130
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 SMALL = ["--dataset", "digits", "--rounds", "1", "--clients", "3", "--epochs", "1"]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [*blocks(README, "python"), *blocks(YOUR_OWN, "python")]
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An installed package: README's modules and the entry points of its pyproject.toml."""
+    """An installed package: the examples' modules and the entry points of the printed pyproject.toml."""
     folder = tmp_path_factory.mktemp("package")
-    for code in blocks("python"):
+    for code in EXAMPLES:
         (folder / code.split()[1]).write_text(code)  # "# gentle.py"
-    (pyproject,) = blocks("toml")
+    (pyproject,) = blocks(YOUR_OWN, "toml")
     groups = tomllib.loads(pyproject)["project"]["entry-points"]
     lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items()]
     info = folder / "example-1.0.dist-info"
@@ -49,8 +55,8 @@ def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def source_tree() -> list[Path]:
-    """Every file and folder named in the source tree: an entry per line, with the files it contains behind its name."""
-    block = README.partition("## The source tree\n\n```\n")[2].partition("```")[0]
+    """Every file and folder named in the complete source tree: an entry per line, with the files it contains behind its name."""
+    block = ARCHITECTURE.partition("## The source tree\n\n```\n")[2].partition("```")[0]
     found, folders = [], []
     for line in block.splitlines():
         if entry := re.match(r"( {0,4})([\w/]+)/", line):
@@ -68,7 +74,27 @@ def test_source_tree_names_existing_files() -> None:
     assert not [str(entry) for entry in entries if not (ROOT / entry).exists()]
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.split()[1])
+def test_readmes_source_tree_has_the_folders_of_the_repository() -> None:
+    block = README.partition("## The source tree\n\n```\n")[2].partition("```")[0]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    folders = {name for name in project["targets"]["sdist"]["include"] if (ROOT / name).is_dir()}
+    assert {line.split("/")[0] for line in block.splitlines()} == folders
+
+
+def test_readme_is_short() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
+
+
+def test_readmes_example_prints_an_accuracy_per_client(package: Path) -> None:
+    (code,) = blocks(README, "python")
+    assert len(code.replace("\n\n", "\n").splitlines()) <= 7
+    done = run(package, sys.executable, code.split()[1])
+    assert done.returncode == 0, done.stderr
+    values = [float(number) for number in re.findall(r"[\d.]+", done.stdout)]
+    assert len(values) == 10 and 0.5 < sum(values) / 10 <= 1
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split()[1])
 def test_every_example_is_shorter_than_20_lines(code: str) -> None:
     assert sum(bool(line.strip()) for line in code.splitlines()) < 20
 

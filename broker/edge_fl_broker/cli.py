@@ -15,6 +15,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, fleet_name
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
 from edge_fl_broker.provision import cli as provision
@@ -23,23 +24,54 @@ if TYPE_CHECKING:
     from edge_fl_broker.config import Settings
     from edge_fl_broker.provision.authority import Authority
 
-Host = Annotated[str, typer.Option(help="Address to listen on; without TLS loopback only.")]
-Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Port [8883, without TLS 1883].")]
-Fleet = Annotated[str, typer.Option(help="Fleet whose topics clients may use.", callback=fleet_name)]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Plaintext without authentication, on loopback only.")
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST", rich_help_panel="Connection", help="Address to listen on; without TLS loopback only."
+    ),
 ]
-Folder = Annotated[Path, typer.Option("--dir", help="Folder for configuration, log and retained messages.")]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", rich_help_panel="Connection", min=1, max=65535, help="Port [8883, without TLS 1883]."
+    ),
+]
+Fleet = Annotated[
+    str,
+    typer.Option(
+        metavar="FLEET",
+        rich_help_panel="Connection",
+        help="Fleet whose topics clients may use.",
+        callback=fleet_name,
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", rich_help_panel="Connection", help="Plaintext without authentication, on loopback only."
+    ),
+]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        help="Folder for configuration, log and retained messages.",
+    ),
+]
 Home = Annotated[
     Path,
     typer.Option(
-        help="Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect."
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        help="Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect.",
     ),
 ]
 File = Path | None
-Ca = Annotated[File, typer.Option(help="CA that signs every client (PEM); replaces --home.")]
-Cert = Annotated[File, typer.Option(help="Broker's certificate (PEM).")]
-Key = Annotated[File, typer.Option(help="Key of the broker's certificate (PEM).")]
+Ca = Annotated[File, typer.Option(metavar="FILE", help="CA that signs every client (PEM); replaces --home.")]
+Cert = Annotated[File, typer.Option(metavar="FILE", help="Broker's certificate (PEM).")]
+Key = Annotated[File, typer.Option(metavar="FILE", help="Key of the broker's certificate (PEM).")]
 Foreground = Annotated[
     bool,
     typer.Option(
@@ -55,11 +87,11 @@ _SECURITY = {True: "plaintext, loopback only", False: "TLS"}
 def register(app: App) -> None:
     """Add the group `broker`."""
     group = app.group(
-        "broker", help="The MQTT broker: run mosquitto, print its configuration, test a broker."
+        "broker", "The MQTT broker: run mosquitto, print its configuration, test a broker.", "Fleet"
     )
-    group.command()(up)
-    group.command()(config)
-    group.command()(check)
+    group.add(up, "edge-fl broker up --insecure")
+    group.add(config, "edge-fl broker config --insecure")
+    group.add(check, "edge-fl broker check --insecure")
     provision.register(app)
 
 
@@ -72,7 +104,11 @@ def up(
     home: Home = provision.DEFAULT_HOME,
     enrol: Annotated[
         list[str] | None,
-        typer.Option("--enrol", help="Enrol this device first, unless it is enrolled; may be repeated."),
+        typer.Option(
+            "--enrol",
+            metavar="DEVICE",
+            help="Enrol this device first, unless it is enrolled; may be repeated.",
+        ),
     ] = None,
     foreground: Foreground = False,
     ca: Ca = None,
@@ -150,24 +186,48 @@ def config(
 
 
 def check(
-    host: Annotated[str, typer.Option(help="Broker's host.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="HOST", rich_help_panel="Connection", help="Broker's host.")
+    ] = "127.0.0.1",
     port: Port = None,
     fleet: Annotated[
-        str, typer.Option(help="Fleet whose topics the test messages use.", callback=fleet_name)
+        str,
+        typer.Option(
+            metavar="FLEET",
+            rich_help_panel="Connection",
+            help="Fleet whose topics the test messages use.",
+            callback=fleet_name,
+        ),
     ] = "main",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Connect without TLS.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", rich_help_panel="Connection", help="Connect without TLS.")
+    ] = False,
     home: Annotated[
         Path,
-        typer.Option(help="Folder of the CA; it certifies two temporary devices to check the access list."),
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="Folder of the CA; it certifies two temporary devices to check the access list.",
+        ),
     ] = provision.DEFAULT_HOME,
     identity: Annotated[
         Path | None,
         typer.Option(
-            "--identity", help="Folder with username and password; replaces --home, no access list."
+            "--identity",
+            metavar="FOLDER",
+            rich_help_panel="Connection",
+            help="Folder with username and password; replaces --home, no access list.",
         ),
     ] = None,
     deadline_s: Annotated[
-        float, typer.Option("--deadline", min=0.1, help="Seconds to wait for each answer.")
+        float,
+        typer.Option(
+            "--deadline",
+            metavar="SECONDS",
+            rich_help_panel="Connection",
+            min=0.1,
+            help="Seconds to wait for each answer.",
+        ),
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -192,7 +252,13 @@ def check(
             results = checks.check(*checks.temporary_parties(endpoint), fleet, deadline_s)
         else:
             results = full_check(home, endpoint, fleet, deadline_s)
-    columns = {"what": "broker", "found": "found", "needed": "needed", "ok": "ok", "required": "required"}
+    columns: Columns = {
+        "what": "broker",
+        "found": Column("found", prose=True),
+        "needed": Column("needed", prose=True),
+        "ok": "ok",
+        "required": "required",
+    }
     show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
     if identity:

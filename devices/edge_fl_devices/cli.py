@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, RunError
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
@@ -32,21 +34,51 @@ if TYPE_CHECKING:
     from edge_fl_devices.config import DeviceConfig
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with the device's settings; options override it.")
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file with the device's settings; options override it."
+    ),
 ]
-IdOption = Annotated[str | None, typer.Option("--id", help="Name of the device: a-z, 0-9 and '-'.")]
+IdOption = Annotated[
+    str | None, typer.Option("--id", metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")
+]
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", help="Images of the device: a folder, an .npz, or python:module:function."),
+    typer.Option(
+        "--data", metavar="SOURCE", help="Images of the device: a folder, an .npz, or python:module:function."
+    ),
 ]
-FolderOption = Annotated[Path | None, typer.Option("--dir", help="Folder of the device [device].")]
-ExistingFolder = Annotated[Path, typer.Option("--dir", envvar="EDGE_FL_DIR", help="Folder of the device.")]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--dir", metavar="FOLDER", rich_help_panel="Folders", help="Folder of the device [device]."),
+]
+ExistingFolder = Annotated[
+    Path,
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        envvar="EDGE_FL_DIR",
+        help="Folder of the device.",
+    ),
+]
 DEVICE_FOLDER = Path("device")
-TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of classes to list for each picture.")]
+TopOption = Annotated[
+    int,
+    typer.Option(
+        "--top",
+        metavar="N",
+        rich_help_panel="Predictions",
+        min=1,
+        help="Number of classes to list for each picture.",
+    ),
+]
 PrecisionOption = Annotated[
     float | None,
     typer.Option(
         "--precision",
+        metavar="SHARE",
+        rich_help_panel="Predictions",
         min=0.0,
         max=0.999,
         help="Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
@@ -56,6 +88,8 @@ FalseAlarmOption = Annotated[
     float | None,
     typer.Option(
         "--false-alarm",
+        metavar="SHARE",
+        rich_help_panel="Predictions",
         min=0.0,
         max=0.5,
         help="Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
@@ -66,29 +100,45 @@ MAX_NAMED = 10
 
 def register(app: App) -> None:
     """Add the group `device`, `fleet up` and `flash`."""
-    device = app.group("device", help="One device: run its agent, predict, show its status.")
-    for command in (run, predict, serve, watch, status, doctor):
-        device.command()(command)
-    app.group("fleet", help="Many devices: simulate, list, enrol and revoke them.").command()(up)
-    app.root.command()(flash)
+    device = app.group("device", "One device: run its agent, predict, show its status.", "Device")
+    device.add(run, "edge-fl device run --id pi-07 --host laptop.local --data pictures")
+    device.add(predict, "edge-fl device predict photo.jpg --top 3")
+    device.add(serve, "edge-fl device serve --port 8000")
+    device.add(watch, "edge-fl device watch --camera 0 --interval 1")
+    device.add(status, "edge-fl device status")
+    device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
+    fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
+    fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
+    app.root.add(
+        flash, "edge-fl flash --device pi-07 --boot /media/me/bootfs --host laptop.local", panel="Device"
+    )
 
 
 def run(
     config: ConfigOption = None,
     id: IdOption = None,
     data: DataOption = None,
-    tier: Annotated[str | None, typer.Option(help="auto, head or full [auto].")] = None,
+    tier: Annotated[str | None, typer.Option(metavar="TIER", help="auto, head or full [auto].")] = None,
     head: Annotated[
         str | None,
-        typer.Option(help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic]."),
+        typer.Option(
+            metavar="HEAD",
+            help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic].",
+        ),
     ] = None,
     folder: FolderOption = None,
     root: Annotated[
         Path | None,
-        typer.Option(help="Root of trust for releases, as installed with the device [trust on first use]."),
+        typer.Option(
+            metavar="FILE",
+            help="Root of trust for releases, as installed with the device [trust on first use].",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Random seed for the split into train and test [0].")
+        int | None,
+        typer.Option(
+            metavar="N", rich_help_panel="Training", help="Random seed for the split into train and test [0]."
+        ),
     ] = None,
     host: HostOption = None,
     port: PortOption = None,
@@ -139,18 +189,24 @@ def _run(config: DeviceConfig, children: Children) -> None:
 
 def predict(
     source: Annotated[
-        str, typer.Argument(help="A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
+        str,
+        typer.Argument(
+            metavar="PICTURES", help="A picture, a folder of pictures, an .npz, or - for a picture on stdin."
+        ),
     ] = "",
     folder: ExistingFolder = DEVICE_FOLDER,
     export: Annotated[
-        Path | None, typer.Option(help="Write extractor and head as one ONNX model to this file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write extractor and head as one ONNX model to this file."),
     ] = None,
     top: TopOption = 1,
     precision: PrecisionOption = None,
     false_alarm: FalseAlarmOption = None,
     format: Annotated[
         PredictionFormat,
-        typer.Option("--format", help="Output format: table for reading, JSON or CSV for scripts."),
+        typer.Option(
+            "--format", metavar="FORMAT", help="Output format: table for reading, JSON or CSV for scripts."
+        ),
     ] = PredictionFormat.TABLE,
 ) -> None:
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
@@ -166,7 +222,7 @@ def predict(
         from edge_fl_devices.serving import fused
 
         size = fused.export(predictor, export)
-        print_status(f"{export}: {size} bytes; its predictions match the served model")
+        print_status(f"{export}: {units.size(size)}; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]
@@ -189,12 +245,25 @@ def predict(
 def serve(
     folder: ExistingFolder = DEVICE_FOLDER,
     config: Annotated[
-        Path | None, typer.Option("--config", help="The device's settings [those of the last device run].")
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="The device's settings [those of the last device run]."
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for all: then clients need the token.")
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Connection",
+            help="Address to listen on; 0.0.0.0 for all: then clients need the token.",
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")] = 8000,
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel="Connection", min=0, max=65535, help="Port; 0 selects a free one."
+        ),
+    ] = 8000,
     top: TopOption = 1,
     precision: PrecisionOption = None,
     false_alarm: FalseAlarmOption = None,
@@ -214,16 +283,21 @@ def serve(
 
 def watch(
     camera: Annotated[
-        str, typer.Option(help="Number of a camera, an rtsp:// or http:// address, or a video file.")
+        str,
+        typer.Option(
+            metavar="CAMERA", help="Number of a camera, an rtsp:// or http:// address, or a video file."
+        ),
     ] = "0",
     folder: ExistingFolder = DEVICE_FOLDER,
     top: TopOption = 1,
     precision: PrecisionOption = None,
     false_alarm: FalseAlarmOption = None,
     interval: Annotated[
-        float, typer.Option(min=0, help="Shortest time between predictions, in seconds.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Shortest time between predictions, in seconds.")
     ] = 0.0,
-    count: Annotated[int, typer.Option(min=0, help="Number of predictions; 0: until Ctrl-C.")] = 0,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of predictions; 0: until Ctrl-C.")
+    ] = 0,
     publish: Annotated[
         bool, typer.Option("--publish", help="Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
@@ -278,7 +352,12 @@ def doctor(
 
     options = {"id": id, "data": data, "folder": folder}
     results = run_checks(from_options(config, options, connection(host, port, fleet, identity)), print_status)
-    columns = {"check": "check", "state": "state", "found": "found", "remedy": "remedy"}
+    columns: Columns = {
+        "check": "check",
+        "state": "state",
+        "found": Column("found", prose=True),
+        "remedy": Column("remedy", prose=True),
+    }
     show_table([asdict(result) for result in results], columns, format)
     sys.stdout.flush()
     if failed := [result.check for result in results if result.state == "failed"]:
@@ -289,4 +368,8 @@ def status(folder: ExistingFolder = DEVICE_FOLDER, format: FormatOption = Format
     """Show the state of this device: served release, head, pending reports."""
     from edge_fl_devices.doctor.status import read
 
-    show_table(read(folder), {"what": "what", "value": "value"}, format)
+    show_table(read(folder), {"what": "what", "value": Column("value", _status_value, prose=True)}, format)
+
+
+def _status_value(value: object) -> str:
+    return units.percent(value) if isinstance(value, float) else cell_text(value)

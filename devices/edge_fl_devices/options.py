@@ -16,13 +16,32 @@ from edge_fl.console.output import is_quiet
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.runner import Runner
 
-HostOption = Annotated[str | None, typer.Option("--host", help="Host of the broker [127.0.0.1].")]
+HostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="HOST", rich_help_panel="Connection", help="Host of the broker [127.0.0.1]."
+    ),
+]
 PortOption = Annotated[
     int | None,
-    typer.Option("--port", min=1, max=65535, help="Port of the broker [8883 with an identity, else 1883]."),
+    typer.Option(
+        "--port",
+        metavar="N",
+        rich_help_panel="Connection",
+        min=1,
+        max=65535,
+        help="Port of the broker [8883 with an identity, else 1883].",
+    ),
 ]
 FleetOption = Annotated[
-    str | None, typer.Option("--fleet", help="Name of the fleet [main].", callback=fleet_name)
+    str | None,
+    typer.Option(
+        "--fleet",
+        metavar="FLEET",
+        rich_help_panel="Connection",
+        help="Name of the fleet [main].",
+        callback=fleet_name,
+    ),
 ]
 
 

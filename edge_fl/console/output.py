@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from edge_fl import logs
-from edge_fl.console.tables import Table, aligned_lines, cell_text, rich_table
+from edge_fl.console.layout import fitted
+from edge_fl.console.tables import Columns, Table, aligned_lines, listing, titled
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
 
@@ -35,11 +38,14 @@ def print_status(line: str) -> None:
     if logs.is_json():
         logging.getLogger("edge_fl").info(line)
     elif not is_quiet():
-        print(line, file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk below stderr ends no run
+            print(line, file=sys.stderr, flush=True)
 
 
 def show_json(value: object) -> None:
     """Print a value as JSON on stdout."""
+    import msgspec
+
     print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
 
 
@@ -52,20 +58,43 @@ def show_paths(paths: Mapping[str, Path], format: Format = Format.TABLE) -> None
 
 
 def show_table(
-    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str], format: Format = Format.TABLE
+    rows: Sequence[Mapping[str, Any]],
+    columns: Columns,
+    format: Format = Format.TABLE,
 ) -> None:
-    """Print `rows` on stdout; `columns` maps a row's key to its heading.
+    """Print `rows` on stdout.
 
-    JSON is a list of objects with exactly these keys and unrounded values. A table is drawn by rich on a terminal, otherwise plain text.
+    JSON is a list of objects with exactly these keys and unrounded values. A table is fitted to a terminal, and complete elsewhere.
     """
     if format is Format.JSON:
-        chosen = [{key: row.get(key) for key in columns} for row in rows]
-        show_json(chosen)
-        return
-    table = Table(list(columns.values()), [[cell_text(row.get(key)) for key in columns] for row in rows])
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        Console().print(rich_table(table))
+        show_json([{key: row.get(key) for key in columns} for row in rows])
     else:
-        print("\n".join(aligned_lines(table)))
+        print("\n".join(terminal_lines(listing(rows, columns))))
+
+
+def show_tables(tables: Sequence[Table]) -> None:
+    """Print tables with their titles and notes on stdout."""
+    for number, table in enumerate(tables):
+        notes = [wrapped(note) for note in table.notes]
+        found = replace(table, title=wrapped(table.title), notes=notes)
+        print("\n" * (number > 0) + titled(found, terminal_lines(table)), end="")
+
+
+def show_text(text: str) -> None:
+    """Print prose on stdout."""
+    print(wrapped(text))
+
+
+def wrapped(text: str) -> str:
+    """Wrap prose between words if stdout is a terminal."""
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+
+
+def terminal_lines(table: Table) -> list[str]:
+    """Format a table for stdout: fitted to its width if it is a terminal, else complete with one line per row."""
+    if not sys.stdout.isatty():
+        return aligned_lines(table)
+    return fitted(table, shutil.get_terminal_size().columns)

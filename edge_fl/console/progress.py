@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +19,7 @@ from edge_fl.console import units
 from edge_fl.console.output import is_quiet, print_status
 
 EVERY_S = 10.0
+RECENT_S, MARK_S = 10.0, 1.0
 
 
 class Count(NamedTuple):
@@ -42,17 +44,27 @@ def unwatched(count: Count) -> None:
 
 @dataclass
 class Pace:
-    """Speed of a stage since it began, on the monotonic clock."""
+    """Speed of a stage in the later half of its time, and in RECENT_S at least: the first units are often slower."""
 
-    first: int
     began_s: float
     printed_s: float
+    marks: deque[tuple[float, int]]
     done: int = 0
     bar: Any = None
 
+    def note(self, count: Count, now_s: float) -> None:
+        """Add a count that has grown, at most one per second."""
+        if count.done > self.marks[-1][1] and now_s - self.marks[-1][0] >= MARK_S:
+            self.marks.append((now_s, count.done))
+        since_s = now_s - max(RECENT_S, (now_s - self.began_s) / 2)
+        while len(self.marks) > 2 and self.marks[0][0] < since_s:
+            self.marks.popleft()
+        self.done = count.done
+
     def rate(self, count: Count, now_s: float) -> float:
         """Units per second; 0 before the first one."""
-        return (count.done - self.first) / max(now_s - self.began_s, 0.1)
+        at_s, done = self.marks[0]
+        return (count.done - done) / max(now_s - at_s, 0.1)
 
     def left_s(self, count: Count, now_s: float) -> float | None:
         """Remaining seconds; None before the first unit is done."""
@@ -97,14 +109,12 @@ class Progress:
             pace = self._paces.get(count.stage)
             if pace is None or count.done < pace.done:
                 pace = self._begin(count, now_s, pace)
-            pace.done = count.done
+            pace.note(count, now_s)
             if bars := self._bars:
                 bars.update(pace.bar, completed=count.done, total=count.of, text=text(count, pace, now_s))
             elif now_s - pace.printed_s >= EVERY_S and not count.over:
                 pace.printed_s = now_s
-                left_s = pace.left_s(count, now_s)
-                left = f", about {units.seconds(left_s, 0)} left" if left_s is not None else ""
-                print_status(f"{count.stage}: {text(count, pace, now_s)}{left}")
+                print_status(f"{count.stage}: {text(count, pace, now_s)}")
             if count.over:
                 self._end(count.stage)
 
@@ -112,7 +122,7 @@ class Progress:
         if before:
             self._end(count.stage)
         bar = self._bars.add_task(count.stage, total=count.of, text="") if self._bars else None
-        self._paces[count.stage] = pace = Pace(count.done, now_s, now_s, bar=bar)
+        self._paces[count.stage] = pace = Pace(now_s, now_s, deque([(now_s, count.done)]), bar=bar)
         return pace
 
     def _end(self, stage: str) -> None:
@@ -122,19 +132,20 @@ class Progress:
 
 
 def text(count: Count, pace: Pace, now_s: float) -> str:
-    """Format count and speed: "40 of 100, 3.2/s", "1.5 of 4.0 MiB", "7 of 20, 2.4/min"."""
+    """Format count, speed and time left: "40 of 100, 3.2/s, about 19 s left", "7 of 20, 2.4/min, about 5 min left"."""
     rate = pace.rate(count, now_s)
     if count.bytes:
         amount, speed = f"{units.size(count.done)} of {units.size(count.of)}", f"{units.size(rate)}/s"
     else:
         amount = f"{count.done:,} of {count.of:,}"
         speed = f"{rate:.1f}/s" if rate >= 1 else f"{60 * rate:.1f}/min"
-    return f"{amount}, {speed}" if rate else amount
+    left_s = pace.left_s(count, now_s)
+    return amount if left_s is None else f"{amount}, {speed}, about {units.seconds(left_s, 0)} left"
 
 
 def _bars() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (
@@ -143,7 +154,5 @@ def _bars() -> Any:
         BarColumn(bar_width=24),
         TextColumn("{task.fields[text]}", markup=False),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
     )
     return Bars(*columns, console=Console(stderr=True), transient=True)

@@ -1,4 +1,4 @@
-"""Tables as aligned text, Markdown, LaTeX, CSV and rich's terminal table; every cell is a string already."""
+"""Tables as aligned text, Markdown, LaTeX and CSV; every cell is a string already. `layout` fits them to a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 LATEX_SPECIAL = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "±": r"$\pm$",
@@ -15,13 +15,19 @@ LATEX_SPECIAL = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under `headings`, with an optional title above and notes below; the columns headed `numeric` are right-aligned."""
+    """Rows of cells under `headings`, with an optional title above and notes below.
+
+    Of columns, by heading: `numeric` ones are right-aligned, `prose` may be wrapped between words, and where there is little room the ones
+    of the highest rank are left out first (`ranks`; those without a rank never).
+    """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     notes: Sequence[str] = ()
     numeric: Collection[str] = ()
+    prose: Collection[str] = ()
+    ranks: Mapping[str, int] = field(default_factory=dict)
 
 
 def cell_text(value: object) -> str:
@@ -36,22 +42,80 @@ def cell_text(value: object) -> str:
     return str(value)
 
 
+def cell_width(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a listing: heading, format of a value, and the properties of `Table`'s columns."""
+
+    heading: str
+    write: Callable[[Any], str] = cell_text
+    prose: bool = False
+    rank: int = 0
+
+
+Columns = Mapping[str, str | Column]
+"""By a record's key: the column, or the heading of a plain one."""
+
+
+def listing(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
+    """Make a table of records; columns of numbers are right-aligned, columns without any value are left out."""
+    chosen = {
+        key: column if isinstance(column, Column) else Column(column)
+        for key, column in columns.items()
+        if not rows or any(row.get(key) not in (None, "") for row in rows)
+    }
+    values = {column.heading: [row.get(key) for row in rows] for key, column in chosen.items()}
+    return Table(
+        list(values),
+        [[column.write(row.get(key)) for key, column in chosen.items()] for row in rows],
+        numeric=[heading for heading, found in values.items() if _are_numbers(found)],
+        prose=[column.heading for column in chosen.values() if column.prose],
+        ranks={column.heading: column.rank for column in chosen.values() if column.rank},
+    )
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in known
+    )
+
+
 def aligned_lines(table: Table) -> list[str]:
     """Format the headings and each row as one line of padded columns, without title and notes."""
     lines = [table.headings, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    signs = [">" if heading in table.numeric else "<" for heading in table.headings]
+    widths = [max(map(cell_width, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
-            f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True)
+            padded(cell, width, right=heading in table.numeric)
+            for cell, width, heading in zip(line, widths, table.headings, strict=True)
         ).rstrip()
         for line in lines
     ]
 
 
+def padded(cell: str, width: int, *, right: bool = False) -> str:
+    """Fill a cell with spaces up to `width` columns of a terminal."""
+    space = " " * (width - cell_width(cell))
+    return space + cell if right else cell + space
+
+
 def text(table: Table) -> str:
     """Format as aligned plain text."""
-    return _blocks([table.title], aligned_lines(table), table.notes)
+    return titled(table, aligned_lines(table))
+
+
+def titled(table: Table, lines: Sequence[str]) -> str:
+    """Put the table's title above its `lines`, and its notes below."""
+    return _blocks([table.title], lines, table.notes)
 
 
 def markdown(table: Table) -> str:
@@ -97,20 +161,6 @@ def csv_text(records: Sequence[Mapping[str, object]]) -> str:
     writer.writeheader()
     writer.writerows(records)
     return out.getvalue()
-
-
-def rich_table(table: Table) -> Any:
-    """Build rich's table for a terminal. Cells are plain text: a device's name is never read as markup."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    drawn = RichTable(box=SIMPLE_HEAD, title=table.title or None, caption="\n".join(table.notes) or None)
-    for heading in table.headings:
-        drawn.add_column(heading, justify="right" if heading in table.numeric else "left")
-    for row in table.rows:
-        drawn.add_row(*map(Text, row))
-    return drawn
 
 
 def _blocks(*blocks: Sequence[str]) -> str:

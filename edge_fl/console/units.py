@@ -1,12 +1,29 @@
-"""Sizes and durations for the terminal, the dashboard and reports."""
+"""Shares, sizes and durations for the terminal, the dashboard and reports."""
 
 from __future__ import annotations
 
+from math import isfinite
+
+NOTHING = "-"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def size(bytes: float) -> str:
-    """Format bytes: 1536 -> "1.5 KiB"."""
+def percent(share: float | None) -> str:
+    """Format an accuracy or another share: 0.923 -> "92.3 %"; "-" for None and NaN."""
+    return f"{100 * share:.1f} %" if share is not None and isfinite(share) else NOTHING
+
+
+def points(difference: float | None) -> str:
+    """Format a difference between two shares: 0.021 -> "+2.1 points"; "-" for None and NaN."""
+    if difference is None or not isfinite(difference):
+        return NOTHING
+    return f"{round(100 * difference, 1) + 0.0:+.1f} points"
+
+
+def size(bytes: float | None) -> str:
+    """Format bytes: 1536 -> "1.5 KiB"; "-" for None."""
+    if bytes is None:
+        return NOTHING
     value, unit = float(bytes), 0
     while value >= 1024 and unit + 1 < len(UNITS):
         value, unit = value / 1024, unit + 1

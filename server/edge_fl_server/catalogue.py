@@ -1,6 +1,6 @@
 """Descriptions of methods, models and heads, from their own declarations.
 
-`python -m edge_fl_server.catalogue` writes the README's method table.
+`python -m edge_fl_server.catalogue` writes the table of docs/table-of-methods.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from edge_fl import heads, plugins
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
-from edge_fl.console import tables
+from edge_fl.console import tables, units
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, MethodError
 from edge_fl.inputs import InputSpec
@@ -74,7 +74,7 @@ def describe(name: str, model: str = "cnn2") -> str:
         f"family: {method.family}",
         *(f"{COLUMNS[key]}: {known[key]}" for key in ("shared", "personal", "head_only")),
         f"BatchNorm: {method.batch_norm.value}",
-        f"down per client and round with {model}: {known['bytes_down']:,} bytes ({', '.join(down) or 'nothing'})",
+        f"down per client and round with {model}: {units.size(known['bytes_down'])} ({', '.join(down) or 'nothing'})",
         f"exported for devices: {' + '.join(method.exports) or 'nothing'}",
         f"late updates (cohort.buffer_size): {'supported' if known['late_updates'] else NOT_SUPPORTED}",
         *_egress(method),
@@ -111,7 +111,7 @@ def egress_json(name: str) -> str:
 
 
 def markdown() -> str:
-    """The README's method table."""
+    """The table of methods."""
     cells = [[row[key] for key in COLUMNS] for row in map(_built_row, BUILT_IN)]
     return tables.markdown(Table([*COLUMNS.values()], cells))
 
@@ -197,13 +197,13 @@ def _first_line(documented: Any) -> str:
     return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
 
 
-def readme(text: str) -> str:
-    """Replace the method table between the two markers of a README's text."""
+def with_table(text: str) -> str:
+    """Replace the table of methods between the two markers of a page."""
     before, _, rest = text.partition(f"{BEGIN}\n")
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown()}{END}{after}"
 
 
 if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "README.md"
-    path.write_text(readme(path.read_text()))
+    path = Path(__file__).parents[2] / "docs/table-of-methods.md"
+    path.write_text(with_table(path.read_text()))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import csv
 import shutil
 import socket
+import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from msgspec.structs import replace
 
 from edge_fl import config, heads, metrics
 from edge_fl.config import MethodConfig, Recipe
+from edge_fl.console import units
 from edge_fl.console.output import print_status
+from edge_fl.console.tables import Column, Columns
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError
@@ -28,7 +31,12 @@ from edge_fl.metrics import summarise
 from edge_fl_server import recipes
 from edge_fl_server.children import Children
 from edge_fl_server.orchestrate.execute import simulate
-from edge_fl_server.runs import totals
+from edge_fl_server.registry.database import location
+from edge_fl_server.report import page
+from edge_fl_server.report.facts import RunReport
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.study import Study
 
@@ -36,13 +44,22 @@ DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cores of one machine
 
-DEVICE_COLUMNS = {name: totals.COLUMNS[name] for name in totals.COLUMNS if name not in ("release", "machine")}
-STATISTICS = ("clients", "mean", "std", "bottom_decile")
-COMPARISON_COLUMNS = {
-    "model": "personal test accuracy",
-    **{name: name.replace("_", " ") for name in STATISTICS},
+DEVICE_COLUMNS: Columns = {
+    **{name: name for name in ("device", "tier", "head", "samples")},
+    "before": Column("before", units.percent),
+    "after": Column("after", units.percent),
+    "bytes_down": Column("down", units.size),
+    "bytes_up": Column("up", units.size),
+    "seconds": Column("seconds", "{:.1f}".format, rank=1),
 }
-IDENTITIES = "identities"
+STATISTICS = ("clients", "mean", "std", "bottom_decile")
+COMPARISON_COLUMNS: Columns = {
+    "model": "personal test accuracy",
+    "clients": "clients",
+    **{name: Column(name.replace("_", " "), units.percent) for name in STATISTICS[1:]},
+}
+REGISTRY = "registry.sqlite"
+IDENTITIES, RELEASES = "identities", "releases"
 PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
 BASELINES = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
 PIXEL_HEAD = "logistic"
@@ -71,6 +88,7 @@ class DemoResult:
     devices: Sequence[Mapping[str, object]]
     comparison: Sequence[Mapping[str, object]]
     note: str
+    verdict: str
     path: Path
     seconds: float
 
@@ -87,10 +105,13 @@ def run(options: DemoOptions) -> DemoResult:
             server = children.start(name, *arguments)
         accuracies = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
+        _keep_registry(folder, path)
+    record_local_only(path, accuracies["Local"])
     rows = read_devices(path)
     seconds = time.monotonic() - start_s
     note = _note(options, recipe)
-    return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, path, seconds)
+    verdict = _verdict(page.report(Results.open(path)))
+    return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, verdict, path, seconds)
 
 
 def recipe_of(options: DemoOptions) -> Recipe:
@@ -127,7 +148,7 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     }
     split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
-    outputs = _options(runs=options.runs, home=folder / "releases")
+    outputs = _options(runs=options.runs, home=folder / RELEASES)
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
@@ -179,6 +200,23 @@ def raw_pixels(data: ClientData, classes: int) -> float:
     return metrics.accuracy(head.predict(_flat(data.test)), data.test.y)
 
 
+def record_local_only(path: Path, local: Mapping[str, float]) -> None:
+    """Add the accuracy of Local to the final line of a run, and rewrite its report. Device i has client i's data."""
+    results = Results.open(path)
+    state = results.state()
+    devices = [row["device"] for row in results.devices()]
+    final = next(line for line in reversed(round_metrics.lines(path / round_metrics.FILE)) if line.final)
+    of_device = dict(zip(devices, (local[client] for client in sorted(local)), strict=True))
+    clients = {
+        device: {**report, metrics.LOCAL_ONLY: of_device[device]} for device, report in final.clients.items()
+    }
+    with Results.resume(path) as results:
+        summaries = metrics.summarise_reports(list(clients.values()))
+        results.append_round(RoundMetrics(round=final.round, final=True, metrics=summaries, clients=clients))
+        results.finish("completed", state.reason)
+    page.write(results)
+
+
 def read_devices(path: Path) -> list[dict[str, object]]:
     """Read a run's devices.csv, with numbers converted."""
     with (path / "devices.csv").open(newline="") as file:
@@ -217,6 +255,23 @@ def _folder(options: DemoOptions) -> Iterator[Path]:
             print_status(f"kept: {folder}")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _keep_registry(folder: Path, path: Path) -> None:
+    """Copy the registry to the folder of the results, where the dashboard can show it."""
+    with (
+        closing(sqlite3.connect(location("", folder / RELEASES))) as registry,
+        closing(sqlite3.connect(path / REGISTRY)) as copy,
+    ):
+        registry.backup(copy)
+
+
+def _verdict(report: RunReport) -> str:
+    """The report's sentence, and the device with the lowest accuracy."""
+    devices = {name: device for group in report.groups for name, device in group.devices.items()}
+    lowest = min(devices, key=lambda name: devices[name].accuracy.value or 0.0)
+    accuracy, tested = devices[lowest].accuracy.value, devices[lowest].test_samples.value
+    return f"{report.verdict} Lowest: {lowest}, {units.percent(accuracy)} of {tested or 0:.0f} test images."
 
 
 def _note(options: DemoOptions, recipe: Recipe) -> str:

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def save(report: Report, folder: Path) -> None:
-    """Write bench.json, bench.txt and, if a figure can be plotted, bench.svg and bench.png."""
+    """Write bench.json, bench.txt and, if a figure can be plotted, bench.pdf, bench.svg and bench.png."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "bench.json", msgspec.json.format(msgspec.json.encode(report)))
     atomic.write(folder / "bench.txt", table.render(report).encode())

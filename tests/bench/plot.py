@@ -9,12 +9,12 @@ from tests.bench.figures import Figure, Report
 
 
 def save(report: Report, folder: Path) -> list[Path]:
-    """Write bench.svg and bench.png; nothing if no figure is comparable with a target."""
+    """Write bench.pdf, bench.svg and bench.png; nothing if no figure is comparable with a target."""
     shown = [figure for figure in report.figures if figure.target and figure.comparable]
     if not shown:
         return []
     with style.styled():
-        picture = style.figure(7, 0.32 * len(shown) + 1.0)
+        picture = style.figure(0.32 * len(shown) + 1.0, 7)
         axes = picture.subplots()
         names = [f"{figure.id}  ({figure.found:.3g}{figure.unit})" for figure in shown]
         colours = [style.COLOURS[0 if figure.verdict == "reached" else 2] for figure in shown]

@@ -154,7 +154,7 @@ def eventually(claim: Callable[[], object], deadline_s: float = 90.0) -> None:
 def test_rows_appear_and_a_device_that_goes_away_turns_lost(live: Live, browser: Any, tmp_path: Path) -> None:
     np.savez(tmp_path / "images.npz", x=images(40).x, y=images(40).y)
     with dashboard(live.registry) as service, visiting(browser, service.address) as visit:
-        visit.go("/")
+        visit.go("/fleet")
         assert "No device yet" in visit.page.inner_text("main")
         live.join(*NAMES)
         visit.page.wait_for_function(f"document.querySelectorAll('tbody tr').length === {len(NAMES)}")
@@ -197,11 +197,13 @@ def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser
     ):
         page = visit.page
         visit.go("/releases")
-        assert page.inner_text("[data-act='start:1']") == "Roll back to this"
+        assert page.inner_text("[data-act='start:1']") == "Roll back to release 1"
 
         page.click("[data-act='start:1']")
         page.click("#confirm")
-        page.wait_for_selector(".q-notification:has-text('Roll-out of release 1 requested')")
+        page.wait_for_selector(
+            ".q-notification:has-text('Roll-back to release 1 requested; the server carries it out')"
+        )
         eventually(lambda: live.serving() == {1})
         page.wait_for_selector("text=Last roll-out: release 1, completed")
 
@@ -214,7 +216,7 @@ def test_a_roll_out_is_started_and_rolled_back_from_the_page(live: Live, browser
         page.click("[data-act='start:1']")
         page.click("#confirm")
         page.click("[data-act^='rollback:']")
-        page.wait_for_selector(".q-dialog:has-text('returns to the previous release')")
+        page.wait_for_selector(".q-dialog:has-text('will return from release 1 to release 2')")
         page.click("#confirm")
         page.wait_for_selector("text=Last roll-out: release 1, rolled back")
         eventually(lambda: live.serving() == {2})

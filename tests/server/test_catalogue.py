@@ -1,4 +1,4 @@
-"""The catalogue: the commands' output and the README's table come from the methods' own declarations."""
+"""The catalogue: the commands' output and the table of methods come from the methods' own declarations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, names
 from edge_fl_server import catalogue
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/table-of-methods.md"
 
 
 def test_every_method_has_a_row_with_its_citation() -> None:
@@ -19,9 +19,9 @@ def test_every_method_has_a_row_with_its_citation() -> None:
     assert all(row["citation"] and row["family"] for row in rows)
 
 
-def test_the_readmes_table_is_the_methods_own() -> None:
-    text = README.read_text()
-    assert catalogue.readme(text) == text, "run `python -m edge_fl_server.catalogue`"
+def test_the_table_of_methods_is_the_methods_own() -> None:
+    text = PAGE.read_text()
+    assert catalogue.with_table(text) == text, "run `python -m edge_fl_server.catalogue`"
 
 
 def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:
@@ -35,7 +35,7 @@ def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -
 
     text = catalogue.describe(name)
     assert all(f"  {hyper} = " in text for hyper in hypers(METHODS[name]))
-    assert "bytes" in text and "BatchNorm: " in text
+    assert "\ndown per client and round with cnn2: " in text and "BatchNorm: " in text
 
 
 def test_an_unknown_method_is_named_with_the_nearest_known_one() -> None:

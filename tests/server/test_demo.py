@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -18,7 +20,10 @@ from edge_fl.errors import ConfigError, DeadlineError, RunError
 from edge_fl_server import demo
 from edge_fl_server.children import Children
 from edge_fl_server.demo import DemoOptions
+from edge_fl_server.registry import Database, devices
+from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.round_metrics import RoundMetrics
 
 ROWS = [
     {"device": "sim-000", "tier": "head", "after": 0.5},
@@ -36,6 +41,26 @@ def test_the_fleet_is_compared_with_baselines_over_all_and_over_head_only_client
         "Local, all": (3, 0.5),
         "Local, head-only": (2, 0.5),
     }
+
+
+def test_the_run_s_report_compares_each_device_with_training_on_its_own_data_alone(tmp_path):
+    """Twelve devices; the last one was never evaluated."""
+    names = [f"sim-{n:03d}" for n in range(12)]
+    clients = {name: {metrics.PERSONAL_AFTER: 0.9, metrics.TEST_SAMPLES: 10.0} for name in names[:-1]}
+    with Results.create(tmp_path, Recipe(name="demo", source="fleet")) as results:
+        results.write_devices(
+            [{"device": name, "tier": "head", "samples": 5, "bytes_up": 1} for name in names]
+        )
+        results.append_round(RoundMetrics(round=3, final=True, clients=clients))
+    demo.record_local_only(results.path, {f"c{n:03d}": 0.5 + n / 100 for n in range(12)})
+    (group,) = page.report(Results.open(results.path)).groups
+    (gain,) = group.gains
+    assert (gain.difference.metric, gain.difference.against) == (metrics.PERSONAL_AFTER, metrics.LOCAL_ONLY)
+    assert gain.n.value == 11 and gain.difference.value == pytest.approx(0.9 - 0.55)
+    assert "training on the client's own data alone" in (results.path / "report.html").read_text().replace(
+        "&#39;", "'"
+    )
+    assert Results.open(results.path).state().state == "completed"
 
 
 def test_raw_pixels_are_fitted_on_train_and_measured_on_test():
@@ -145,3 +170,8 @@ def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_p
     assert all(row["before"] and row["release"] == "2" for row in rows if row["tier"] == "head")
     assert len(shown.comparison) == 8
     assert not any(math.isnan(line["mean"]) for line in shown.comparison)
+    with closing(Database.existing(str(shown.path / demo.REGISTRY))) as db:
+        assert len(devices.listed(db, "main")) == 4
+    assert re.search(
+        r"training on the client's own data alone .* Lowest: sim-00\d, \d+\.\d % of \d+ test", shown.verdict
+    )

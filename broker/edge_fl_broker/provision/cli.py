@@ -9,43 +9,63 @@ import typer
 
 from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 
 DEFAULT_HOME = Path("runs/identities")
-Home = Annotated[Path, typer.Option(help="Folder of the CA and its register; do not copy it to devices.")]
-Names = Annotated[list[str] | None, typer.Argument(help="Device names: a-z, 0-9 and '-'.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the devices' identities [HOME/devices].")]
-COLUMNS = {
+Home = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        help="Folder of the CA and its register; do not copy it to devices.",
+    ),
+]
+Names = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="Device names: a-z, 0-9 and '-'.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        help="Folder for the devices' identities [HOME/devices].",
+    ),
+]
+COLUMNS: Columns = {
     "name": "name",
     "role": "role",
     "state": "state",
     "expires": "expires",
     "device": "for device",
-    "serial": "serial",
+    "serial": Column("serial", rank=1),
 }
 
 
 def register(app: App) -> None:
     """Add to the group `fleet`."""
     group = app.group("fleet")
-    for command in (enrol, certificates, revoke, rotate):
-        group.command()(command)
+    group.add(enrol, "edge-fl fleet enrol pi-07 pi-08")
+    group.add(certificates, "edge-fl fleet certificates")
+    group.add(revoke, "edge-fl fleet revoke pi-07")
+    group.add(rotate, "edge-fl fleet rotate runs/identities/devices/pi-07")
 
 
 def enrol(
     names: Names = None,
     count: Annotated[
         int,
-        typer.Option("-n", "--count", min=0, max=10_000, help="Number of devices, named PREFIX000, ..."),
+        typer.Option(
+            "-n", "--count", metavar="N", min=0, max=10_000, help="Number of devices, named PREFIX000, ..."
+        ),
     ] = 0,
-    prefix: Annotated[str, typer.Option(help="Prefix of numbered names.")] = "device-",
+    prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of numbered names.")] = "device-",
     baked: Annotated[
         bool,
         typer.Option("--baked", help="Issue complete identities, keys included, instead of one-time claims."),
     ] = False,
     days: Annotated[
         int | None,
-        typer.Option(min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
+        typer.Option(metavar="N", min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
     ] = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
@@ -105,7 +125,9 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
 
 
 def revoke(
-    names: Annotated[list[str], typer.Argument(help="Names whose certificates are revoked.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="DEVICE", help="Names whose certificates are revoked.")
+    ],
     home: Home = DEFAULT_HOME,
 ) -> None:
     """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read HOME/revoked.crl."""
@@ -118,7 +140,10 @@ def revoke(
 
 
 def rotate(
-    folders: Annotated[list[Path], typer.Argument(help="Identity folders created by 'fleet enrol --baked'.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Identity folders created by 'fleet enrol --baked'."),
+    ],
     home: Home = DEFAULT_HOME,
 ) -> None:
     """Renew the identities in these folders: new key, new certificate. Running devices renew theirs after two thirds of its life."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge_fl.console.units import size
 from edge_fl.errors import InputError
 from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.remedies import REMEDIES
@@ -37,7 +38,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     if moved := drift.measured(folder):
         rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
     if (used := usage.read(folder)).day:
-        rows[f"used on {used.day}"] = f"{used.bytes / 1e6:.1f} MB of traffic, {used.cpu_s:.0f} s of processor"
+        rows[f"used on {used.day}"] = f"{size(used.bytes)} of traffic, {used.cpu_s:.0f} s of processor"
         rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
     rows["reports to send"] = len(store.outbox())
     rows["assignments done"] = len(memory.done)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption, cache_folder
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl_devices.options import FleetOption, PortOption, connection
 
@@ -16,52 +18,87 @@ if TYPE_CHECKING:
     from edge_fl_devices.flash.targets.base import Target
 
 IDENTITIES = Path("runs/identities/devices")  # written by 'edge-fl fleet enrol'
-COLUMNS = {"what": "what", "path": "file", "bytes": "bytes", "mode": "mode"}
+COLUMNS: Columns = {"what": "what", "path": "file", "bytes": Column("size", units.size), "mode": "mode"}
 
 
 def flash(
-    device: Annotated[str, typer.Option(help="Name of the device: a-z, 0-9 and '-'.")],
-    data: Annotated[str, typer.Option(help="Data source on the Pi.")] = "folder:/srv/images",
+    device: Annotated[str, typer.Option(metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")],
+    data: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Data source on the Pi.")
+    ] = "folder:/srv/images",
     images: Annotated[
         Path | None,
-        typer.Option(help="Pictures to copy to the Pi's data folder: a folder with one folder per class."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Pictures to copy to the Pi's data folder: a folder with one folder per class.",
+        ),
     ] = None,
     boot: Annotated[
         Path | None,
-        typer.Option(help="Boot partition of a card: its folder, an image file, or the card's block device."),
+        typer.Option(
+            metavar="TARGET",
+            help="Boot partition of a card: its folder, an image file, or the card's block device.",
+        ),
     ] = None,
-    ssh: Annotated[str, typer.Option(help="A running Pi: user@host.")] = "",
-    out: Annotated[Path | None, typer.Option(help="A folder to copy to the Pi by hand.")] = None,
+    ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="A running Pi: user@host.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", rich_help_panel="Folders", help="A folder to copy to the Pi by hand."),
+    ] = None,
     identity: Annotated[
         Path | None,
-        typer.Option(help="Identity or claim of the device [runs/identities/devices/NAME]."),
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Connection",
+            help="Identity or claim of the device [runs/identities/devices/NAME].",
+        ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="No identity: connect in plaintext to a private broker.")
+        bool,
+        typer.Option(
+            "--insecure",
+            rich_help_panel="Connection",
+            help="No identity: connect in plaintext to a private broker.",
+        ),
     ] = False,
-    host: Annotated[str, typer.Option(help="Host of the broker, as reachable from the Pi.")] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST", rich_help_panel="Connection", help="Host of the broker, as reachable from the Pi."
+        ),
+    ] = "",
     port: PortOption = None,
     fleet: FleetOption = None,
-    tier: Annotated[str, typer.Option(help="auto, head or full.")] = "auto",
+    tier: Annotated[str, typer.Option(metavar="TIER", help="auto, head or full.")] = "auto",
     head: Annotated[
-        str, typer.Option(help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto.")
+        str,
+        typer.Option(
+            metavar="HEAD", help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto."
+        ),
     ] = "logistic",
     root: Annotated[
-        Path | None, typer.Option(help="Root of trust for releases [trust on first use].")
+        Path | None, typer.Option(metavar="FILE", help="Root of trust for releases [trust on first use].")
     ] = None,
     releases: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of 'edge-fl release export': put its newest release on the card and trust its root."
+            metavar="FOLDER",
+            help="Folder of 'edge-fl release export': put its newest release on the card and trust its root.",
         ),
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Put all wheels on the card, so that the Pi needs no internet.")
     ] = False,
     python: Annotated[
-        str, typer.Option(help="With --out: 3.11 (Bookworm), 3.13 (Trixie), or both separated by a comma.")
+        str,
+        typer.Option(
+            metavar="VERSIONS",
+            help="With --out: 3.11 (Bookworm), 3.13 (Trixie), or both separated by a comma.",
+        ),
     ] = "3.11,3.13",
-    wheels: Annotated[Path | None, typer.Option(help="Cache folder for downloaded wheels.")] = None,
+    wheels: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Cache folder for downloaded wheels.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the files to write without writing them.")
     ] = False,
@@ -115,15 +152,15 @@ def flash(
         return CardContents(config, wheelhouse, keys, trusted, pictures, released)
 
     new, old = plan_changes(target, contents)
-    megabytes = sum(file.size for file in new) / 1e6
+    written = units.size(sum(file.size for file in new))
     if dry_run:
         show_table(list_changes(new, old), COLUMNS, format)
-        print_status(f"{target.name}: {len(new)} files, {megabytes:.1f} MB; nothing was written")
+        print_status(f"{target.name}: {len(new)} files, {written}; nothing was written")
     elif not new:
         print_status(f"{target.name}: {device} is installed already; nothing was written")
     else:
         apply_changes(target, new, old)
-        print_status(f"{target.name}: {device}, {megabytes:.1f} MB written; {target.next_step()}")
+        print_status(f"{target.name}: {device}, {written} written; {target.next_step()}")
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:

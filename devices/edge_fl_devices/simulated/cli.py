@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
+from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl_devices.options import (
     FleetOption,
@@ -31,33 +33,80 @@ if TYPE_CHECKING:
 
 FLEET_FOLDER = Path("runs/fleet")
 DEVICES = 12
+COLUMNS = {
+    "samples": Column("samples", rank=3),
+    "reports": Column("reports", rank=4),
+    "before": Column("before", units.percent),
+    "after": Column("after", units.percent),
+    "global_test": Column("global test", units.percent),
+    "bytes_down": Column("down", units.size, rank=1),
+    "bytes_up": Column("up", units.size, rank=1),
+    "seconds": Column("seconds", rank=2),
+}
+"""Columns of the result that are more than a heading."""
 
 
 def up(
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Number of devices [the sum of --head and --full, or {DEVICES}]."),
+        typer.Option(
+            metavar="N", min=1, help=f"Number of devices [the sum of --head and --full, or {DEVICES}]."
+        ),
     ] = None,
-    head: Annotated[str, typer.Option(help="Head-only devices: a number (8) or a fraction (0.8).")] = "",
-    full: Annotated[str, typer.Option(help="Full devices: a number (2) or a fraction (0.2).")] = "",
+    head: Annotated[
+        str, typer.Option(metavar="HEAD", help="Head-only devices: a number (8) or a fraction (0.8).")
+    ] = "",
+    full: Annotated[
+        str, typer.Option(metavar="N", help="Full devices: a number (2) or a fraction (0.2).")
+    ] = "",
     heads: Annotated[
-        str, typer.Option(help="Kinds of heads, assigned to the head-only devices in turn; auto selects one.")
+        str,
+        typer.Option(
+            metavar="HEADS",
+            rich_help_panel="Training",
+            help="Kinds of heads, assigned to the head-only devices in turn; auto selects one.",
+        ),
     ] = "logistic,svm,mlp",
-    dataset: Annotated[str, typer.Option(help="Dataset to split over the devices.")] = "digits",
-    data_dir: Annotated[Path, typer.Option(help="Folder with datasets.")] = Path(".data"),
-    partition: Annotated[str, typer.Option(help="dirichlet, pathological, domain or iid.")] = "dirichlet",
+    dataset: Annotated[
+        str,
+        typer.Option(metavar="DATASET", rich_help_panel="Data", help="Dataset to split over the devices."),
+    ] = "digits",
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder with datasets.")
+    ] = Path(".data"),
+    partition: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTITION", rich_help_panel="Data", help="dirichlet, pathological, domain or iid."
+        ),
+    ] = "dirichlet",
     beta: Annotated[
-        float, typer.Option(help="Dirichlet concentration; smaller values make clients more different.")
+        float,
+        typer.Option(
+            metavar="NUMBER",
+            rich_help_panel="Data",
+            help="Dirichlet concentration; smaller values make clients more different.",
+        ),
     ] = 0.3,
     split: Annotated[
         str,
         typer.Option(
-            help="A CSV file that assigns each sample to a client and a set, instead of drawing them."
+            metavar="FILE",
+            rich_help_panel="Data",
+            help="A CSV file that assigns each sample to a client and a set, instead of drawing them.",
         ),
     ] = "",
-    fraction: Annotated[float, typer.Option(help="Fraction of the samples to use.")] = 1.0,
+    fraction: Annotated[
+        float, typer.Option(metavar="SHARE", rich_help_panel="Data", help="Fraction of the samples to use.")
+    ] = 1.0,
     seed: Annotated[
-        int, typer.Option(min=0, help="Random seed for the data split and the selection of full devices.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Training",
+            min=0,
+            help="Random seed for the data split and the selection of full devices.",
+        ),
     ] = 0,
     host: HostOption = None,
     port: PortOption = None,
@@ -66,23 +115,37 @@ def up(
         Path | None,
         typer.Option(
             "--identities",
+            metavar="FOLDER",
+            rich_help_panel="Connection",
             help="Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
         ),
     ] = None,
     identity: Annotated[
         Path | None,
         typer.Option(
-            "--identity", help="Folder with the username and password of all devices; replaces --identities."
+            "--identity",
+            metavar="FOLDER",
+            rich_help_panel="Connection",
+            help="Folder with the username and password of all devices; replaces --identities.",
         ),
     ] = None,
     folder: Annotated[
-        Path, typer.Option("--dir", help="Folder that contains the devices' folders.")
+        Path,
+        typer.Option(
+            "--dir",
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="Folder that contains the devices' folders.",
+        ),
     ] = FLEET_FOLDER,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Threads that train and fit [one per processor].")
+        int | None, typer.Option(metavar="N", min=1, help="Threads that train and fit [one per processor].")
     ] = None,
     duration_s: Annotated[
-        float, typer.Option("--duration", min=0, help="Stop after this many seconds; 0 runs until Ctrl-C.")
+        float,
+        typer.Option(
+            "--duration", metavar="SECONDS", min=0, help="Stop after this many seconds; 0 runs until Ctrl-C."
+        ),
     ] = 0.0,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Stop when the server has left or no device is busy.")
@@ -91,11 +154,21 @@ def up(
         bool, typer.Option("--watch", help="Show all devices in a table that is updated in place.")
     ] = False,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Maximum seconds to wait for the broker.")
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            rich_help_panel="Roll-out",
+            min=0,
+            help="Maximum seconds to wait for the broker.",
+        ),
     ] = 60.0,
     chaos: Annotated[
         str,
-        typer.Option(help="Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything."),
+        typer.Option(
+            metavar="FAULTS",
+            help="Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything.",
+        ),
     ] = "",
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -161,7 +234,7 @@ def up(
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
         results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
-    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__}
+    columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)
     if reason := unmeasured(results):
         print_status(reason)

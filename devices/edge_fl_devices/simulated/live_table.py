@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from edge_fl.console.tables import Table, cell_text, rich_table
+from edge_fl.console.layout import fitted
+from edge_fl.console.tables import Table
+from edge_fl.console.units import percent
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.simulated.fleet_status import device_result, fleet_progress
 
 HEADINGS = ("device", "tier", "activity", "release", "head", "before", "after", "reports", "why")
 NUMERIC = ("release", "before", "after", "reports")
+RANKS = {"head": 3, "reports": 2, "before": 1}
 OTHER_LINES = 7  # terminal lines for the title, headings and caption
 MIN_ROWS = 5
 
@@ -27,7 +30,9 @@ class LiveTable:
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.text import Text
 
+        self._text = Text
         self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
 
@@ -40,14 +45,15 @@ class LiveTable:
 
     def __call__(self, devices: Sequence[Device]) -> None:
         shown = max(self._console.height - OTHER_LINES, MIN_ROWS)
-        notes = [f"and {len(devices) - shown} more"] if len(devices) > shown else []
-        table = Table(HEADINGS, rows(devices, shown), fleet_progress(devices), notes, NUMERIC)
-        self._live.update(rich_table(table), refresh=True)
+        more = [f"and {len(devices) - shown} more"] if len(devices) > shown else []
+        table = Table(HEADINGS, rows(devices, shown), numeric=NUMERIC, ranks=RANKS)
+        lines = [fleet_progress(devices), "", *fitted(table, self._console.width, stacked=False), *more]
+        self._live.update(self._text("\n".join(lines), no_wrap=True), refresh=True)
 
 
 def _row(device: Device) -> tuple[str, ...]:
     result, state = device_result(device), device.state
     activity = state.activity if state.connected else "away"
     release = str(result.release) if result.release else "-"
-    numbers = (cell_text(result.before), cell_text(result.after), str(result.accepted))
+    numbers = (percent(result.before), percent(result.after), str(result.accepted))
     return (result.device, result.tier, activity, release, result.head or "-", *numbers, result.why)

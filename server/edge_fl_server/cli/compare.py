@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import FormatOption
-from edge_fl.console.output import Format, print_status
+from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
@@ -26,21 +26,35 @@ from edge_fl_server.cli.options import (
     SplitOption,
 )
 
+EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
+
 
 def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'."
+            metavar="METHODS",
+            rich_help_panel="Training",
+            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
         ),
     ] = "",
     recipe: RecipeOption = "",
-    dataset: Annotated[str, typer.Option(help="Datasets, comma-separated.")] = "",
+    dataset: Annotated[
+        str, typer.Option(metavar="DATASET", rich_help_panel="Data", help="Datasets, comma-separated.")
+    ] = "",
     partitions: Annotated[
-        str, typer.Option(help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.")
+        str,
+        typer.Option(
+            metavar="PARTITIONS",
+            rich_help_panel="Data",
+            help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.",
+        ),
     ] = "",
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds, starting at the recipe's.")
+        int | None,
+        typer.Option(
+            metavar="N", rich_help_panel="Training", min=1, help="Number of seeds, starting at the recipe's."
+        ),
     ] = None,
     clients: ClientsOption = None,
     split: SplitOption = "",
@@ -52,31 +66,54 @@ def compare(
     scale: ScaleOption = 1.0,
     settings: SetOption = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Mean accuracy up to which bytes are counted.")
+        float | None,
+        typer.Option(metavar="SHARE", min=0, max=1, help="Mean accuracy up to which bytes are counted."),
     ] = None,
     tune: Annotated[
         bool,
         typer.Option(
-            "--tune", help="Choose each method's learning rate and hyper-parameters on validation data."
+            "--tune",
+            rich_help_panel="Tuning",
+            help="Choose each method's learning rate and hyper-parameters on validation data.",
         ),
     ] = False,
     tune_trials: Annotated[
-        int | None, typer.Option(min=2, max=100, help="Configurations to try per method with --tune; 6.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Tuning",
+            min=2,
+            max=100,
+            help="Configurations to try per method with --tune; 6.",
+        ),
     ] = None,
     tune_values: Annotated[
         list[str] | None,
-        typer.Option(help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable."),
+        typer.Option(
+            metavar="METHOD:KEY=VALUES",
+            rich_help_panel="Tuning",
+            help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable.",
+        ),
     ] = None,
     against_paper: Annotated[
         bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
     ] = False,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Number of concurrent cells, each a process with one thread.")
+        int,
+        typer.Option(metavar="N", min=1, help="Number of concurrent cells, each a process with one thread."),
     ] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
     plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also write one page with verdict, differences, plots and tables.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of this comparison; cells stored in it are not run again.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="Folder of this comparison; cells stored in it are not run again.",
+        ),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -148,12 +185,29 @@ def compare(
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
     if plots:
-        from edge_fl_server.report import run_plots
+        from edge_fl_server.report import comparison_plots
 
-        files = run_plots.of_comparison(reported, results, folder)
+        files = comparison_plots.save(reported, results, folder)
         print_status(f"plots: {len(files)} files in {folder / 'plots'}")
-    print((folder / "table.json").read_text() if format is Format.JSON else comparison.text(shown))
+    if html:
+        from edge_fl_server.report import comparison_page
+
+        print_status(f"page: {comparison_page.write(folder, shown, reported, results)}")
+    if format is Format.JSON:
+        print((folder / "table.json").read_text())
+    else:
+        show_tables(shown)
+        from edge_fl_server.report import comparison_page
+
+        print()
+        for where, _ in grid.blocks(reported):
+            found = comparison_page.block(reported, results, where)
+            show_text(f"{found.where}: {comparison_page.verdict(found)}")
     print_status(f"results: {folder}")
+    if not html:
+        print_status(
+            "next: repeat the command with --html for a page with plots; no finished cell is run again"
+        )
     every = {cell.key: cell for cell in [*cells, *reported]}
     failed = [cell for key, cell in every.items() if key in results and results[key].failure]
     if failed:

@@ -13,14 +13,18 @@ from edge_fl.console.output import Format, print_status, show_paths
 
 def register(app: App) -> None:
     """Add the group `data`."""
-    data = app.group("data", "Datasets, as .npz files in a folder.")
-    data.command()(download)
-    data.command()(convert)
+    data = app.group("data", "Datasets, as .npz files in a folder: download, convert.", "Research")
+    data.add(download, "edge-fl data download fashion-mnist")
+    data.add(convert, "edge-fl data convert pictures pets")
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
-    data_dir: Annotated[Path, typer.Option(help="Folder to write the .npz file to.")] = Path(".data"),
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")
+    ],
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder to write the .npz file to.")
+    ] = Path(".data"),
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
@@ -33,14 +37,20 @@ def convert(
     folder: Annotated[
         Path,
         typer.Argument(
-            help="Folders of pictures by class, or a folder of PFLlib or LEAF with train and test."
+            metavar="FOLDER",
+            help="Folders of pictures by class, or a folder of PFLlib or LEAF with train and test.",
         ),
     ],
-    name: Annotated[str, typer.Argument(help="Name of the new dataset.")],
-    data_dir: Annotated[Path, typer.Option(help="Folder to write NAME.npz and NAME-split.csv to.")] = Path(
-        ".data"
-    ),
-    size: Annotated[int, typer.Option(min=8, max=1024, help="Pixels per side of converted pictures.")] = 224,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new dataset.")],
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER", rich_help_panel="Data", help="Folder to write NAME.npz and NAME-split.csv to."
+        ),
+    ] = Path(".data"),
+    size: Annotated[
+        int, typer.Option(metavar="N", min=8, max=1024, help="Pixels per side of converted pictures.")
+    ] = 224,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset (and a file for --split)."""

@@ -7,18 +7,40 @@ from typing import Annotated
 
 import typer
 
-from edge_fl.console.output import show_table
+from edge_fl.console.output import print_status, show_table, show_text
 from edge_fl_server.cli.options import RUNS, RunsOption
 
 
 def demo(
-    dataset: Annotated[str, typer.Option(help="A dataset by name; digits needs no file.")] = "digits",
-    data_dir: Annotated[Path, typer.Option(help="Folder of the datasets' .npz files.")] = Path(".data"),
-    devices: Annotated[int, typer.Option(min=2, help="Number of simulated devices.")] = 12,
-    full: Annotated[int, typer.Option(min=1, help="How many of them train; the others fit heads.")] = 4,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Communication rounds [the recipe's].")] = None,
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="DATASET", rich_help_panel="Data", help="A dataset by name; digits needs no file."
+        ),
+    ] = "digits",
+    data_dir: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder of the datasets' .npz files."),
+    ] = Path(".data"),
+    devices: Annotated[int, typer.Option(metavar="N", min=2, help="Number of simulated devices.")] = 12,
+    full: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many of them train; the others fit heads.")
+    ] = 4,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", rich_help_panel="Training", min=1, help="Communication rounds [the recipe's]."
+        ),
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The broker's port [a free one].")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Connection",
+            min=1,
+            max=65535,
+            help="The broker's port [a free one].",
+        ),
     ] = None,
     runs: RunsOption = RUNS,
     keep: Annotated[
@@ -48,8 +70,10 @@ def demo(
     show_table(result.devices, demos.DEVICE_COLUMNS)
     print()
     show_table(result.comparison, demos.COMPARISON_COLUMNS)
-    print(f"\n{result.note}\nResults: {result.path}")
+    show_text(f"\n{result.note}")
     duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
     if plaintext_s is not None:
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
-    print(duration)
+    print(f"{duration}\nResults: {result.path}\n")
+    show_text(result.verdict)
+    print_status(f"next: edge-fl server dashboard --database {result.path / demos.REGISTRY}")

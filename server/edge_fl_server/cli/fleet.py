@@ -23,9 +23,9 @@ from edge_fl_server.cli.options import (
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
-    group = app.group("fleet", help="The devices of a fleet.")
-    group.command("list")(list_devices)
-    group.command()(admit)
+    group = app.group("fleet", "The devices of a fleet.", "Fleet")
+    group.add(list_devices, "edge-fl fleet list", name="list")
+    group.add(admit, "edge-fl fleet admit pi-07")
 
 
 def list_devices(
@@ -56,7 +56,7 @@ def list_devices(
 
 
 def admit(
-    device: Annotated[str, typer.Argument(help="A device in quarantine.")],
+    device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device in quarantine.")],
     fleet: FleetOption = "main",
     database: DatabaseOption = "",
     home: HomeOption = HOME,

@@ -6,23 +6,33 @@ from pathlib import Path
 
 from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, show_table
+from edge_fl.console.tables import Column, Columns
 from edge_fl_server.cli.options import DataDirOption
+
+DESCRIPTION = {"description": Column("description", prose=True)}
 
 
 def register(app: App) -> None:
     """Add the groups `models`, `heads` and `datasets`."""
-    app.group("models", "Networks.").command("list")(list_models)
-    app.group("heads", "Personal heads.").command("list")(list_heads)
-    app.group("datasets", "Datasets for research.").command("list")(list_datasets)
+    for name, help, command in (
+        ("models", "Networks: list them.", list_models),
+        ("heads", "Personal heads: list them.", list_heads),
+        ("datasets", "Datasets for research: list them.", list_datasets),
+    ):
+        app.group(name, help, "Research").add(command, f"edge-fl {name} list", name="list")
 
 
 def list_models(format: FormatOption = Format.TABLE) -> None:
     """List the models for --model, with their options (--set model.options.NAME=VALUE) and the pretrained weights found here."""
     from edge_fl_server import catalogue
 
-    show_table(
-        catalogue.models(), {key: key for key in ("name", "options", "description", "weights")}, format
-    )
+    columns: Columns = {
+        "name": "name",
+        "options": Column("options", prose=True),
+        **DESCRIPTION,
+        "weights": "weights",
+    }
+    show_table(catalogue.models(), columns, format)
 
 
 def list_heads(format: FormatOption = Format.TABLE) -> None:
@@ -30,7 +40,7 @@ def list_heads(format: FormatOption = Format.TABLE) -> None:
     from edge_fl_server import catalogue
 
     rows = catalogue.personal_heads()
-    show_table(rows, {key: key for key in ("name", "package", "description")}, format)
+    show_table(rows, {"name": "name", "package": "package", **DESCRIPTION}, format)
 
 
 def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Format.TABLE) -> None:
@@ -47,4 +57,5 @@ def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Form
         }
         for listing in datasets.listings(Path(data_dir))
     ]
-    show_table(rows, {key: key for key in rows[0]}, format)
+    prose = {key: Column(key, prose=True) for key in ("domains", "where")}
+    show_table(rows, {**{key: key for key in rows[0]}, **prose}, format)

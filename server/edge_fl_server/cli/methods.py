@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
-from edge_fl.console.output import Format, show_json, show_table
+from edge_fl.console.output import Format, show_json, show_table, show_text
+from edge_fl.console.tables import Column
 
 
 def register(app: App) -> None:
     """Add the group `methods`."""
-    methods = app.group("methods", "Federated methods.")
-    methods.command("list")(list_methods)
-    methods.command("show")(show_method)
-    methods.command("recommend")(recommend_method)
+    methods = app.group("methods", "Federated methods: list, show, recommend.", "Research")
+    methods.add(list_methods, "edge-fl methods list", name="list")
+    methods.add(show_method, "edge-fl methods show fedcrc", name="show")
+    methods.add(recommend_method, "edge-fl methods recommend --clients 12 --samples 50", name="recommend")
 
 
 class Device(StrEnum):
@@ -30,12 +31,17 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
     """List every method: family, shared and personal parts, behaviour of head-only devices, paper."""
     from edge_fl_server.catalogue import COLUMNS, rows
 
-    show_table(rows(), COLUMNS, format)
+    columns = {key: Column(heading, prose=key != "name") for key, heading in COLUMNS.items()}
+    columns["citation"] = Column(COLUMNS["citation"], prose=True, rank=1)
+    show_table(rows(), columns, format)
 
 
 def show_method(
-    name: str,
-    model: Annotated[str, typer.Option(help="Model for which bytes are counted.")] = "cnn2",
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method of 'edge-fl methods list'.")],
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", rich_help_panel="Training", help="Model for which bytes are counted."),
+    ] = "cnn2",
     egress: Annotated[
         bool, typer.Option("--egress", help="Print only what may leave a device, by tier, as JSON.")
     ] = False,
@@ -49,13 +55,19 @@ def show_method(
     elif format is Format.JSON:
         show_json(catalogue.facts(name, model))
     else:
-        print(catalogue.describe(name, model))
+        show_text(catalogue.describe(name, model))
 
 
 def recommend_method(
-    clients: Annotated[int, typer.Option(min=1, help="Clients that train.")],
-    samples: Annotated[int, typer.Option(min=1, help="Training images of each of them, on average.")],
-    tier: Annotated[Device, typer.Option(help="Devices whose accuracy counts.")] = Device.FULL,
+    clients: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Data", min=1, help="Clients that train.")
+    ],
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Training images of each of them, on average.")
+    ],
+    tier: Annotated[
+        Device, typer.Option(metavar="TIER", help="Devices whose accuracy counts.")
+    ] = Device.FULL,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
@@ -65,4 +77,4 @@ def recommend_method(
     if format is Format.JSON:
         show_json(found)
     else:
-        print(show.text(found))
+        show_text(show.text(found))

@@ -21,16 +21,29 @@ edge-fl device run --tier head --host HOST --id DEVICE --data PICTURES"""
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Name of the recipe; NAME.toml is written.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe; NAME.toml is written.")],
     images: Annotated[
         Path | None,
-        typer.Option("--images", help="A sample of your pictures: the names of its folders are the classes."),
+        typer.Option(
+            "--images",
+            metavar="FOLDER",
+            help="A sample of your pictures: the names of its folders are the classes.",
+        ),
     ] = None,
     classes: Annotated[
-        str, typer.Option("--classes", help="The classes, comma-separated, instead of --images.")
+        str,
+        typer.Option(
+            "--classes", metavar="CLASSES", help="The classes, comma-separated, instead of --images."
+        ),
     ] = "",
     model: Annotated[
-        str, typer.Option("--model", help="A model of 'edge-fl models list' [efficientnet-lite0].")
+        str,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            rich_help_panel="Training",
+            help="A model of 'edge-fl models list' [efficientnet-lite0].",
+        ),
     ] = "",
 ) -> None:
     """Write a recipe for devices with pictures: they fit personal classifiers on a pretrained network, the server needs no data."""

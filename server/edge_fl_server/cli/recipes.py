@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from edge_fl.cli import App, FormatOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, show_table
+from edge_fl.console.tables import Column
 
 
 def register(app: App) -> None:
     """Add the group `recipes`."""
-    app.group("recipes", "The built-in recipes: the settings of the papers' tables.").command("list")(
-        list_recipes
-    )
+    recipes = app.group("recipes", "The built-in recipes: the settings of the papers' tables.", "Research")
+    recipes.add(list_recipes, "edge-fl recipes list", name="list")
 
 
 def list_recipes(format: FormatOption = Format.TABLE) -> None:
@@ -31,4 +32,8 @@ def list_recipes(format: FormatOption = Format.TABLE) -> None:
             "rounds": recipe.rounds,
             "title": recipes.title(name),
         })  # fmt: skip
-    show_table(rows, {key: key for key in rows[0]}, format)
+    columns = {key: key for key in rows[0]} | {
+        "participation": Column("participation", units.percent, rank=1),
+        "title": Column("title", prose=True, rank=2),
+    }
+    show_table(rows, columns, format)

@@ -21,20 +21,34 @@ if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
     from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
 
-Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        rich_help_panel="Roll-out",
+        min=0,
+        help="Seconds to wait for the end of the roll-out.",
+    ),
+]
 WAIT_S = 3600.0
-Number = Annotated[int | None, typer.Argument(min=1, help="A kept release; see 'release list'.")]
+Number = Annotated[int | None, typer.Argument(metavar="N", min=1, help="A kept release; see 'release list'.")]
 
 
 def register(app: App) -> None:
     """Add the group `release`."""
     release = app.group(
         "release",
-        help="Releases of the extractor: publish, roll out in stages, pause, roll back, export, keys.",
+        "Releases of the extractor: publish, roll out in stages, pause, roll back, export, keys.",
+        "Releases",
     )
-    release.command("list")(list_releases)
-    for command in (release_publish.publish, rollout, pause, abort, rollback, export):
-        release.command()(command)
+    release.add(list_releases, "edge-fl release list", name="list")
+    release.add(release_publish.publish, "edge-fl release publish model.onnx --classes cat,dog")
+    release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1")
+    release.add(pause, "edge-fl release pause")
+    release.add(abort, "edge-fl release abort")
+    release.add(rollback, "edge-fl release rollback")
+    release.add(export, "edge-fl release export public/releases --keep")
     release_keys.register(release)
 
 
@@ -54,14 +68,37 @@ def list_releases(
 def rollout(
     release: Number = None,
     stages: Annotated[
-        str, typer.Option(help="Growing shares of the fleet, comma-separated; the last is 1.")
+        str,
+        typer.Option(
+            metavar="SHARES",
+            rich_help_panel="Roll-out",
+            help="Growing shares of the fleet, comma-separated; the last is 1.",
+        ),
     ] = "0.05,0.25,1",
-    success: Annotated[float, typer.Option(help="Share of the devices of a stage that must succeed.")] = 0.9,
+    success: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            rich_help_panel="Roll-out",
+            help="Share of the devices of a stage that must succeed.",
+        ),
+    ] = 0.9,
     false_abort: Annotated[
-        float, typer.Option(help="Largest probability of aborting a faultless release.")
+        float,
+        typer.Option(
+            metavar="SHARE",
+            rich_help_panel="Roll-out",
+            help="Largest probability of aborting a faultless release.",
+        ),
     ] = 0.02,
     stage_wait_s: Annotated[
-        float, typer.Option("--stage-wait", help="Seconds until the devices of a stage must have reported.")
+        float,
+        typer.Option(
+            "--stage-wait",
+            metavar="SECONDS",
+            rich_help_panel="Roll-out",
+            help="Seconds until the devices of a stage must have reported.",
+        ),
     ] = 600.0,
     wait_s: Wait = WAIT_S,
     home: HomeOption = HOME,
@@ -123,7 +160,10 @@ def rollback(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder for a web server to serve: metadata/ and targets/.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="Folder for a web server to serve: metadata/ and targets/."),
+    ],
     keep: Annotated[
         bool | None,
         typer.Option(
@@ -152,13 +192,16 @@ def commands(
     host: str = "127.0.0.1",
     port: int | None = None,
     identity: Path | None = None,
+    *,
+    new: bool = False,
 ) -> Iterator[ReleaseCommands]:
-    """The commands on a fleet's releases, with the registry open."""
+    """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
     from edge_fl_server.release.rollout.commands import ReleaseCommands
 
-    with closing(Database.open(location(database, home))) as db:
+    opened = Database.open if new else Database.existing
+    with closing(opened(location(database, home))) as db:
         yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import FormatOption
+from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import InputError
 from edge_fl_server.cli.options import HOME, FleetOption, HomeOption
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from edge_fl_server.release.repository import Repository
 
 ElsewhereOption = Annotated[
-    list[Path] | None, typer.Option("--with", help="A folder with keys that were moved off the server.")
+    list[Path] | None,
+    typer.Option("--with", metavar="FOLDER", help="A folder with keys that were moved off the server."),
 ]
 
 
@@ -30,16 +31,19 @@ class Role(StrEnum):
     TIMESTAMP = "timestamp"
 
 
-RoleArgument = Annotated[Role, typer.Argument(help="What the key signs.")]
+RoleArgument = Annotated[Role, typer.Argument(metavar="ROLE", help="What the key signs.")]
 
 
-def register(release: typer.Typer) -> None:
+def register(release: Commands) -> None:
     """Add the group `release keys`."""
-    keys = typer.Typer(help="The keys that sign releases; change them while no server is online.")
+    keys = Commands(
+        add_completion=False, help="The keys that sign releases; change them while no server is online."
+    )
     release.add_typer(keys, name="keys")
-    keys.command("list")(list_keys)
-    for change in (rotate, take_out, add):
-        keys.command()(change)
+    keys.add(list_keys, "edge-fl release keys list", name="list")
+    keys.add(rotate, "edge-fl release keys rotate timestamp")
+    keys.add(take_out, "edge-fl release keys take-out root --to /media/usb/keys")
+    keys.add(add, "edge-fl release keys add root --threshold 2 --to /media/usb/keys")
 
 
 def list_keys(
@@ -69,7 +73,10 @@ def rotate(
 def take_out(
     role: RoleArgument,
     to: Annotated[
-        Path, typer.Option(help="Folder to move the key to, on other storage than this machine's.")
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Folder to move the key to, on other storage than this machine's."
+        ),
     ],
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
@@ -81,8 +88,10 @@ def take_out(
 
 def add(
     role: RoleArgument,
-    threshold: Annotated[int, typer.Option(min=1, help="Number of the role's keys that must sign.")],
-    to: Annotated[Path, typer.Option(help="Folder to write the new key to.")],
+    threshold: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of the role's keys that must sign.")
+    ],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the new key to.")],
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
     elsewhere: ElsewhereOption = None,

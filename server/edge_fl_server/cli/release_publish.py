@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edge_fl.cli import IdentityOption
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
 Resizing = Literal["crop", "letterbox", "stretch"]
 ClassesOption = Annotated[
     str,
-    typer.Option("--classes", help="The classes, comma-separated; later releases may only append to them."),
+    typer.Option(
+        "--classes",
+        metavar="CLASSES",
+        rich_help_panel="Model",
+        help="The classes, comma-separated; later releases may only append to them.",
+    ),
 ]
 
 
@@ -77,40 +83,100 @@ def quantised(exported: Exported, description: Description, images: Path) -> Qua
 
 def publish(
     file: Annotated[
-        Path | None, typer.Argument(help="An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="An ONNX model: pixels [N, C, H, W] in, features [N, d] out."),
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
-        str, typer.Option("--model", help="A model of 'edge-fl models list', instead of a file.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            rich_help_panel="Model",
+            help="A model of 'edge-fl models list', instead of a file.",
+        ),
     ] = "",
     weights: Annotated[
-        str, typer.Option("--weights", help="Weights of --model: a file, or random [its pretrained ones].")
+        str,
+        typer.Option(
+            "--weights",
+            metavar="WEIGHTS",
+            rich_help_panel="Model",
+            help="Weights of --model: a file, or random [its pretrained ones].",
+        ),
     ] = "",
     mean: Annotated[
-        str, typer.Option("--mean", help="Mean per channel that the file expects to be subtracted from 0..1.")
+        str,
+        typer.Option(
+            "--mean",
+            metavar="NUMBERS",
+            rich_help_panel="Model",
+            help="Mean per channel that the file expects to be subtracted from 0..1.",
+        ),
     ] = "",
     std: Annotated[
-        str, typer.Option("--std", help="Standard deviation per channel to divide by after --mean.")
+        str,
+        typer.Option(
+            "--std",
+            metavar="NUMBERS",
+            rich_help_panel="Model",
+            help="Standard deviation per channel to divide by after --mean.",
+        ),
     ] = "",
     size: Annotated[
-        int, typer.Option("--size", min=0, help="Pixels per side, where the model does not fix them.")
+        int,
+        typer.Option(
+            "--size",
+            metavar="N",
+            rich_help_panel="Model",
+            min=0,
+            help="Pixels per side, where the model does not fix them.",
+        ),
     ] = 0,
     resize: Annotated[
-        Resizing, typer.Option("--resize", help="How a picture gets this size: crop, letterbox or stretch.")
+        Resizing,
+        typer.Option(
+            "--resize",
+            metavar="HOW",
+            rich_help_panel="Model",
+            help="How a picture gets this size: crop, letterbox or stretch.",
+        ),
     ] = "crop",
     reference: Annotated[
         Path | None,
-        typer.Option("--reference", help="An .npz with x and features of the file, to compare with."),
+        typer.Option(
+            "--reference",
+            metavar="FILE",
+            rich_help_panel="Model",
+            help="An .npz with x and features of the file, to compare with.",
+        ),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option("--images", help="A folder of pictures per class: also release an int8 variant."),
+        typer.Option(
+            "--images",
+            metavar="FOLDER",
+            rich_help_panel="Model",
+            help="A folder of pictures per class: also release an int8 variant.",
+        ),
     ] = None,
     stages: Annotated[
-        str, typer.Option(help="Growing shares of the fleet, comma-separated; the last is 1 [by its size].")
+        str,
+        typer.Option(
+            metavar="SHARES",
+            rich_help_panel="Roll-out",
+            help="Growing shares of the fleet, comma-separated; the last is 1 [by its size].",
+        ),
     ] = "",
     wait_s: Annotated[
-        float, typer.Option("--wait", min=0, help="Seconds to wait for the end of the roll-out.")
+        float,
+        typer.Option(
+            "--wait",
+            metavar="SECONDS",
+            rich_help_panel="Roll-out",
+            min=0,
+            help="Seconds to wait for the end of the roll-out.",
+        ),
     ] = 3600.0,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
@@ -130,7 +196,7 @@ def publish(
     names = [name.strip() for name in classes.split(",")] if classes else []
     require_class_names(names, "release publish, --classes")
     plan = group.rollout_plan(stages)
-    with group.commands(home, fleet, database, host, port, identity) as releases:
+    with group.commands(home, fleet, database, host, port, identity, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
             if weights:
@@ -149,7 +215,7 @@ def publish(
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
-            f"release {manifest.release}: {manifest.extractor.bytes / 2**20:.1f} MiB{' and int8' * bool(int8)},"
+            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
             f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes)}"
         )
         if releases.is_served(manifest.release):

@@ -13,8 +13,24 @@ from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, RunsOption
 
-Host = Annotated[str, typer.Option(help="Address to listen on; all but loopback require the token.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free one.")]
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST",
+        rich_help_panel="Connection",
+        help="Address to listen on; all but loopback require the token.",
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        rich_help_panel="Connection",
+        min=0,
+        max=65535,
+        help="Port to listen on; 0 selects a free one.",
+    ),
+]
 
 
 class ReportFormat(StrEnum):
@@ -27,8 +43,8 @@ class ReportFormat(StrEnum):
 
 def register(app: App) -> None:
     """Add `server dashboard` and `report`."""
-    app.group("server").command()(dashboard)
-    app.root.command()(report)
+    app.group("server").add(dashboard, "edge-fl server dashboard --port 8080")
+    app.root.add(report, "edge-fl report demo-20261120-101500", panel="Research")
 
 
 def dashboard(
@@ -37,8 +53,8 @@ def dashboard(
     home: HomeOption = HOME,
     host: Host = "127.0.0.1",
     port: Port = 8080,
-    cert: Annotated[Path | None, typer.Option(help="Certificate for TLS (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option(help="Key of the certificate (PEM).")] = None,
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for TLS (PEM).")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate (PEM).")] = None,
 ) -> None:
     """Show the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
 
@@ -53,10 +69,14 @@ def dashboard(
 
 
 def report(
-    run: Annotated[str, typer.Argument(help="A run listed by 'edge-fl runs list', or its folder.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="A run listed by 'edge-fl runs list', or its folder.")
+    ],
     format: Annotated[
         ReportFormat,
-        typer.Option(help="html writes RUN/report.html and prints its path; md and json are printed."),
+        typer.Option(
+            metavar="FORMAT", help="html writes RUN/report.html and prints its path; md and json are printed."
+        ),
     ] = ReportFormat.HTML,
     runs: RunsOption = Path("runs"),
 ) -> None:

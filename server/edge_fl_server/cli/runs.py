@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from edge_fl.cli import App, FormatOption
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
+from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
@@ -15,9 +17,12 @@ from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOpt
 
 def register(app: App) -> None:
     """Add `runs list`, `plots` and `newtask`."""
-    app.group("runs", "Earlier runs and their final states.").command("list")(list_runs)
-    app.root.command()(plots)
-    app.root.command()(newtask)
+    app.root.add(plots, "edge-fl plots simulate-20261120-101500", panel="Research")
+    app.root.add(
+        newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
+    )
+    runs = app.group("runs", "Earlier runs and their final states.", "Research")
+    runs.add(list_runs, "edge-fl runs list", name="list")
 
 
 def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
@@ -26,9 +31,13 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
 
     from edge_fl_server.runs import results
 
-    columns = ("run", "method", "dataset", "source", "state", "reason", "created")
+    columns = {
+        **{name: name for name in ("run", "method", "dataset", "source", "state")},
+        "reason": Column("reason", prose=True),
+        "created": Column("created", rank=1),
+    }
     rows = [msgspec.to_builtins(run) for run in results.list_runs(runs)]
-    show_table(rows, {name: name for name in columns}, format)
+    show_table(rows, columns, format)
     if not rows:
         print_status(f"{runs}: no runs")
 
@@ -45,18 +54,29 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, typer.Option(help="The new dataset.")],
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="The new dataset.")],
     clients: Annotated[
-        int, typer.Option(min=1, help="Number of clients that the new dataset is split over.")
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Data",
+            min=1,
+            help="Number of clients that the new dataset is split over.",
+        ),
     ] = 20,
-    beta: Annotated[float, typer.Option(help=options.BETA_HELP)] = 1.0,
+    beta: Annotated[
+        float, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
+    ] = 1.0,
     head: Annotated[
         str,
         typer.Option(
-            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class."
+            metavar="HEAD",
+            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
         ),
     ] = "mlp",
-    iterations: Annotated[int, typer.Option(min=1, help="Batches that each head is trained on.")] = 100,
+    iterations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Batches that each head is trained on.")
+    ] = 100,
     data_dir: DataDirOption = "",
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,
@@ -103,4 +123,7 @@ def newtask(
             "std": summary.std,
             "bottom_decile": summary.bottom_decile,
         })  # fmt: skip
-    show_table(rows, {key: key.replace("_", " ") for key in rows[0]}, format)
+    columns = {"iterations": "iterations"} | {
+        key: Column(key.replace("_", " "), units.percent) for key in ("mean", "std", "bottom_decile")
+    }
+    show_table(rows, columns, format)

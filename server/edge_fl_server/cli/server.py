@@ -34,33 +34,53 @@ WorkersOption = Annotated[
 ]
 DashboardOption = Annotated[
     int | None,
-    typer.Option("--dashboard", min=0, max=65535, help="Also serve the dashboard, on this loopback port."),
+    typer.Option(
+        "--dashboard", metavar="N", min=0, max=65535, help="Also serve the dashboard, on this loopback port."
+    ),
 ]
-LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Format of the log on stderr.")]
+LogFormatOption = Annotated[
+    LogFormat, typer.Option("--log-format", metavar="text|json", help="Format of the log on stderr.")
+]
 
 
 def register(app: App) -> None:
     """Add the group `server`."""
-    group = app.group("server", help="The server: train over MQTT, release extractors, collect reports.")
-    group.command()(run)
-    group.command()(up)
-    group.command()(worker)
+    group = app.group("server", "The server: train over MQTT, release extractors, collect reports.", "Fleet")
+    group.add(run, "edge-fl server run demo --set rounds=5")
+    group.add(up, "edge-fl server up --dashboard 8080")
+    group.add(worker, "edge-fl server worker --database postgresql://user@host/name")
 
 
 def run(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe: a TOML file, or a name of 'edge-fl recipes list'.")
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe: a TOML file, or a name of 'edge-fl recipes list'."),
     ] = "",
-    host: Annotated[str | None, typer.Option(help="The broker's host [the recipe's].")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="HOST", rich_help_panel="Connection", help="The broker's host [the recipe's]."),
+    ] = None,
     port: PortOption = None,
     fleet: Annotated[
-        str | None, typer.Option(help="Name of the fleet [the recipe's].", callback=fleet_name)
+        str | None,
+        typer.Option(
+            metavar="FLEET",
+            rich_help_panel="Connection",
+            help="Name of the fleet [the recipe's].",
+            callback=fleet_name,
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="Torch device: auto, cpu or cuda.")] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Torch device: auto, cpu or cuda.")
+    ] = None,
     settings: SetOption = None,
-    takeover: Annotated[bool, typer.Option("--takeover", help="Replace a server that is online.")] = False,
+    takeover: Annotated[
+        bool,
+        typer.Option("--takeover", rich_help_panel="Connection", help="Replace a server that is online."),
+    ] = False,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of an interrupted run to resume, instead of a recipe.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, instead of a recipe."),
     ] = None,
     database: DatabaseOption = "",
     workers: WorkersOption = False,
@@ -138,12 +158,23 @@ def up(
 
 
 def worker(
-    database: Annotated[str, typer.Option(envvar="EDGE_FL_DATABASE", help="The server's registry.")],
+    database: Annotated[
+        str,
+        typer.Option(
+            metavar="REGISTRY",
+            rich_help_panel="Folders",
+            envvar="EDGE_FL_DATABASE",
+            help="The server's registry.",
+        ),
+    ],
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
     fleet: FleetOption = "main",
     quarantine_after: Annotated[
-        int, typer.Option(min=0, help="Rejected reports until quarantine, as in the recipe's [validation].")
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Rejected reports until quarantine, as in the recipe's [validation]."
+        ),
     ] = 3,
     identity: IdentityOption = None,
 ) -> None:

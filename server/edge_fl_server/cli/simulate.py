@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import FormatOption
-from edge_fl.config import Recipe
-from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console import units
+from edge_fl.console.output import Format, print_status, show_table, show_text
+from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
@@ -31,19 +32,37 @@ from edge_fl_server.cli.options import (
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.execute import RunResult
 
+EXAMPLE = "edge-fl simulate --method repper --dataset digits --rounds 10"
 STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
 
 def simulate(
     recipe: RecipeOption = "",
-    method: Annotated[str, typer.Option(help="A method, see 'edge-fl methods list'.")] = "",
-    dataset: Annotated[str, typer.Option(help="A dataset, such as digits or fashion-mnist.")] = "",
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD", rich_help_panel="Training", help="A method, see 'edge-fl methods list'."
+        ),
+    ] = "",
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="DATASET", rich_help_panel="Data", help="A dataset, such as digits or fashion-mnist."
+        ),
+    ] = "",
     data_dir: DataDirOption = "",
     clients: ClientsOption = None,
-    beta: Annotated[float | None, typer.Option(help=options.BETA_HELP)] = None,
+    beta: Annotated[
+        float | None, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
+    ] = None,
     split: SplitOption = "",
     save_split: Annotated[
-        Path | None, typer.Option(help="Write the split over clients to this CSV file, for --split.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel="Data",
+            help="Write the split over clients to this CSV file, for --split.",
+        ),
     ] = None,
     model: ModelOption = "",
     heads: HeadsOption = None,
@@ -51,14 +70,26 @@ def simulate(
     epochs: EpochsOption = None,
     scale: ScaleOption = 1.0,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Random seed for data split, training and sampling.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Training",
+            min=0,
+            help="Random seed for data split, training and sampling.",
+        ),
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="How clients are trained: auto, sequential, pool, vector or ray.")
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            rich_help_panel="Training",
+            help="How clients are trained: auto, sequential, pool, vector or ray.",
+        ),
     ] = "",
     settings: SetOption = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Folder of an interrupted run to resume, without other settings.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, without other settings."),
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
@@ -81,7 +112,7 @@ def simulate(
     if resume:
         base = options.simulated(Results.open(resume).recipe(), "simulate --resume")
     else:
-        base = recipes.find(recipe) if recipe else Recipe(name="simulate")
+        base = recipes.find(recipe) if recipe else config.Recipe(name="simulate")
     given = {
         "data.dataset": dataset,
         "data.data_dir": data_dir,
@@ -105,14 +136,19 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))
     results, outcome = orchestrator.run(request)
-    report.write(results)
+    written = report.write(results)
     _show_accuracies(outcome, format)
-    print_status(f"results: {results.path}")
+    if format is Format.TABLE:
+        show_text(f"\n{report.report(results).verdict}")
+    print_status(f"results: {results.path}; report: {written}")
+    print_status(f"next: edge-fl plots {results.path}")
     if outcome.exhausted:
         raise outcome.exhausted
 
 
 def _show_accuracies(outcome: RunResult, format: Format) -> None:
+    from edge_fl import metrics
+
     by_round = {"last": outcome.last()}
     if best := outcome.best_by_validation():
         by_round[f"best_by_validation (round {best[0]})"] = best[1]
@@ -121,4 +157,13 @@ def _show_accuracies(outcome: RunResult, format: Format) -> None:
         for round, summaries in by_round.items()
         for name, summary in summaries.items()
     ]
-    show_table(rows, {key: key.replace("_", " ") for key in ("metric", "round", *STATISTICS)}, format)
+    if format is Format.JSON:
+        show_table(rows, {key: key for key in rows[0]} if rows else {}, format)
+        return
+    columns = {key: key.replace("_", " ") for key in ("metric", "round", *STATISTICS)}
+    accuracies = {key: Column(columns[key], units.percent) for key in STATISTICS[:-1]}
+    others = [row for row in rows if metrics.ACCURACY not in row["metric"]]
+    show_table([row for row in rows if row not in others], {**columns, **accuracies})
+    if others:
+        print()
+        show_table(others, columns)

@@ -64,5 +64,5 @@ def _result(result: CellResult) -> str:
     metric = next(
         (name for name in (metrics.PERSONAL_AFTER, metrics.GLOBAL_TEST) if name in result.last), None
     )
-    accuracy = f"{metric} {result.last[metric].mean:.3f}" if metric else "no accuracy"
+    accuracy = f"{metric} {units.percent(result.last[metric].mean)}" if metric else "no accuracy"
     return f"{accuracy} in {result.seconds:.1f} s"

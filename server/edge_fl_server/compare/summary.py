@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
+from edge_fl_server.compare import paired
 from edge_fl_server.compare.cell import CellResult, Point
 from edge_fl_server.compare.grid import Cell, blocks
+from edge_fl_server.compare.paired import Difference
 
 METRICS = (
     metrics.GLOBAL_TEST,
@@ -50,7 +52,7 @@ class MeanStd(Struct, frozen=True):
 
 
 class Row(Struct, frozen=True):
-    """A method on one dataset and partition. `failures` maps failed seeds to the reason."""
+    """A method on one dataset and partition. `failures` maps failed seeds to the reason; `difference` is None for the best baseline."""
 
     method: str
     dataset: str
@@ -59,17 +61,24 @@ class Row(Struct, frozen=True):
     numbers: dict[str, MeanStd]
     failures: dict[int, str]
     keys: list[str]
+    difference: Difference | None = None
 
 
 def rows(cells: Sequence[Cell], results: Mapping[str, CellResult], target: float | None = None) -> list[Row]:
     """Build one row per method and block, in the order of `cells`; cells without a result are left out."""
     table = []
-    for (dataset, partition), block in blocks(cells):
+    for where, block in blocks(cells):
+        best = paired.best_baseline(where, block, results)
+        baseline = paired.of_method(best, where, block, results)
         local = {cell.recipe.seed: _local(results.get(cell.key)) for cell in block if cell.label == "local"}
         for label in dict.fromkeys(cell.label for cell in block):
             of_method = [results[c.key] for c in block if c.label == label and c.key in results]
             if of_method:
-                table.append(_row(label, dataset, partition, of_method, local, target))
+                found = _row(label, *where, of_method, local, target)
+                ours = {} if label == best else paired.of_method(label, where, block, results)
+                table.append(
+                    msgspec.structs.replace(found, difference=paired.difference(best, baseline, ours))
+                )
     return table
 
 

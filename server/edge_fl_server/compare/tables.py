@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
 from edge_fl.console.tables import Table
+from edge_fl_server.compare import paired
 from edge_fl_server.compare.grid import Cell, blocks, partition_label
 from edge_fl_server.compare.summary import (
     BYTES_DOWN,
@@ -97,7 +98,7 @@ def record(row: Row) -> dict[str, object]:
     }
     for name, value in row.numbers.items():
         flat |= {name: value.mean, f"{name}.over_seeds": value.std} if value.count else {}
-    return flat
+    return {**flat, **(paired.record(row.difference) if row.difference else {})}
 
 
 def conditions(recipe: Recipe) -> str:
@@ -129,7 +130,13 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 def _table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
     shown = [column for column in _columns(rows) if _is_shown(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
-    body = [[row.method, *(_cell(row, column, seeds) for column in shown)] for row in rows]
+    place = 2 + [column.number for column in shown].index(metrics.PERSONAL_AFTER)
+    differences = [row.difference for row in rows if row.difference]
+    best = differences[0].baseline if differences else ""
+    body = []
+    for row in rows:
+        cells_of_row = [row.method, *(_cell(row, column, seeds) for column in shown)]
+        body.append([*cells_of_row[:place], _difference(row, best), *cells_of_row[place:]])
     failures = [
         f"{row.method} FAILED with seed {seed}: {reason}"
         for row in rows
@@ -138,7 +145,11 @@ def _table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
     over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
     title = f"{conditions(cells[0].recipe)}; {over}"
     headings = ["method", *(column.heading for column in shown)]
-    return Table(headings, body, title, [*_unequal(cells, cells[0].recipe), *failures], headings[1:])
+    headings.insert(place, "difference")
+    compared = [paired.meaning(found, "'after'") for found in differences[:1]]
+    return Table(
+        headings, body, title, [*_unequal(cells, cells[0].recipe), *failures, *compared], headings[1:]
+    )
 
 
 def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
@@ -165,6 +176,12 @@ def _is_shown(number: str, rows: Sequence[Row]) -> bool:
             if number in row.numbers
         )
     return bool(found)
+
+
+def _difference(row: Row, best: str) -> str:
+    if row.difference:
+        return paired.text(row.difference)
+    return "baseline" if row.method == best else "-"
 
 
 def _cell(row: Row, column: Column, seeds: int) -> str:

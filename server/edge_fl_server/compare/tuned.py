@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from edge_fl.config import Option
 from edge_fl.console.tables import Table
 from edge_fl_server.compare import paired
 from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.compare.grid import ALWAYS, Cell, blocks
+from edge_fl_server.compare.grid import Cell, blocks
 from edge_fl_server.compare.paired import Difference
 from edge_fl_server.compare.summary import (
     BYTES,
@@ -26,7 +25,7 @@ from edge_fl_server.compare.summary import (
     mean_std,
 )
 from edge_fl_server.compare.tables import Column, conditions, megabytes, percent, plain
-from edge_fl_server.compare.tuning import Trial, Tuning, Values, validation
+from edge_fl_server.compare.tuning import Trial, Tuning, Values
 
 COLUMNS = (
     Column("global", metrics.GLOBAL_TEST, percent, "the tuned method's global model on every client's test set"),
@@ -75,9 +74,9 @@ def rows(
     table = []
     for tuning in tunings:
         block = (tuning.dataset, tuning.partition)
-        ours, before = (_results(tuning.method, block, cells, results) for cells in (tuned, untuned))
-        baselines = {label: _results(label, block, tuned, results) for label in ALWAYS}
-        best = max(ALWAYS, key=lambda label: _score(baselines[label]))
+        ours, before = (paired.of_method(tuning.method, block, cells, results) for cells in (tuned, untuned))
+        best = paired.best_baseline(block, tuned, results)
+        baseline = paired.of_method(best, block, tuned, results)
         table.append(
             TunedRow(
                 tuning.method,
@@ -88,7 +87,7 @@ def rows(
                 tuning.default,
                 _outcome(ours),
                 _outcome(before),
-                None if tuning.method == best else paired.difference(best, baselines[best], ours),
+                None if tuning.method == best else paired.difference(best, baseline, ours),
             )
         )
     return table
@@ -124,8 +123,7 @@ def record(row: TunedRow) -> dict[str, object]:
         "untuned.over_seeds": row.untuned.std,
     }
     if found := row.difference:
-        names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
-        flat |= {f"difference.{name}": getattr(found, name) for name in names}
+        flat |= paired.record(found)
     return flat
 
 
@@ -139,28 +137,12 @@ def value_text(value: Option) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _results(
-    label: str, block: tuple[str, str], cells: Sequence[Cell], results: Mapping[str, CellResult]
-) -> dict[int, CellResult]:
-    """The complete results of a method by seed."""
-    return {
-        cell.recipe.seed: results[cell.key]
-        for cell in cells
-        if cell.label == label and cell.block == block and not results[cell.key].failure
-    }
-
-
-def _score(found: Mapping[int, CellResult]) -> float:
-    mean = mean_std(validation(result) or 0.0 for result in found.values()).mean
-    return -1.0 if math.isnan(mean) else mean
-
-
 def _outcome(found: Mapping[int, CellResult]) -> Outcome:
     clients = {seed: paired.by_client(result) for seed, result in found.items()}
     by_seed = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items() if each}
     over = mean_std(by_seed.values())
     keys = {seed: result.key for seed, result in found.items()}
-    return Outcome(over.mean, over.std, _score(found), by_seed, clients, keys)
+    return Outcome(over.mean, over.std, paired.score(found), by_seed, clients, keys)
 
 
 def _table(
@@ -201,15 +183,7 @@ def _notes(rows: Sequence[TunedRow], shown: Sequence[Column], target: float | No
     )
     yield "- untuned: with the settings above, and the method's default hyper-parameters and usual optimiser"
     if found := next((row.difference for row in rows if row.difference), None):
-        spread = (
-            f"{found.seeds} seeds, {found.pairs} pairs of clients"
-            if found.over == "seeds"
-            else f"{found.pairs} clients"
-        )
-        yield (
-            f"- difference: tuned, minus {found.baseline} (the baseline with the best validation accuracy, also tuned) on the same"
-            f" clients, in percentage points, with the 95 % confidence interval over {spread}"
-        )
+        yield f"- {paired.meaning(found, 'tuned', ', also tuned')}"
     for column in shown:
         yield f"- {column.heading}: {column.meaning}"
     if target is not None:
@@ -226,5 +200,4 @@ def _difference(row: TunedRow) -> str:
     found = row.difference
     if found is None:
         return "baseline" if row.tuned.by_seed else "-"
-    ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
-    return f"{found.mean * 100:+.2f}{ends}"
+    return paired.text(found)

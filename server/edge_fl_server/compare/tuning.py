@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
-from math import isnan, sqrt
+from math import sqrt
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from edge_fl import methods, metrics
+from edge_fl import methods
 from edge_fl.config import Option, parse_value
 from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
@@ -27,6 +27,7 @@ from edge_fl.methods.finetuned import FineTuned
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell, parse_method
+from edge_fl_server.compare.paired import validation
 
 TRIALS = 6
 LR = "lr"
@@ -143,12 +144,6 @@ def parse_grids(texts: Sequence[str]) -> dict[str, Grid]:
         for value in grids[name][key]:
             hyper.check(name, {key: value}, _hypers(name))
     return dict(grids)
-
-
-def validation(result: CellResult) -> float | None:
-    """The mean validation accuracy over clients that trials are compared by; None for a failed cell."""
-    found = result.last.get(metrics.PERSONAL_VALIDATION_AFTER)
-    return None if result.failure or found is None or isnan(found.mean) else found.mean
 
 
 class _Search:

@@ -1,4 +1,8 @@
-"""The actions behind the dashboard's buttons: each writes a desired state into the registry, which the running server applies."""
+"""The actions behind the dashboard's buttons: each asks with its effect, then does what the command of the same name does.
+
+Actions on roll-outs and runs write a desired state into the registry, which the running server applies. Without a server the answer says
+so, and names the command that acts now.
+"""
 
 from __future__ import annotations
 
@@ -7,95 +11,213 @@ from dataclasses import dataclass
 
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError
-from edge_fl_server.registry import Database, rollouts, runs
-from edge_fl_server.registry.records import DesiredRolloutState
+from edge_fl_server.children import Children
+from edge_fl_server.dashboard.context import PageContext
+from edge_fl_server.dashboard.queries import standing
+from edge_fl_server.registry import devices, rollouts, runs, servers
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request
+
+REVOKE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a dialog says before an action: its effect. Without a `word` for the button there is only `command`, which acts elsewhere."""
+
+    title: str
+    text: str
+    word: str = ""
+    danger: bool = False
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class Action:
-    """A button: the question before it, and the function that takes a fleet and a target and returns a message."""
+    """`ask` states the effect on a target, `do` has it and returns a message. Both raise InputError if it is not possible any more."""
 
-    title: str
-    text: str
-    word: str
-    do: Callable[[Database, str, str], str]
-    danger: bool = False
+    ask: Callable[[PageContext, str], Question]
+    do: Callable[[PageContext, str], str]
 
 
-def start(db: Database, fleet: str, release: str) -> str:
-    """Request the roll-out of a release. Raises InputError during another roll-out."""
-    number = int(release)
+def _requested(context: PageContext, what: str, command: str) -> str:
+    """The message after a request: who carries it out."""
+    if servers.presence(context.db, context.fleet).online:
+        return f"{what} requested; the server carries it out."
+    return f"{what} requested; waiting for a server. To act now: {context.command(command)}"
+
+
+def _moving(context: PageContext, release: int, *, to: bool) -> str:
+    """How many head-only devices change their release: all others `to` it, or those that run it back."""
+    found = standing.on_release(context.db, context.fleet, release)
+    count, gone = (found.others, found.others_gone) if to else (found.running, found.running_gone)
+    later = f" ({gone:,} of them when {'it connects' if gone == 1 else 'they connect'})" if gone else ""
+    return f"{count:,} {'device' if count == 1 else 'devices'}{later}"
+
+
+def _ask_start(context: PageContext, release: str) -> Question:
+    number, served = int(release), rollouts.served_release(context.db, context.fleet)
+    moving = _moving(context, number, to=True)
+    if number < served:
+        text = (
+            f"{moving} will return from release {served} to release {number}, all at once and without stages."
+        )
+        return Question(f"Roll back to release {number}?", text, "Roll back", danger=True)
+    back = f" and its devices return to release {served}" if served else ""
+    text = f"{moving} will receive it stage by stage; a stage with bad results ends the roll-out{back}."
+    return Question(f"Roll out release {number}?", text, "Roll out")
+
+
+def start(context: PageContext, release: str) -> str:
+    """Request the roll-out of a release. Raises InputError during another roll-out, and for the release that is served."""
+    db, fleet, number = context.db, context.fleet, int(release)
     if current := rollouts.current(db, fleet):
         raise InputError(
             f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
         )
-    stages = ALL_AT_ONCE if number < rollouts.served_release(db, fleet) else CAREFUL
-    request(db, fleet, number, RolloutConfig(stages=stages))
-    return f"Roll-out of release {number} requested; it starts when a server is online."
+    served = rollouts.served_release(db, fleet)
+    if number == served:
+        raise InputError(f"release {number}: the fleet serves it already")
+    request(db, fleet, number, RolloutConfig(stages=ALL_AT_ONCE if number < served else CAREFUL))
+    if number < served:
+        return _requested(context, f"Roll-back to release {number}", f"release rollback {number}")
+    return _requested(context, f"Roll-out of release {number}", f"release rollout {number}")
 
 
-def _steer(desired: DesiredRolloutState, message: str) -> Callable[[Database, str, str], str]:
-    def do(db: Database, fleet: str, number: str) -> str:
-        record = rollouts.get(db, int(number))
-        if record is None or record.fleet != fleet or record.state in rollouts.OVER:
-            raise InputError(f"roll-out {number}: it has ended")
-        rollouts.steer(db, record.number, desired)
-        return message.format(release=record.release, previous=record.previous or "none")
+def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> RolloutRecord:
+    """A roll-out under way. Raises InputError if it has ended, and if devices should return but there is no previous release."""
+    record = rollouts.get(context.db, int(number))
+    if record is None or record.fleet != context.fleet or record.state in rollouts.OVER:
+        raise InputError(f"roll-out {number}: it has ended")
+    if returns and not record.previous:
+        raise InputError(f"release {record.release}: there is no previous release to return to")
+    return record
 
-    return do
+
+def _steer(desired: DesiredRolloutState, ask: Callable[[PageContext, RolloutRecord], Question]) -> Action:
+    """The action that requests a state of the roll-out under way."""
+    returns = desired in ("aborted", "rolled_back")
+
+    def do(context: PageContext, number: str) -> str:
+        record = _unfinished(context, number, returns=returns)
+        rollouts.steer(context.db, record.number, desired)
+        what, command = STEERED[desired]
+        return _requested(context, what.format(record), command.format(record))
+
+    return Action(lambda context, number: ask(context, _unfinished(context, number, returns=returns)), do)
 
 
-def stop(db: Database, fleet: str, run: str) -> str:
+STEERED = {
+    "paused": ("Pause of release {0.release}", "release pause"),
+    "running": ("Continuation of release {0.release}", "release rollout {0.release}"),
+    "aborted": ("Return to release {0.previous}", "release abort"),
+    "rolled_back": ("Roll-back to release {0.previous}", "release rollback"),
+}
+"""Desired state -> its name in messages, and the command that does it without a server."""
+
+
+def _ask_pause(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Pause the roll-out of release {record.release}?",
+        f"No further stage starts. {_moving(context, record.release, to=False)} with release {record.release} keep it.",
+        "Pause",
+    )
+
+
+def _ask_resume(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Resume the roll-out of release {record.release}?",
+        "The next stage starts as soon as the devices of the present one have reported.",
+        "Resume",
+    )
+
+
+def _ask_abort(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Abort the roll-out of release {record.release}?",
+        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous};"
+        " no other device receives it.",
+        "Abort",
+        danger=True,
+    )
+
+
+def _ask_roll_back(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Roll back to release {record.previous}?",
+        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous}, all"
+        " at once. The roll-out ends.",
+        "Roll back",
+        danger=True,
+    )
+
+
+def _ask_stop(context: PageContext, run: str) -> Question:
+    return Question(
+        f"Stop {run}?",
+        "The run ends after the current round, keeps its results, and can be resumed.",
+        "Stop the run",
+        danger=True,
+    )
+
+
+def stop(context: PageContext, run: str) -> str:
     """Request the end of a run. Raises InputError if it has ended."""
-    record = runs.get(db, run)
-    if record is None or record.fleet != fleet or not runs.stop(db, run):
+    record = runs.get(context.db, run)
+    if record is None or record.fleet != context.fleet or not runs.stop(context.db, run):
         raise InputError(f"run {run}: it is not running")
-    return f"Run {run} stops after the current round."
+    if servers.presence(context.db, context.fleet).online:
+        return f"Run {run} stops after the current round."
+    return f"Stop of {run} requested, but its server is offline. To end the run now: {context.command('server up')}"
+
+
+def _ask_admit(context: PageContext, device: str) -> Question:
+    why = standing.reason(context.db, context.fleet, device)
+    return Question(
+        f"Admit {device}?",
+        f"{why} Its reports will count again, and its count of rejected reports restarts at 0. If the cause remains, it will be"
+        " quarantined again.",
+        "Admit",
+    )
+
+
+def admit(context: PageContext, device: str) -> str:
+    """End the quarantine of a device."""
+    devices.readmit(context.db, context.fleet, device)
+    return f"{device}: quarantine ended."
+
+
+def _ask_revoke(context: PageContext, device: str) -> Question:
+    text = (
+        "Its certificate becomes invalid: the broker ends its connection within a second, and nothing that it sends counts. It can return"
+        f" only with a new certificate (edge-fl fleet enrol {device})."
+    )
+    if context.identities:
+        return Question(f"Revoke {device}?", text, "Revoke", danger=True)
+    where = "The fleet's CA is not on this machine. Where it is, run:"
+    return Question(f"Revoke {device}?", f"{text} {where}", command=f"edge-fl fleet revoke {device}")
+
+
+def revoke(context: PageContext, device: str) -> str:
+    """Revoke a device's certificate with the command of that name. Raises InputError without the CA, RunError if the command fails."""
+    if context.identities is None:
+        raise InputError(f"{device}: the CA of the fleet is not on this machine")
+    with Children(lambda name, line: None, {}) as children:
+        words = ("fleet", "revoke", device, "--home", str(context.identities))
+        printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
+    online = servers.presence(context.db, context.fleet).online
+    return printed + ("." if online else "; the list shows it when a server is online.")
 
 
 ACTIONS = {
-    "start": Action(
-        "Roll out release {target}?",
-        "Devices receive it stage by stage; a stage with bad results stops it. An older release goes to every device at once.",
-        "Roll out",
-        start,
-    ),
-    "pause": Action(
-        "Pause the roll-out?",
-        "No further stage starts. Devices that have the release keep it.",
-        "Pause",
-        _steer("paused", "Pause of release {release} requested."),
-    ),
-    "resume": Action(
-        "Resume the roll-out?",
-        "The next stage starts as soon as the previous one has responded.",
-        "Resume",
-        _steer("running", "Roll-out of release {release} resumed."),
-    ),
-    "abort": Action(
-        "Abort the roll-out?",
-        "Devices that have the release return to the previous one.",
-        "Abort",
-        _steer("aborted", "Abort of release {release} requested; devices return to release {previous}."),
-        danger=True,
-    ),
-    "rollback": Action(
-        "Roll the fleet back?",
-        "Every device returns to the previous release at once.",
-        "Roll back",
-        _steer(
-            "rolled_back", "Rollback of release {release} requested; devices return to release {previous}."
-        ),
-        danger=True,
-    ),
-    "stop": Action(
-        "Stop {target}?",
-        "The run ends after the current round, keeps its results, and can be resumed.",
-        "Stop the run",
-        stop,
-        danger=True,
-    ),
+    "start": Action(_ask_start, start),
+    "pause": _steer("paused", _ask_pause),
+    "resume": _steer("running", _ask_resume),
+    "abort": _steer("aborted", _ask_abort),
+    "rollback": _steer("rolled_back", _ask_roll_back),
+    "stop": Action(_ask_stop, stop),
+    "admit": Action(_ask_admit, admit),
+    "revoke": Action(_ask_revoke, revoke),
 }
 """By the part of a button's `data-act` before the colon; the rest is the target."""

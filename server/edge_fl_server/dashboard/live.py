@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
-from edge_fl_server.dashboard.actions import ACTIONS, Action
+from edge_fl_server.dashboard.actions import ACTIONS, Question
+from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart
 from edge_fl_server.dashboard.pages.parts import Column, cells
-from edge_fl_server.registry import Database
 from edge_fl_server.report.formatting import escape
 
 EVERY_S = 1.5
@@ -28,7 +26,11 @@ PLAIN: dict[str, Any] = {
     "textColor": "plain",
 }  # no colours of Quasar: the style sheet has them
 PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
-CELL = '<q-td :props="props"><span v-html="props.value"></span></q-td>'
+CELL = """
+<q-td :props="props" :data-label="props.col.label" :class="{bare: ['', '–'].includes(props.value)}">
+  <span v-html="props.value"></span>
+</q-td>
+"""  # a phone shows the label of each cell, and none without a value
 HEADING = """
 <q-th :props="props" scope="col" :aria-sort="!props.col.__thClass.includes(' sorted') ? null :
   props.col.__thClass.includes('sort-desc') ? 'descending' : 'ascending'">
@@ -52,43 +54,27 @@ Find = Callable[[], Any]
 Address = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class PageContext:
-    """The fleet that the pages show, its registry, and the folder of its releases where that is on this machine."""
-
-    db: Database
-    fleet: str
-    home: Path | None = None
-
-    def kept(self) -> frozenset[int] | None:
-        """The releases whose files still exist; None where the repository is not on this machine."""
-        folder = self.home / self.fleet if self.home else None
-        if folder is None or not (folder / "metadata").is_dir():
-            return None
-        from edge_fl_server.release.repository import Repository
-
-        try:
-            return frozenset(manifest.release for manifest in Repository(folder).releases())
-        except EdgeFLError:
-            return None
-
-
 class Board:
     """The parts of one open page, in the order in which they are added."""
 
     def __init__(self, context: PageContext) -> None:
         self.context = context
         self._parts: list[tuple[Find, Callable[[Any], object]]] = []
+        self._alarm: ui.html | None = None
+
+    def alarm(self) -> None:
+        """Place the message that the registry does not respond."""
         self._alarm = ui.html("", sanitize=False).props('role="alert"')
 
     def part(self, find: Find, show: Callable[[Any], object]) -> None:
         """Call `show` with the value of `find` at every refresh."""
         self._parts.append((find, show))
 
-    def html(self, find: Find, draw: Callable[[Any], str], absent: str = "") -> None:
+    def html(self, find: Find, draw: Callable[[Any], str], absent: str = "") -> ui.html:
         """Markup drawn from a value, `absent` for None; a button with `data-act` starts that action."""
         element = ui.html("", sanitize=False).on("click", self._pressed, js_handler=PRESSED)
         self.part(find, lambda value: element.set_content(absent if value is None else draw(value)))
+        return element
 
     def table(
         self,
@@ -108,6 +94,7 @@ class Board:
                 ui.html(f"<h2>{title}</h2>", sanitize=False)
             pagination = {"rowsPerPage": per_page, "rowsNumber": 0} if per_page else None
             table = ui.table(rows=[], columns=[column.options for column in columns], pagination=pagination)
+        section.set_visibility(False)
         table.props("flat binary-state-sort").classes("sheet").on("click", self._pressed, js_handler=PRESSED)
         table.add_slot("body-cell", CELL)
         table.add_slot("header-cell", HEADING)
@@ -129,6 +116,7 @@ class Board:
         with ui.element("section") as section:
             ui.html(f"<h2>{title}</h2>", sanitize=False)
             sheet = ui.element("div").classes("sheet padded")
+        section.set_visibility(False)
         elements: list[ui.echart] = []
 
         def show(value: Any) -> None:
@@ -152,9 +140,13 @@ class Board:
             values = {find: await asyncio.to_thread(find) for find in finds}
             for find, show in self._parts:
                 show(values[find])
-            self._alarm.set_content("")
+            self._warn("")
         except EdgeFLError as error:
-            self._alarm.set_content(f'<p class="alarm">{escape(error)}. Next attempt in {EVERY_S:g} s.</p>')
+            self._warn(f'<p class="alarm">{escape(error)}. Next attempt in {EVERY_S:g} s.</p>')
+
+    def _warn(self, markup: str) -> None:
+        if self._alarm:
+            self._alarm.set_content(markup)
 
     async def start(self) -> None:
         """Draw the page for the first time and refresh it periodically from then on."""
@@ -164,13 +156,16 @@ class Board:
     async def _pressed(self, event: Any) -> None:
         name, _, target = str(event.args).partition(":")
         action = ACTIONS.get(name)
-        if action is None or not await _confirmed(action, target):
+        if action is None:
             return
         try:
-            message = await asyncio.to_thread(action.do, self.context.db, self.context.fleet, target)
+            question = await asyncio.to_thread(action.ask, self.context, target)
+            if not await _confirmed(question):
+                return
+            message = await asyncio.to_thread(action.do, self.context, target)
         except (EdgeFLError, ValueError) as error:
             message = str(error)
-        ui.notify(message, position="top", timeout=10_000, close_button="Close", **PLAIN)
+        ui.notify(message, position="top", timeout=20_000, close_button="Close", **PLAIN)
         await self.refresh()
 
 
@@ -180,16 +175,16 @@ def update(element: Any, name: str, value: Any) -> None:
         element.props[name] = value
 
 
-async def _confirmed(action: Action, target: str) -> bool:
+async def _confirmed(question: Question) -> bool:
     with ui.dialog() as dialog, ui.card():
-        ui.html(escape(action.title.format(target=target)), sanitize=False, tag="h2")
-        ui.html(escape(action.text), sanitize=False, tag="p").classes("quiet")
+        ui.html(escape(question.title), sanitize=False, tag="h2")
+        ui.html(escape(question.text), sanitize=False, tag="p")
+        if question.command:
+            ui.html(f"<code>{escape(question.command)}</code>", sanitize=False, tag="pre")
+        confirm = [(question.word, "id=confirm", True)] if question.word else []
         with ui.element("div").classes("choice"):
-            for word, kind, answer in (
-                ("Cancel", "autofocus", False),
-                (action.word, "id=confirm", True),
-            ):
-                look = ("danger" if action.danger else "primary") if answer else ""
+            for word, kind, answer in (("Cancel" if confirm else "Close", "autofocus", False), *confirm):
+                look = ("danger" if question.danger else "primary") if answer else ""
                 button = ui.element("button").props(f"type=button {kind}").classes(look)
                 with button.on("click", partial(dialog.submit, answer)):
                     ui.html(escape(word), sanitize=False, tag="span")

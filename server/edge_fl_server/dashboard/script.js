@@ -3,6 +3,7 @@
   const signs = { auto: "◐", light: "○", dark: "●" };
   const themes = Object.keys(signs);
   const root = document.documentElement;
+  root.lang = "en";
   const stored = () => (localStorage.edgeFlTheme in signs ? localStorage.edgeFlTheme : "auto");
   const show = () => {
     const theme = stored();
@@ -20,6 +21,7 @@
   document.addEventListener("pointerdown", () => (focused = null));
   new MutationObserver(() => {
     show();
+    for (const area of document.querySelectorAll(".q-table__middle.scroll:not([tabindex]), .padded:not([tabindex])")) area.tabIndex = 0; // scrolls with the keyboard
     if (focused && document.activeElement === document.body) {
       document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }

@@ -17,7 +17,7 @@ from nicegui import ui
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl_server.dashboard import prometheus
 from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
-from edge_fl_server.dashboard.live import PageContext
+from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.site import build
 from edge_fl_server.registry import Database
 
@@ -59,7 +59,7 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
     listener = _listen(settings.host, settings.port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
-    build(PageContext(db, settings.fleet, settings.home))
+    build(PageContext(db, settings.fleet, settings.home, settings.registry))
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     ui.run_with(
         app,

@@ -4,21 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fastapi import Request
 from nicegui import ui
 
-from edge_fl_server.dashboard.live import Address, Board, PageContext
-from edge_fl_server.dashboard.pages import data, device, fleet, log, releases, run
+from edge_fl_server.dashboard.context import PageContext
+from edge_fl_server.dashboard.live import Address, Board
+from edge_fl_server.dashboard.pages import data, device, fleet, log, overview, releases, run
+from edge_fl_server.dashboard.pages.parts import server_state
+from edge_fl_server.registry import servers
 from edge_fl_server.report.formatting import escape
 
 FOLDER = Path(__file__).parent
-MENU = {"/": "Fleet", "/run": "Runs", "/releases": "Releases", "/data": "Data", "/log": "Log"}
+MENU = {
+    "/": "Overview",
+    "/fleet": "Fleet",
+    "/run": "Runs",
+    "/releases": "Releases",
+    "/data": "Data",
+    "/log": "Log",
+}
 Build = Callable[[Board, Address], None]
 ROUTES: dict[str, tuple[str, Build]] = {
-    "/": ("/", fleet.build),
-    "/device/{id}": ("/", device.build),
+    "/": ("/", overview.build),
+    "/fleet": ("/fleet", fleet.build),
+    "/device/{id}": ("/fleet", device.build),
     "/run": ("/run", run.build),
     "/run/{id}": ("/run", run.build),
     "/releases": ("/releases", releases.build),
@@ -37,8 +49,8 @@ def build(context: PageContext) -> None:
 def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request], Awaitable[None]]:
     async def page(request: Request) -> None:
         address = {**request.query_params, **request.path_params}
-        with _frame(context, entry, str(address.get("id", MENU[entry]))):
-            board = Board(context)
+        board = Board(context)
+        with _frame(board, entry, str(address.get("id", MENU[entry]))):
             parts(board, address)
             await board.start()
 
@@ -46,7 +58,7 @@ def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request],
 
 
 @contextmanager
-def _frame(context: PageContext, entry: str, title: str) -> Iterator[None]:
+def _frame(board: Board, entry: str, title: str) -> Iterator[None]:
     ui.add_head_html(f"<style>{(FOLDER / 'style.css').read_text()}</style>")
     ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
     ui.page_title(f"{title} · edge-fl")
@@ -54,11 +66,17 @@ def _frame(context: PageContext, entry: str, title: str) -> Iterator[None]:
         f'<a href="{path}"{" aria-current=page" if path == entry else ""}>{name}</a>'
         for path, name in MENU.items()
     )
-    ui.html(
-        f'<a class="skip" href="#main">Skip to content</a><header class="top"><a class="brand" href="/">edge-fl</a>'
-        f'<nav aria-label="Pages">{links}</nav><span class="fleet">fleet {escape(context.fleet)}</span>'
-        '<button class="plain" data-theme-button>◐</button></header>',
-        sanitize=False,
-    )
-    with ui.element("main").props("id=main"):
+    fleet = board.context.fleet
+    ui.html('<a class="skip" href="#main">Skip to content</a>', sanitize=False)
+    with ui.element("header").classes("top"):
+        ui.html(
+            f'<a class="brand" href="/">edge-fl</a><nav aria-label="Pages">{links}</nav>'
+            f'<span class="fleet">fleet {escape(fleet)}</span>',
+            sanitize=False,
+        ).classes("parts")
+        state = partial(servers.presence, board.context.db, fleet)
+        board.html(state, server_state).classes("server")
+        ui.html('<button class="plain" data-theme-button>◐</button>', sanitize=False)
+    with ui.element("div").props("id=main"):  # inside NiceGUI's <main>
+        board.alarm()
         yield

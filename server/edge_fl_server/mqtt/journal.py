@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
@@ -18,7 +19,7 @@ from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line
-from edge_fl_server.registry import Database, devices, reports, runs
+from edge_fl_server.registry import Database, devices, reports, runs, servers
 from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,11 @@ class Journal:
         self._write_pending()
         # Only devices last seen by this server: another one may have taken the fleet over.
         self._mark_unknown(range(self._first, self._sequence + 1))
+        if self._first:
+            try:
+                servers.end(self.db, self.fleet, self._first)
+            except EdgeFLError as error:
+                log.warning("%s; the registry shows this server for %g s more", error, servers.SILENT_S)
 
     def begin(self, epoch: int) -> None:
         """Number device states from now on, above those of all earlier servers.
@@ -81,6 +87,7 @@ class Journal:
             for record in self._pending.values():
                 self._enqueue(record)
         self._mark_unknown(range(self._first))
+        servers.begin(self.db, self.fleet, self._first)
 
     def blocked(self, device: str) -> str:
         """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
@@ -163,8 +170,12 @@ class Journal:
 
     def _run(self) -> None:
         try:
+            beat_s = time.monotonic()
             while not self._closing.wait(WRITE_INTERVAL_S):
                 self._write_pending()
+                if self._first and time.monotonic() - beat_s > servers.BEAT_S:
+                    beat_s = time.monotonic()
+                    self._beat()
         except Exception as error:
             log.exception("journal: device states are no longer stored")
             self.on_failure(f"device states cannot be stored in the registry: {error}")
@@ -187,6 +198,12 @@ class Journal:
             with self._lock:
                 self._pending = {**records, **self._pending}
                 self._excess = [*excess, *self._excess]
+
+    def _beat(self) -> None:
+        try:
+            servers.beat(self.db, self.fleet, self._first)
+        except EdgeFLError as error:
+            log.warning("%s", error)
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:
         log.warning("%s: %s", one_line(device), description, extra={"device": device})

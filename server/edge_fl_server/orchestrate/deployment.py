@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.capability import Tier
+from edge_fl.console import units
 from edge_fl.console.progress import Progress
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
@@ -215,7 +216,7 @@ class Deployment(RunHooks):
         heads = len(self._server.roster.head_devices())
         after = f" after round {round}" * (round > 0)
         self._progress.print(
-            f"release {manifest.release}{after}: {manifest.extractor.bytes / 1024:.0f} KiB for {heads} head-only devices"
+            f"release {manifest.release}{after}: {units.size(manifest.extractor.bytes)} for {heads} head-only devices"
         )
 
     def _wait_for_heads(self, *, announce: bool) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from edge_fl import logs
 from edge_fl.config import MAX_CLASSES, Recipe
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
@@ -92,7 +93,7 @@ class _RoundLines(RunHooks):
         line += f" responded, {result.seconds:.1f} s"
         for name, summary in summarise_reports(list(result.metrics.values())).items():
             if "test" in name:
-                line += f"  {name} {summary.mean:.3f} (n={summary.clients})"
+                line += f"  {name} {units.percent(summary.mean)} (n = {summary.clients})"
         if result.exhausted:
             line += f"  privacy budget exhausted: {', '.join(result.exhausted)}"
         self._progress.print(line)

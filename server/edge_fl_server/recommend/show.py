@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edge_fl.console.tables import Table, aligned_lines
+from edge_fl.console import units
+from edge_fl.console.output import terminal_lines
+from edge_fl.console.tables import Table
 from edge_fl_server.recommend.choose import Difference, Recommendation, Row
 from edge_fl_server.recommend.evidence import FINE_TUNED, LOCAL, PIXELS
 
@@ -28,9 +30,9 @@ def text(found: Recommendation) -> str:
         *(f"note: {note}" for note in found.notes),
         "tuned values: " + "; ".join(f"{name}: {values}" for name, values in found.chosen.items()),
         "",
-        *aligned_lines(Table(headings, [_cells(row) for row in _shown(found.rows)], numeric=headings[1:3])),
+        *terminal_lines(Table(headings, [_cells(row) for row in _shown(found.rows)], numeric=headings[1:3])),
         "",
-        "Accuracies in per cent, differences in points with 95 % intervals over federations;"
+        "Differences in points with 95 % intervals over federations;"
         f" {found.budget}; code of {found.commit}.",
     ]
     return "\n".join(lines)
@@ -51,7 +53,7 @@ def _shown(rows: list[Row]) -> list[Row]:
 def _cells(row: Row) -> list[str]:
     return [
         row.method,
-        f"{row.accuracy:.1f}",
+        units.percent(row.accuracy / 100),
         f"{row.worst_loss:.1f}",
         difference_text(row.to_local),
         difference_text(row.to_fine_tuned),

@@ -8,9 +8,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import msgspec
-from sqlalchemy import Connection, Engine, RowMapping, Select, Table, create_engine, event, inspect, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    Table,
+    cast,
+    create_engine,
+    event,
+    func,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
@@ -22,6 +37,7 @@ from edge_fl_server.registry.tables import metadata
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
 BUSY_MS = 10_000  # how long one process waits for another one's write
+FAILED = {"read": "nothing was read", "write": "the operation is not acknowledged"}
 LOCK = 0xEDFE  # advisory lock of PostgreSQL: servers that start at the same time create or upgrade tables one after the other
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -46,19 +62,7 @@ class Database:
     @classmethod
     def open(cls, where: str | Path = IN_MEMORY) -> Database:
         """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables. Raises ConfigError."""
-        engine = _engine(where)
-        try:
-            with engine.begin() as connection:
-                if str(where) == IN_MEMORY:
-                    metadata.create_all(connection)
-                else:
-                    _upgrade(connection, _shown(where))
-        except DBAPIError as error:
-            engine.dispose()
-            raise ConfigError(
-                f"registry {_shown(where)}: {_reason(error)}; expected a database that can be written"
-            ) from error
-        return cls(engine)
+        return cls._upgraded(where, _engine(where))
 
     @classmethod
     def existing(cls, where: str | Path) -> Database:
@@ -66,19 +70,34 @@ class Database:
         if str(where) == IN_MEMORY:
             return cls.open(where)
         engine = _engine(where, create=False)
-        missing = engine.dialect.name == "sqlite" and not Path(engine.url.database or "").is_file()
+        expected = "expected the one that 'edge-fl server run' or 'server up' writes (--database)"
         try:
-            if missing or not inspect(engine).has_table("alembic_version"):
-                raise ConfigError(
-                    f"registry {_shown(where)}: not there; expected the one that 'edge-fl server run' or 'server up' writes (--database)"
-                )
+            if engine.dialect.name == "sqlite" and not _file(engine).is_file():
+                raise ConfigError(f"registry {shown(where)}: not there; {expected}")
+            if not inspect(engine).has_table("alembic_version"):
+                raise ConfigError(f"registry {shown(where)}: not a registry of edge-fl; {expected}")
         except DBAPIError as error:
-            raise ConfigError(
-                f"registry {_shown(where)}: {_reason(error)}; expected the database of a server"
-            ) from error
-        finally:
             engine.dispose()
-        return cls.open(where)
+            raise ConfigError(f"registry {shown(where)}: {_reason(error)}; {expected}") from error
+        except ConfigError:
+            engine.dispose()
+            raise
+        return cls._upgraded(where, engine)
+
+    @classmethod
+    def _upgraded(cls, where: str | Path, engine: Engine) -> Database:
+        try:
+            with engine.begin() as connection:
+                if str(where) == IN_MEMORY:
+                    metadata.create_all(connection)
+                else:
+                    _upgrade(connection, shown(where))
+        except DBAPIError as error:
+            engine.dispose()
+            raise ConfigError(
+                f"registry {shown(where)}: {_reason(error)}; expected a database that can be written"
+            ) from error
+        return cls(engine)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -115,6 +134,15 @@ class Database:
         with self.reading() as connection:
             return [value(row, kind) for row in connection.execute(query).mappings()]
 
+    @property
+    def clock(self) -> ColumnElement[int]:
+        """Seconds since 1970 by the database's clock."""
+        sqlite = self._engine.dialect.name == "sqlite"
+        return cast(
+            func.strftime("%s", "now") if sqlite else func.floor(func.extract("epoch", func.now())),
+            BigInteger,
+        )
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -147,7 +175,12 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
         if url.drivername in ("postgresql", "postgres"):
             url = url.set(drivername="postgresql+psycopg")
         if url.get_backend_name() not in _INSERT:
-            raise ConfigError(f"registry {_shown(where)}: expected a path, sqlite:// or postgresql://")
+            raise ConfigError(f"registry {shown(where)}: expected a path, sqlite:// or postgresql://")
+        if (
+            url.get_backend_name() == "sqlite" and not create
+        ):  # also no new file where the old one disappears later
+            file = Path(url.database or "").absolute().as_uri()
+            url = url.set(database=file, query={"mode": "rw", "uri": "true"})
         in_memory = text == IN_MEMORY
         engine = (
             create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
@@ -155,15 +188,19 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
             else create_engine(url, pool_pre_ping=url.get_backend_name() == "postgresql")
         )
     except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigError(f"registry {_shown(where)}: {error}") from error
+        raise ConfigError(f"registry {shown(where)}: {error}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"registry {_shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
+            f"registry {shown(where)}: PostgreSQL needs 'pip install edge-fl[postgres]'"
         ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _tune)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def _file(engine: Engine) -> Path:
+    return Path(unquote(urlsplit(engine.url.database or "").path))
 
 
 def _tune(connection: Any, _: object) -> None:
@@ -202,7 +239,7 @@ def _upgrade(connection: Connection, where: str) -> None:
         ) from error
 
 
-def _shown(where: str | Path) -> str:
+def shown(where: str | Path) -> str:
     """The location without a password."""
     try:
         return make_url(str(where)).render_as_string() if "://" in str(where) else str(where)
@@ -219,6 +256,4 @@ def _reporting(action: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise RunError(
-            f"registry: {action} failed ({_reason(error)})", consequence="the operation is not acknowledged"
-        ) from error
+        raise RunError(f"registry: {action} failed ({_reason(error)})", consequence=FAILED[action]) from error

@@ -13,7 +13,7 @@ RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
 RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
 RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
-RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back"]
+RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -158,11 +158,24 @@ class ReleaseRecord(Struct, frozen=True):
     published_at: str = ""
 
 
+class ServerRecord(Struct, frozen=True):
+    """The last server of a fleet, identified by its first sequence number: whether it is online, since when, and its last sign of life.
+
+    Times are seconds since 1970 by the database's clock, which all processes share.
+    """
+
+    fleet: str
+    sequence: int
+    online: bool = True
+    since_s: int = 0
+    beat_s: int = 0
+
+
 class RolloutRecord(Struct, frozen=True):
     """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
-    `previous` is the release to go back to (0: none), `plan` holds stages and thresholds. `version` increases with every change, for
-    compare-and-set.
+    State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages
+    and thresholds. `version` increases with every change, for compare-and-set.
     """
 
     number: int

@@ -16,7 +16,7 @@ from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
 from edge_fl_server.registry.tables import rollouts
 
-OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back"})
+OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 
 
 def begin(
@@ -70,6 +70,14 @@ def served_release(db: Database, fleet: str) -> int:
         if record.previous:
             return record.previous
     return 0
+
+
+def previous_release(db: Database, fleet: str, release: int) -> int:
+    """The release to go back to from `release` (0: none); from the one that is served, it stays that of its earlier roll-out."""
+    served = served_release(db, fleet)
+    if served != release:
+        return served
+    return next((one.previous for one in listed(db, fleet) if one.release == release and one.previous), 0)
 
 
 def current(db: Database, fleet: str) -> RolloutRecord | None:

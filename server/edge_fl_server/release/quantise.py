@@ -25,6 +25,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edge_fl import heads
 from edge_fl.config import QuantiseConfig
+from edge_fl.console import units
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
@@ -57,9 +58,9 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.bytes_int8 / 1024:.0f} instead of {self.bytes / 1024:.0f} KiB, {self.latency_int8_ms:.2f} instead of"
-            f" {self.latency_ms:.2f} ms per image, cosine {self.cosine:.4f}, accuracy {100 * self.accuracy_int8:.1f} instead of"
-            f" {100 * self.accuracy:.1f} %"
+            f"{units.size(self.bytes_int8)} instead of {units.size(self.bytes)}, {self.latency_int8_ms:.2f} instead of"
+            f" {self.latency_ms:.2f} ms per image, cosine {self.cosine:.4f}, accuracy {units.percent(self.accuracy_int8)}"
+            f" instead of {units.percent(self.accuracy)}"
         )
 
 

@@ -1,5 +1,7 @@
 """The contents of a report, read from a run's folder: every number is a `Figure`, which names its lines of round_metrics.jsonl.
 
+The headline of a group of clients is their mean accuracy on the newest line that evaluated them; gains are paired (`gains`).
+
 Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the metric, the final personalisation's if it measured it;
 "best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
 """
@@ -13,29 +15,23 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import metrics
+from edge_fl.config import Recipe
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
+from edge_fl_server.report import gains, sent
+from edge_fl_server.report.figure import Figure
+from edge_fl_server.report.gains import Group
+from edge_fl_server.report.sent import Sent, SentMessage
 from edge_fl_server.runs import round_metrics, statistics
 from edge_fl_server.runs.results import Results, RunManifest, data_name
 from edge_fl_server.runs.round_metrics import RoundLine
 
-WORST = 10
+SHOWN_ELSEWHERE = ("name", "method.name", "data.dataset", "data.data_dir", "broker.port")
+"""Settings that are in the heading, or belong to the machine."""
 FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
-PER_DEVICE = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.LOCAL_ONLY)
 
-
-class Figure(Struct, frozen=True):
-    """A number: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines."""
-
-    value: float | int | None
-    lines: str
-    field: str
-    metric: str = ""
-    client: str = ""
-
-
-Points = tuple[tuple[int, Figure, Figure], ...]
-"""(round or labels per class, mean over clients, std over clients), ascending."""
+Points = tuple[tuple[int, Figure, Figure, Figure], ...]
+"""(round or labels per class, mean over clients, std over clients, number of clients), ascending."""
 
 
 class Accuracy(Struct, frozen=True):
@@ -47,19 +43,11 @@ class Accuracy(Struct, frozen=True):
     figures: tuple[Figure, ...]
 
 
-class SentMessage(Struct, frozen=True):
-    """A kind of message that devices send, and its content."""
+class Setting(Struct, frozen=True):
+    """A setting of the run that is not the default."""
 
-    message: str
-    content: str
-
-
-class Sent(Struct, frozen=True):
-    """What a device sent in this run: all bytes, and those for sums of class statistics."""
-
-    device: str
-    bytes_up: int
-    statistics_bytes: int
+    value: str
+    default: str
 
 
 class RunReport(Struct, frozen=True):
@@ -72,6 +60,9 @@ class RunReport(Struct, frozen=True):
     source: str
     method: str
     dataset: str
+    verdict: str
+    groups: tuple[Group, ...]
+    changed: dict[str, Setting]
     settings: dict[str, str]
     egress: tuple[SentMessage, ...]
     sent: tuple[Sent, ...]
@@ -79,9 +70,7 @@ class RunReport(Struct, frozen=True):
     accuracy: tuple[Accuracy, ...]
     curves: dict[str, Points]
     labels: dict[str, Points]
-    devices_by: str
-    devices: dict[str, Figure]
-    worst: tuple[str, ...]
+    bytes_by_round: dict[int, float]
     totals: dict[str, Figure]
     versions: dict[str, str]
 
@@ -90,8 +79,8 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
     """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
     lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
-    metric, devices = _devices(lines)
-    ranked = sorted(devices, key=lambda name: (devices[name].value or 0.0, name))
+    groups = gains.of_lines(lines, results.devices())
+    settings, defaults = (dict(_flat(msgspec.to_builtins(each))) for each in (recipe, Recipe()))
     return RunReport(
         run=manifest.run,
         created=manifest.created,
@@ -100,73 +89,23 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         source=manifest.source,
         method=recipe.method.name,
         dataset=data_name(recipe),
-        settings=dict(_flat(msgspec.to_builtins(recipe))),
-        egress=(*sent_by_devices(manifest.source, egress), *_sum(results)),
-        sent=tuple(
-            Sent(row["device"], int(row["bytes_up"]), int(row.get("statistics_bytes", 0)))
-            for row in results.devices()
-            if row["tier"] != "simulated"
-        ),
+        verdict=gains.verdict(recipe.method.name, state.state, results.reached, groups),
+        groups=groups,
+        changed={
+            name: Setting(settings.get(name, "none"), defaults.get(name, "none"))
+            for name in {**settings, **defaults}
+            if settings.get(name) != defaults.get(name) and name not in SHOWN_ELSEWHERE
+        },
+        settings=settings,
+        egress=(*sent.messages(manifest.source, egress), *sent.sums(results)),
+        sent=sent.by_device(results),
         kept=", ".join(personal) or "none: the method keeps no part on the client",
         accuracy=_accuracy(lines),
         curves=_curves(lines),
         labels=_by_labels(lines),
-        devices_by=metric,
-        devices=devices,
-        worst=tuple(ranked[:WORST]),
+        bytes_by_round=_bytes_by_round(lines),
         totals=_totals(lines),
         versions=_versions(manifest),
-    )
-
-
-def sent_by_devices(source: str, egress: Sequence[Egress]) -> tuple[SentMessage, ...]:
-    """The messages that the egress manifest of each tier allows; none for simulated clients."""
-    if source == "simulated":
-        return ()
-    parts = (
-        SentMessage(f"{kind} report of {one.tier} devices", f"tensors of: {', '.join(names) or 'nothing'}")
-        for one in egress
-        for kind, names in one.parts.items()
-    )
-    encoding = (
-        SentMessage(f"encoding of {one.tier} devices", _encoding(one)) for one in egress if one.tier == "full"
-    )
-    sums = (
-        SentMessage(f"vectors of {one.tier} devices for sums of {subject}", ", ".join(content))
-        for one in egress
-        for subject, content in one.sums.items()
-    )
-    messages = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
-    numbers = dict.fromkeys(number for one in egress for number in one.numbers)
-    return (
-        *parts,
-        *encoding,
-        *sums,
-        *(SentMessage(*one) for one in messages.items()),
-        SentMessage("numbers in a report", ", ".join(numbers)),
-    )
-
-
-def _sum(results: Results) -> tuple[SentMessage, ...]:
-    """The sum of class statistics that was completed, if any."""
-    if (found := results.sum()) is None:
-        return ()
-    form = "masked: the server knows the sum alone" if found.masked else "plain: the server saw each device's"
-    noise = f"; epsilon {found.epsilon:.3g}" if found.epsilon else ""
-    content = f"{found.pictures} pictures of {len(found.devices)} devices, {found.bytes_each} bytes of each; {form}{noise}"
-    return (SentMessage(f"sum of class statistics on release {found.release}", content),)
-
-
-def _encoding(egress: Egress) -> str:
-    """Compression and noise of the parts that a tier sends."""
-    compression, privacy = egress.compression, egress.privacy
-    share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
-    if not privacy.noise_multiplier:
-        return f"compression {compression.kind}{share}; no noise"
-    budget = f"epsilon {privacy.budget:g}" if privacy.budget else "no limit"
-    return (
-        f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
-        f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
     )
 
 
@@ -241,23 +180,21 @@ def _by_labels(lines: Sequence[RoundLine]) -> dict[str, Points]:
     return {}
 
 
-def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure]:
-    summary = line.metrics[metric]
-    return at, _figure(summary, line, "mean", metric), _figure(summary, line, "std", metric)
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure, Figure]:
+    mean, std, clients = (
+        _figure(line.metrics[metric], line, field, metric) for field in ("mean", "std", "clients")
+    )
+    return at, mean, std, clients
 
 
-def _devices(lines: Sequence[RoundLine]) -> tuple[str, dict[str, Figure]]:
-    """The first of `PER_DEVICE` that was measured by client, and each client's newest value."""
-    for metric in PER_DEVICE:
-        for line in reversed(lines):
-            values = {client: report[metric] for client, report in line.clients.items() if metric in report}
-            if values:
-                return metric, {
-                    client: Figure(value, str(line.line), "value", metric, client)
-                    for client, value in sorted(values.items())
-                    if isfinite(value)
-                }
-    return "", {}
+def _bytes_by_round(lines: Sequence[RoundLine]) -> dict[int, float]:
+    """Bytes to and from a client that takes part in every round, until the end of each."""
+    found, so_far = {}, 0.0
+    for line in lines:
+        if not line.final:
+            so_far += (line.bytes_down + line.bytes_up) / max(len(line.responded), 1)
+            found[line.round] = so_far
+    return found
 
 
 def _totals(lines: Sequence[RoundLine]) -> dict[str, Figure]:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure as MatplotlibFigure
 
-from edge_fl.console import tables
+from edge_fl import metrics
+from edge_fl.console import tables, units
 from edge_fl.console.tables import Table
-from edge_fl_server.report import facts, formatting, plots, style
-from edge_fl_server.report.facts import Figure, Points, RunReport
-from edge_fl_server.report.plots import Curve
+from edge_fl_server.report import facts, figures, formatting, gains, style
+from edge_fl_server.report.facts import RunReport
+from edge_fl_server.report.figure import Figure
 from edge_fl_server.runs.results import Results
 
 FOLDER = Path(__file__).parent
 STYLE = FOLDER.parent / "dashboard" / "style.css"
 NAME = "report.html"
-SIZES = {"wide": (10.0, 3.2), "narrow": (3.5, 3.6)}  # inches
 SOURCES = {
     "simulated": "all clients were simulated on the server; no device took part",
     "fleet": "full devices trained on their own data; the server only aggregated",
@@ -60,58 +57,80 @@ def write(results: Results) -> Path:
 
 def html(content: RunReport) -> str:
     """The report as a self-contained page."""
+    return (
+        templates()
+        .get_template("report.html.j2")
+        .render(
+            report=content,
+            figures={
+                name: (drawn, Markup(style.inline(drawn.figure, drawn.title, name)))
+                for name, drawn in figures.of_report(content).items()
+            },
+            source=SOURCES[content.source],
+            totals=TOTALS,
+            show=_show,
+            points=lambda figure: units.points(figure.value),
+            interval=lambda gain: gains.interval_text(gain.low.value, gain.high.value),
+            attributes=_attributes,
+            clock=formatting.clock,
+        )
+    )
+
+
+def templates() -> Environment:
+    """The templates of pages, with the style sheet."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    template = environment.from_string((FOLDER / "report.html.j2").read_text())
-    values = [figure.value for figure in content.devices.values() if figure.value is not None]
-    return template.render(
-        report=content,
-        style=Markup(STYLE.read_text()),
-        curves=_curves(content.curves, "round"),
-        labels=_curves(content.labels, "labels per class"),
-        spread=_drawn(lambda size: plots.histogram(values, content.devices_by, size), "spread")
-        if values
-        else "",
-        source=SOURCES[content.source],
-        totals=TOTALS,
-        show=_show,
-        attributes=_attributes,
-        clock=formatting.clock,
-    )
+    environment.globals["style"] = Markup(STYLE.read_text() + style.css())
+    return environment
 
 
 def markdown(content: RunReport) -> str:
-    """The report as Markdown: accuracies, totals, sent data, settings."""
+    """The report as Markdown: verdict, gains, lowest devices, changed settings, accuracies, totals, sent data."""
     numbers = ["round", "line", *facts.FIELDS]
     rows = [
         [row.metric, row.which, str(row.round), row.figures[0].lines, *map(_show, row.figures)]
         for row in content.accuracy
     ]
+    gained = [
+        [
+            group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), units.points(gain.difference.value),
+            gains.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
+        ]
+        for group in content.groups
+        for gain in group.gains
+    ]  # fmt: skip
+    worst = [
+        [name, group.name, _show(group.devices[name].accuracy), _show(group.devices[name].test_samples)]
+        for group in content.groups
+        for name in group.worst
+    ]
     totals = [
         f"- {name.replace('_', ' ')}: {TOTALS[name](one.value)}" for name, one in content.totals.items()
     ]
-    worst = ", ".join(f"{name} {_show(content.devices[name])}" for name in content.worst)
-    sent = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    messages = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    sent = [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent]
+    changed = [[name, one.value, one.default] for name, one in content.changed.items()]
     blocks = [
         f"# {content.run}",
+        content.verdict,
+        content.reason,
         f"{content.method} on {content.dataset}, {content.state}. Source {content.source}: {SOURCES[content.source]}.",
-        tables.markdown(Table(["metric", "of", *numbers], rows, numeric=numbers)),
+        _table(["clients", "compared with"], ["baseline", "accuracy", "difference", "95 % CI", "n"], gained),
+        "Lowest accuracy:" if worst else "",
+        _table(["device", "group"], ["accuracy", "test samples"], worst),
+        _table(["changed setting", "value", "default"], [], changed),
+        _table(["metric", "of"], numbers, rows),
         "\n".join(totals),
-        worst and f"Worst devices by {content.devices_by}, %: {worst}",
         "Sent by devices:",
-        "\n".join(sent),
-        tables.markdown(
-            Table(
-                ["device", "bytes up", "of these class statistics"],
-                [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent],
-                numeric=["bytes up", "of these class statistics"],
-            )
-        )
-        if content.sent
-        else "",
+        "\n".join(messages),
+        _table(["device"], ["bytes up", "of these class statistics"], sent),
         f"Parts that stay on the client: {content.kept}",
-        tables.markdown(Table(["setting", "value"], list(content.settings.items()))),
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
@@ -124,36 +143,27 @@ def json(content: RunReport) -> str:
 FORMATS: dict[str, Callable[[RunReport], str]] = {"html": html, "md": markdown, "json": json}
 
 
-def _curves(curves: Mapping[str, Points], step: str) -> Markup:
-    """Means by `step` with a band of one std over clients; empty without any point."""
-    drawn = {}
-    for name, points in curves.items():
-        measured = [(at, mean.value, std.value or 0.0) for at, mean, std in points if mean.value is not None]
-        if measured:
-            places, means, stds = zip(*measured, strict=True)
-            drawn[name] = Curve(places, np.array(means), np.array(stds))
-    draw = partial(plots.accuracy, drawn, "accuracy", step=step, legend="outside upper left")
-    return _drawn(lambda size: draw(size=size), step) if drawn else Markup("")
-
-
-def _drawn(draw: Callable[[tuple[float, float]], MatplotlibFigure], salt: str) -> Markup:
-    """A figure for wide and one for narrow windows; the style sheet shows the one that fits."""
-    return Markup(
-        "".join(
-            f'<div class="{kind}">{style.inline(draw(size), f"{salt} {kind}")}</div>'
-            for kind, size in SIZES.items()
-        )
-    )
+def _table(headings: Sequence[str], numeric: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; empty without rows."""
+    return tables.markdown(Table([*headings, *numeric], rows, numeric=numeric)) if rows else ""
 
 
 def _show(figure: Figure) -> str:
-    """Accuracies in per cent, counts unchanged."""
-    return formatting.number(figure.value) if figure.field == "clients" else formatting.share(figure.value, 2)
+    """Accuracies in per cent with one decimal, counts unchanged."""
+    is_count = figure.metric in metrics.COUNTS or figure.field in ("clients", "paired.n")
+    return formatting.number(figure.value) if is_count else units.percent(figure.value)
 
 
 def _attributes(figure: Figure) -> Markup:
     """Attributes that name the lines of a number."""
-    fields = {"line": figure.lines, "field": figure.field, "metric": figure.metric, "client": figure.client}
+    fields = {
+        "line": figure.lines,
+        "field": figure.field,
+        "metric": figure.metric,
+        "client": figure.client,
+        "against": figure.against,
+        "group": figure.group,
+    }
     given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
     return Markup(
         " ".join(f'data-{name}="{formatting.escape(value)}"' for name, value in given.items() if value)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from edge_fl import metrics
+from edge_fl.console.units import percent
 from edge_fl.data import arrays
 from edge_fl.errors import DataError, InputError, nearest
 from edge_fl.learn.batches import in_batches
@@ -93,7 +94,7 @@ class Result:
         own = self.accuracy[np.isfinite(self.accuracy)]
         lowest = metrics.summarise(own.tolist()).bottom_decile
         return (
-            f"{self.method}: mean accuracy {own.mean():.3f}, bottom decile {lowest:.3f} (clients: {len(self.clients)},"
+            f"{self.method}: mean accuracy {percent(own.mean())}, bottom decile {percent(lowest)} (clients: {len(self.clients)},"
             f" rounds: {len(self.rounds)}, engine: {self.engine})"
         )
 

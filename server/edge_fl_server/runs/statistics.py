@@ -1,9 +1,13 @@
-"""Which means may be compared: each has its number of clients n, and a round counts only if enough clients measured it."""
+"""Which means may be compared: each has its n, a round counts only if enough clients measured it, and differences are paired."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import nan
+from math import isfinite, nan, sqrt
+from typing import TypeVar
+
+import numpy as np
+from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
@@ -11,6 +15,38 @@ from edge_fl.metrics import Summary
 LEAST_SHARE = 0.5
 """Share of the largest n of a curve from which its points are compared; fewer clients may be just the good ones."""
 VALIDATION = (metrics.PERSONAL_VALIDATION_BEFORE, metrics.GLOBAL_VALIDATION)
+
+K = TypeVar("K")
+
+
+class Paired(Struct, frozen=True):
+    """Mean difference of an accuracy (0..1) over the `n` clients that have both values, with its 95 % interval; NaN for one client."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+def paired(before: Mapping[K, float], after: Mapping[K, float]) -> Paired | None:
+    """The mean of `after` minus `before` over the clients that both have, with Student's interval; None without a common client."""
+    found = list(differences(before, after).values())
+    return Paired(float(np.mean(found)), *metrics.interval(found), len(found)) if found else None
+
+
+def of_differences(n: int, mean: float, mean_square: float) -> Paired | None:
+    """As `paired`, from the number, mean and mean square of the differences, as a database sums them."""
+    if n < 2:
+        return Paired(mean, nan, nan, n) if n else None
+    std = sqrt(max(mean_square - mean**2, 0.0) * n / (n - 1))
+    return Paired(mean, *metrics.interval_around(mean, std, n), n)
+
+
+def differences(before: Mapping[K, float], after: Mapping[K, float]) -> dict[K, float]:
+    """`after` minus `before` of each client with a finite value in both."""
+    both = [client for client in before if client in after]
+    found = {client: after[client] - before[client] for client in both}
+    return {client: value for client, value in found.items() if isfinite(value)}
 
 
 def is_enough(n: int, largest: int) -> bool:

@@ -177,7 +177,7 @@ def test_fifos_sockets_and_devices_are_not_opened(
 def test_the_command_shows_how_the_device_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["device", "status", "--dir", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert "release 1" in shown and "logistic" in shown and "1.000" in shown
+    assert "release 1" in shown and "logistic" in shown and "100.0 %" in shown
 
 
 def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,27 @@ def test_a_stage_that_begins_anew_forgets_its_pace(
     assert capsys.readouterr().err == "clients: 1 of 10, 5.0/min, about 2 min left\n"
 
 
+def test_the_time_left_follows_the_recent_pace_and_not_a_slow_start(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(progress, clock, (0, Count("rounds", 0, 100)), (60, Count("rounds", 1, 100)))
+    for done in range(2, 61):
+        told(progress, clock, (1, Count("rounds", done, 100)))
+    assert capsys.readouterr().err.splitlines()[-1] == "rounds: 51 of 100, 1.0/s, about 49 s left"
+
+
+def test_a_stage_that_stalls_takes_longer(
+    progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told(
+        progress,
+        clock,
+        *((1, Count("rounds", done, 20)) for done in range(11)),
+        (90, Count("rounds", 11, 20)),
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == "rounds: 11 of 20, 0.7/min, about 14 min left"
+
+
 def test_no_time_left_is_shown_before_the_first_unit(
     progress: Progress, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,40 +14,20 @@ from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
-from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, reports, rollouts
-from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator
-from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
+from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import Bench
 
 AT_ONCE = RolloutConfig(stages=(1.0,))
 STAGED = RolloutConfig(stages=(0.5, 1.0))
-
-
-@pytest.fixture
-def releases(broker, tmp_path) -> ReleaseCommands:
-    """Two releases are kept, and the first one is served."""
-    repository = Repository(tmp_path / "home" / "main")
-    transport = InMemoryTransport(broker, "publisher", None, lambda event: None)
-    publisher = Publisher(transport, Topics("main"), repository)
-    for number in (1, 2):
-        payload = graphs.graph(weights=graphs.WEIGHTS * number)
-        manifest = graphs.manifest_for(payload, release=number)
-        publisher.publish(manifest, {manifest.extractor.sha256: payload})
-    transport.close()
-    db = Database.open(tmp_path / "server" / "registry.sqlite")
-    number = rollouts.begin(db, "main", 1)
-    rollouts.advance(db, rollouts.get(db, number), state="completed")
-    return ReleaseCommands(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)
 
 
 def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, tmp_path) -> None:
@@ -160,6 +139,7 @@ def test_the_list_shows_every_kept_release_and_how_it_stands(releases, tmp_path:
 
 
 def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
+    Database.open(tmp_path / "server" / "registry.sqlite").close()
     assert main(["release", "list", "--home", str(tmp_path / "none")]) == 4
     assert "no releases in it" in capsys.readouterr().err
     assert main(["release", "rollout", "--stages", "0.5,0.1", "--home", str(tmp_path)]) == 4

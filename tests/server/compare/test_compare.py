@@ -216,7 +216,13 @@ def test_tables_are_saved_as_text_csv_markdown_latex_and_json(
         cli.main([*command.split(), "--set", "data.fraction=0.2", "--target", "0.5", "--out", str(tmp_path)])
         == 0
     )
-    assert (tmp_path / "table.txt").read_text().strip() == capsys.readouterr().out.strip()
+    tables, _, verdicts = capsys.readouterr().out.rpartition("\n\n")
+    assert tables.strip() == (tmp_path / "table.txt").read_text().strip()
+    assert [line.partition(":")[0] for line in verdicts.splitlines()] == [
+        "digits, dirichlet 0.5",
+        "digits, iid",
+    ]
+    assert verdicts.count("of the test images (mean over 1 seed, 3 pairs of client and seed)") == 2
     records = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert [(r["method"], r["partition"]) for r in records][3:5] == [
         ("fedrep", "dirichlet 0.5"),
@@ -296,7 +302,7 @@ def test_remaining_time_is_estimated_from_each_methods_own_duration(
         assert progress.seconds_left() == 110.0  # one of each
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "4 cells to run, 3 already done"
-    said = "personal.test_acc.after 0.500 in 100.0 s; about 2 min left"
+    said = "personal.test_acc.after 50.0 % in 100.0 s; about 2 min left"
     assert lines[2] == f"[2/4] fedrep, digits, dirichlet 0.3, seed 0: {said}"
     assert (about(90), about(5400), about(36000)) == ("about 90 s", "about 90 min", "about 10.0 h")
 

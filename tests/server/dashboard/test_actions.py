@@ -1,13 +1,23 @@
-"""Roll-outs that the dashboard requests have the same stages as those of the command line."""
+"""Each action states its effect, and does what the command of the same name does."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from edge_fl.config import RolloutConfig
+from edge_fl.errors import InputError, RunError
+from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.dashboard import actions
-from edge_fl_server.registry import Database, devices, rollouts
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.dashboard.context import PageContext
+from edge_fl_server.dashboard.pages import releases as releases_page
+from edge_fl_server.dashboard.queries import releases
+from edge_fl_server.registry import Database, devices, rollouts, servers
+from edge_fl_server.registry import releases as released
+from edge_fl_server.registry.records import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
+from edge_fl_server.release.rollout.stored_rollout import request
 
 
 def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:
@@ -15,7 +25,7 @@ def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:
     names = [f"pi-{number:02d}" for number in range(12)]
     devices.record(db, [DeviceRecord("main", name, "ready", capability={"tier": "head"}) for name in names])
     rollouts.advance(db, rollouts.get(db, rollouts.begin(db, "main", 1)), state="completed")
-    actions.start(db, "main", "2")
+    actions.start(PageContext(db, "main"), "2")
     requested = rollouts.current(db, "main")
     first, *_, last = requested.plan["stages"]
     assert (
@@ -24,3 +34,95 @@ def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:
         > sum(rank(name, 2) < CAREFUL[0] for name in names)
     )
     assert (last, requested.previous) == (1.0, 1)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> PageContext:
+    """Twelve head-only devices on release 2 of two, one of them lost; no server."""
+    db = Database.open(tmp_path / "server" / "registry.sqlite")
+    devices.record(
+        db,
+        [
+            DeviceRecord(
+                "main", f"pi-{n:02d}", "ready" if n else "lost", release=2, capability={"tier": "head"}
+            )
+            for n in range(12)
+        ],
+    )
+    for release in (1, 2):
+        released.record(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
+        number = rollouts.begin(db, "main", release, previous=release - 1)
+        rollouts.advance(db, rollouts.get(db, number), state="completed")
+    return PageContext(db, "main", tmp_path / "releases", str(tmp_path / "server" / "registry.sqlite"))
+
+
+def test_a_roll_back_states_how_many_devices_return_to_which_release(context: PageContext) -> None:
+    asked = actions.ACTIONS["start"].ask(context, "1")
+    assert (asked.title, asked.word, asked.danger) == ("Roll back to release 1?", "Roll back", True)
+    assert "12 devices (1 of them when it connects) will return from release 2 to release 1" in asked.text
+    number = rollouts.begin(context.db, "main", 2, previous=1)
+    asked = actions.ACTIONS["rollback"].ask(context, str(number))
+    assert asked.title == "Roll back to release 1?" and asked.text.startswith("12 devices (1 of them")
+
+
+def test_without_a_server_the_answer_names_the_command_that_acts_now(context: PageContext) -> None:
+    answer = actions.start(context, "1")
+    assert answer == (
+        "Roll-back to release 1 requested; waiting for a server."
+        f" To act now: edge-fl release rollback 1 --home {context.home}"
+    )
+    shown = releases_page.current(releases.page(context.db, "main"), context.command)
+    assert "waiting for a server" in shown and f"edge-fl release rollout 1 --home {context.home}" in shown
+    servers.begin(context.db, "main", 1)
+    shown = releases_page.current(releases.page(context.db, "main"), context.command)
+    assert "waiting" not in shown and "To act now" not in shown
+    number = rollouts.current(context.db, "main").number
+    answer = actions.ACTIONS["abort"].do(context, str(number))
+    assert answer == "Return to release 2 requested; the server carries it out."
+
+
+def test_a_first_release_has_neither_abort_nor_roll_back(context: PageContext) -> None:
+    number = rollouts.begin(context.db, "main", 3)
+    shown = releases_page.current(releases.page(context.db, "main"))
+    assert f"pause:{number}" in shown and "abort:" not in shown and "rollback:" not in shown
+    for name in ("abort", "rollback"):
+        for part in (actions.ACTIONS[name].ask, actions.ACTIONS[name].do):
+            with pytest.raises(InputError, match="no previous release to return to"):
+                part(context, str(number))
+
+
+def test_the_release_in_service_is_not_rolled_out_again(context: PageContext) -> None:
+    with pytest.raises(InputError, match="release 2: the fleet serves it already"):
+        actions.start(context, "2")
+    page = releases.page(context.db, "main")
+    assert (page.served, page.back, page.releases[2].startable) == (2, 1, False)
+    assert 'data-act="start:1"' in releases_page.current(page)
+
+
+def test_the_way_back_remains_when_the_command_repeats_a_roll_out(context: PageContext) -> None:
+    number = request(context.db, "main", 2, RolloutConfig(stages=(1.0,)))
+    assert rollouts.get(context.db, number).previous == 1
+
+
+def test_admit_states_the_reason_and_ends_the_quarantine(context: PageContext) -> None:
+    with pytest.raises(InputError, match="not in quarantine"):
+        actions.ACTIONS["admit"].ask(context, "pi-03")
+    devices.quarantine(context.db, "main", "pi-03", "3 reports rejected, the last one because of norm (912)")
+    asked = actions.ACTIONS["admit"].ask(context, "pi-03")
+    assert "the last one because its update is much larger than allowed (912)." in asked.text
+    actions.ACTIONS["admit"].do(context, "pi-03")
+    assert devices.blocked(context.db, "main") == {}
+
+
+def test_revoke_acts_only_where_the_ca_is(context: PageContext) -> None:
+    asked = actions.ACTIONS["revoke"].ask(context, "pi-03")
+    assert (asked.word, asked.command) == ("", "edge-fl fleet revoke pi-03")
+    with pytest.raises(InputError, match="not on this machine"):
+        actions.revoke(context, "pi-03")
+    authority = Authority.make(context.home.parent / "identities")
+    authority.bake({"pi-03": context.home.parent / "identities" / "devices" / "pi-03"})
+    assert actions.ACTIONS["revoke"].ask(context, "pi-03").word == "Revoke"
+    assert "pi-03: 1 revoked" in actions.revoke(context, "pi-03")
+    assert {row.name for row in authority.rows() if row.revoked} == {"pi-03"}
+    with pytest.raises(RunError, match="has no valid certificate"):
+        actions.revoke(context, "pi-03")

@@ -28,6 +28,7 @@ from edge_fl.remedies import REMEDIES
 from edge_fl.wire.messages import Capability
 from edge_fl_server.dashboard import actions, prometheus
 from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
+from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages import charts, parts
 from edge_fl_server.dashboard.pages import data as data_page
 from edge_fl_server.dashboard.pages import device as device_page
@@ -57,10 +58,10 @@ def db(tmp_path: Path) -> Database:
 
 
 def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> None:
-    first = fleet.page(db, "main", FleetQuery(), per_page=50)
+    first = fleet.page(db, "main", FleetQuery(sort="device"), per_page=50)
     assert [row.device for row in first.rows] == [filled.name(n) for n in range(50)]
     assert (first.matches, first.total, first.pages) == (120, 120, 3)
-    last = fleet.page(db, "main", FleetQuery(page=99), per_page=50)
+    last = fleet.page(db, "main", FleetQuery(sort="device", page=99), per_page=50)
     assert (last.page, len(last.rows)) == (2, 20)
 
 
@@ -107,7 +108,7 @@ def _report_today(db: Database) -> None:
 def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: Database) -> None:
     assert "epsilon" not in fleet_page.visible(fleet.page(db, "main", FleetQuery()))
     _report_today(db)
-    found = fleet.page(db, "main", FleetQuery())
+    found = fleet.page(db, "main", FleetQuery(sort="device"))
     assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
     assert "epsilon" in fleet_page.visible(found) and " 1.25" in cells(fleet_page.COLUMNS, found.rows)
 
@@ -149,7 +150,7 @@ def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Datab
         name: device_page.title(page) + device_page.summary(page) for name, page in shown.items() if page
     }
     assert (
-        "the last one because of norm; to count its reports again: edge-fl fleet admit pi-00007"
+        "the last one because its update is much larger than allowed; to count its reports again: edge-fl fleet admit pi-00007"
         in texts[seven]
     )
     assert "22.8" in texts[seven] and "edge-fl fleet enrol pi-00006" in texts[six]
@@ -164,7 +165,7 @@ def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
 
 
 def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
-    query = FleetQuery("pi", "lost", "head", "after", True, 3)
+    query = FleetQuery("pi", "blocked", "lost", "head", "after", True, 3)
     pairs = dict(pair.split("=") for pair in fleet_page.address_of(query).split("&"))
     assert fleet_page.query_of(pairs) == query
     assert fleet_page.query_of({"page": "x"}) == FleetQuery()
@@ -210,7 +211,7 @@ def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
     assert chart is not None
     low, band, line = chart.options["series"][:3]
     mean = 0.93 - 0.5 * 0.75
-    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 2), round(100 * mean, 2))
+    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 1), round(100 * mean, 1))
     assert band["data"][0] == 18.0 and band["stack"] == low["stack"] and len(line["data"]) == filled.ROUNDS
 
 
@@ -224,7 +225,7 @@ def test_a_completed_run_shows_the_metrics_of_its_final_personalisation(db: Data
 
 def test_missing_runs_and_devices_have_an_empty_state(db: Database) -> None:
     assert run.page(db, "main", "nothing") is None and device.page(db, "main", "pi-none") is None
-    assert "No run yet" in run_page.ABSENT
+    assert "No run yet" in run_page.absent("") and "Unknown run" in run_page.absent("nothing")
     assert "Unknown device" in device_page.absent("pi-none")
 
 
@@ -254,19 +255,20 @@ def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
 
 
 def test_actions_write_the_desired_state(db: Database) -> None:
-    actions.start(db, "main", "2")
+    context = PageContext(db, "main")
+    actions.start(context, "2")
     begun = rollouts.current(db, "main")
     assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
     with pytest.raises(InputError, match="has not ended"):
-        actions.start(db, "main", "3")
-    actions.ACTIONS["rollback"].do(db, "main", str(begun.number))
+        actions.start(context, "3")
+    actions.ACTIONS["rollback"].do(context, str(begun.number))
     wanted = rollouts.get(db, begun.number)
     assert wanted is not None and wanted.desired == "rolled_back"
-    actions.ACTIONS["stop"].do(db, "main", "toy-1")
+    actions.ACTIONS["stop"].do(context, "toy-1")
     stopped = runs.get(db, "toy-1")
     assert stopped is not None and stopped.desired == "stopped"
     with pytest.raises(InputError, match="it has ended"):
-        actions.ACTIONS["abort"].do(db, "main", "1")
+        actions.ACTIONS["abort"].do(context, "1")
 
 
 def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> None:
@@ -275,7 +277,8 @@ def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> 
     assert "stage 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
     rollouts.steer(db, number, "paused")
     waiting = releases_page.current(releases.page(db, "main"))
-    assert "paused requested" in waiting and "data-act" not in waiting
+    assert "pause requested; waiting for a server" in waiting and "edge-fl release pause" in waiting
+    assert "data-act" not in waiting
 
 
 def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:

@@ -10,28 +10,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from edge_fl import cli, config
 from edge_fl.config import Recipe
 from edge_fl.errors import InputError
-from edge_fl.metrics import Summary, summarise
+from edge_fl.metrics import summarise_reports
 from edge_fl_server.compare import comparison
 from edge_fl_server.compare.grid import cells
-from edge_fl_server.report import plots, run_plots, style
-from edge_fl_server.report.plots import Curve, Points
+from edge_fl_server.report import comparison_plots, figures, page, plots, run_plots, style
+from edge_fl_server.report.plots import Curve, Mark, Points
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.training import features
 
 RNG = np.random.default_rng(0)
 CURVE = Curve([1, 2, 3], np.array([0.2, 0.5, 0.6]), np.array([0.1, 0.0, 0.05]), after=0.8)
+MARKS = {"local": Mark(0.7, 0.02), "fedavg": Mark(0.9, 0.01, 3.0), "fedcgs": Mark(0.8, 0.03, 0.1)}
 POINTS = Points(RNG.normal(size=(30, 2)).astype(np.float32), np.arange(30) % 3, ["a", "b", "c"])
 SMALL = ["data.fraction=0.2", "model.options={feature_dim=8, width=4}"]
 
 DRAWN = {
     "labels": lambda: plots.labels(np.array([[3, 0], [1, 5]]), ["c000", "c001"], ["cat", "dog"]),
-    "accuracy": lambda: plots.accuracy({"fedavg": CURVE, "repper": Curve([], np.array([]), np.array([]), 0.9)}, "accuracy"),
+    "accuracy": lambda: plots.accuracy({"fedavg": CURVE, "fedrep": CURVE}, "accuracy", "Mean over 3 seeds; band: ±1 std over seeds."),
+    "log": lambda: plots.accuracy({"fedavg": CURVE}, "accuracy", "A note.", step="MB", log=True),
+    "panels": lambda: plots.accuracy({f"method-{n}": CURVE for n in range(9)}, "accuracy", "A note."),
+    "final": lambda: plots.final({"fedavg": Mark(0.9, 0.01), "fedrep": Mark(0.8, float("nan"))}, "accuracy", "A note."),
+    "clients": lambda: plots.clients({"fedavg": [0.5, 0.6, 1.0], "fedrep": [0.7]}, "accuracy", plots.BOX),
+    "by-cost": lambda: plots.by_cost(MARKS, "accuracy", "MB", "A note."),
     "embedding": lambda: plots.embedding({"fedavg": POINTS, "fedrep": POINTS}),
     "separation": lambda: plots.separation({"fedavg": (0.5, 0.1), "fedrep": (0.6, 0.0)}, "method"),
     "cka-similarity": lambda: plots.similarity(np.array([[1.0, 0.3], [0.3, 1.0]]), ["fedavg", "fedrep"], "method"),
@@ -42,17 +47,22 @@ DRAWN = {
 def test_a_picture_is_the_same_bytes_every_time(name: str, tmp_path: Path) -> None:
     first = style.save(DRAWN[name](), tmp_path / "first", name)
     second = style.save(DRAWN[name](), tmp_path / "second", name)
-    assert [path.suffix for path in first] == [".svg", ".png"]
+    assert [path.suffix for path in first] == [".pdf", ".svg", ".png"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    width, height = struct.unpack(">II", first[1].read_bytes()[16:24])
+    width, height = struct.unpack(">II", first[2].read_bytes()[16:24])
     assert width > 300 and height > 200
 
 
 def test_an_inline_figure_has_no_external_reference_and_ids_of_its_own() -> None:
-    first, second = (style.inline(DRAWN["accuracy"](), salt) for salt in ("a", "b"))
+    first, second = (style.inline(DRAWN["accuracy"](), "Accuracy <by> round", salt) for salt in ("a", "b"))
     assert first.startswith("<svg") and not re.search(r"http|<!|xmlns|href=\"[^#]|url\((?!#)", first)
     assert not set(re.findall(r' id="([^"]+)"', first)) & set(re.findall(r' id="([^"]+)"', second))
-    assert "var(--line)" in first and "#000000" not in first
+    assert "var(--line)" in first and "#000000" not in first and "var(--c0)" in first
+    assert (
+        'role="img" aria-label="Accuracy &lt;by&gt; round"' in first
+        and ">mean" not in first
+        and ">accuracy, %</text>" in first
+    )
 
 
 def test_pictures_need_no_display_and_leave_pyplot_alone() -> None:
@@ -114,8 +124,13 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plots", run.name, "--runs", str(run.parent)]) == 0
     names = {Path(line).name for line in capsys.readouterr().out.split()}
-    figures = ("labels", "accuracy", "features", "separation", "cka-similarity")
-    assert names == {f"{name}.{ending}" for name in figures for ending in ("svg", "png")}
+    drawn = (
+        "labels-by-client",
+        "clients",
+        "features",
+        "separation",
+    )  # one round is no curve, one extractor no matrix
+    assert names == {f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg", "png")}
     assert all((run / "plots" / name).stat().st_size for name in names)
 
 
@@ -127,35 +142,60 @@ def test_a_new_task_learns_on_a_finished_run(run: Path, capsys: pytest.CaptureFi
 
 def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
     with Results.create(tmp_path, Recipe(source="fleet")) as results:
-        results.append_round(RoundMetrics(round=1, metrics={"global.test_acc": summarise([0.5])}))
-        results.append_round(RoundMetrics(round=2, metrics={"global.test_acc": summarise([0.7])}))
-        results.write_summary("fleet", {"global.test_acc": Summary(0.7, 0.7, 0.0, 0.7, 3)})
-    assert {path.name for path in run_plots.of_run(results)} == {"accuracy.svg", "accuracy.png"}
+        for round, values in enumerate([(0.5, 0.6), (0.7, 0.8)], 1):
+            found = {f"d{n}": {"global.test_acc": value} for n, value in enumerate(values)}
+            results.append_round(
+                RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
+            )
+    names = {path.name for path in run_plots.of_run(results)}
+    assert names == {
+        f"{name}.{ending}" for name in ("accuracy", "clients") for ending in ("pdf", "svg", "png")
+    }
     with Results.create(tmp_path, Recipe(source="fleet")) as empty:
         pass
+    assert not empty.plots.exists()  # no empty folder where a reader looks for figures
     with pytest.raises(InputError, match="are on the devices"):
         run_plots.of_run(empty)
+
+
+def test_a_curve_says_its_clients_and_fades_where_few_measured_it(tmp_path: Path) -> None:
+    with Results.create(tmp_path, Recipe(source="fleet")) as results:
+        for round, n in enumerate([10, 9, 2], 1):
+            found = {f"d{client}": {"global.test_acc": 0.5 + round / 10} for client in range(n)}
+            results.append_round(
+                RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
+            )
+    drawn = figures.of_report(page.report(results))["accuracy"].figure
+    faint, full = drawn.axes[0].get_lines()
+    assert faint.get_alpha() == plots.FADED and len(faint.get_xdata()) == 3
+    assert np.isnan(full.get_ydata()).tolist() == [False, False, True]
+    assert drawn.get_supxlabel().startswith("Mean over n = 2 to 10 clients, faded below 5;")
 
 
 def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = cells(base, ["ditto"])
     found = comparison.run(grid, tmp_path)
-    paths = run_plots.of_comparison(grid, found, tmp_path)
+    paths = comparison_plots.save(grid, found, tmp_path)
     names = {path.name for path in paths}
     for what in (
-        "labels",
-        "accuracy",
+        "labels-by-client",
+        "final",
+        "clients",
+        "accuracy-against-bytes",
         "separation",
         "cka-similarity",
         "features-by-class",
         "features-by-client",
     ):
-        assert {f"digits-dirichlet-0.3-{what}.svg", f"digits-dirichlet-0.3-{what}.png"} <= names
-    drawn = dict(run_plots._of_block([(cell, found[cell.key]) for cell in grid], tmp_path))
-    assert isinstance(drawn["separation"], Figure)
-    labels = [label.get_text() for label in drawn["separation"].axes[0].get_yticklabels()]
-    assert labels == ["local", "fedavg", "fedavg+ft", "ditto"]
+        assert {f"digits-dirichlet-0.3-{what}.{ending}" for ending in ("pdf", "svg", "png")} <= names
+    assert not any("accuracy." in name for name in names)  # a single round is no curve
+    name, final = next(comparison_plots.of_cells(grid, found, tmp_path))
+    labels = [label.get_text() for label in final.figure.axes[0].get_yticklabels()]
+    assert name.endswith("-final") and labels == ["local", "fedavg", "fedavg+ft", "ditto"]
+    note = final.figure.get_supxlabel()
+    assert note == "Mean over 1 seed of 3 clients; bars: 95 % CI over clients."
+    assert list(comparison_plots.of_cells(grid[:1], found, tmp_path)) == []  # one method is no comparison
 
 
 def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> None:
@@ -163,7 +203,7 @@ def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> N
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
     comparison.run(list(grid.values()), tmp_path)
-    seen = {label: run_plots.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
+    seen = {label: comparison_plots.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
     fedavg, tuned, ditto = seen["fedavg"], seen["fedavg+ft"], seen["ditto"]
     assert fedavg and tuned and ditto
     assert np.array_equal(fedavg.y, ditto.y) and np.array_equal(fedavg.client, ditto.client)

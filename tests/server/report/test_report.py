@@ -17,10 +17,11 @@ from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
 from edge_fl.methods.contract.egress import of_method
 from edge_fl.metrics import Summary
 from edge_fl_server import catalogue
-from edge_fl_server.report import facts, page
+from edge_fl_server.report import facts, gains, page, sent
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.browsing import DEADLINE_S
+from tests.server.report.test_comparison_page import opens
 
 NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST, metrics.PERSONAL_VALIDATION_BEFORE)
 CLIENTS = [f"c{number:03d}" for number in range(12)]
@@ -46,7 +47,11 @@ def results(tmp_path: Path) -> Results:
             results.append_round(
                 round_of(found, round=round, selected=tuple(CLIENTS), responded=tuple(CLIENTS[1:]), **sizes)
             )
-        final = {client: {metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))} for client in CLIENTS}
+        # As a run writes it: the newest value of each metric and client.
+        final = {
+            client: {**found[client], metrics.PERSONAL_AFTER: float(rng.uniform(0.6, 0.9))}
+            for client in CLIENTS
+        }
         for client in CLIENTS[:2]:  # the heads of these are `auto`
             final[client] |= {metrics.at_labels(k, "mlp"): float(rng.uniform(0.2, 0.9)) for k in (5, 1, 20)}
         results.append_round(round_of(final, round=5, final=True))
@@ -69,6 +74,20 @@ def recomputed(found: list[dict[str, Any]], figure: dict[str, str]) -> float:
         return sum(len(line[figure["field"]]) for line in chosen)
     if figure["field"] == "round":
         return len(chosen)
+    if figure["field"].startswith("paired."):
+        (line,) = chosen
+        before, after = (
+            {c: r[figure[key]] for c, r in line["clients"].items() if figure[key] in r}
+            for key in ("against", "metric")
+        )
+        both = sorted(before.keys() & after.keys())
+        pairs = np.array([[before[client], after[client]] for client in both])
+        return {
+            "paired.n": len(both),
+            "paired.baseline": pairs[:, 0].mean(),
+            "paired.accuracy": pairs[:, 1].mean(),
+            "paired.difference": (pairs[:, 1] - pairs[:, 0]).mean(),
+        }[figure["field"]]
     if "metric" not in figure:
         return sum(line[figure["field"]] for line in chosen)
     (line,) = chosen
@@ -93,7 +112,7 @@ def test_every_figure_equals_the_value_on_its_lines(results: Results) -> None:
         for tag in re.findall(r"<(?:td|dd)[^>]*data-line[^>]*>", drawn)
     ]
     found = lines(results)
-    assert len(marks) > 50 and {"mean", "bottom_decile", "bytes_up", "value"} <= {
+    assert len(marks) > 50 and {"mean", "bottom_decile", "bytes_up", "value", "paired.difference"} <= {
         mark["field"] for mark in marks
     }
     for mark in marks:
@@ -108,11 +127,14 @@ def test_the_final_personalisation_is_last_and_no_round_is_selected_by_its_test_
     best = rows[metrics.PERSONAL_BEFORE, metrics.BEST_BY_VALIDATION]
     validation = [np.mean([r[NAMES[2]] for r in line["clients"].values()]) for line in lines(results)[:5]]
     assert best.round == 1 + int(np.argmax(validation))
-    assert report.worst[0] == min(report.devices, key=lambda name: report.devices[name].value)
+    (group,) = report.groups
+    lowest = min(group.devices, key=lambda name: group.devices[name].accuracy.value or 0.0)
+    assert group.worst[0] == lowest and len(group.worst) == gains.WORST
+    assert group.devices[lowest].test_samples.value == 20 + CLIENTS.index(lowest)
 
 
 def test_accuracy_by_labels_is_a_curve_and_not_a_row_of_the_table(report: facts.RunReport) -> None:
-    assert [labels for labels, _, _ in report.labels["mlp"]] == [1, 5, 20]
+    assert [labels for labels, *_ in report.labels["mlp"]] == [1, 5, 20]
     assert not any("labels_" in row.metric for row in report.accuracy)
     drawn = page.html(report)
     assert "by labels per class" in drawn and f'data-metric="{metrics.at_labels(5, "mlp")}"' in drawn
@@ -120,10 +142,10 @@ def test_accuracy_by_labels_is_a_curve_and_not_a_row_of_the_table(report: facts.
 
 def test_the_report_lists_the_messages_of_the_egress_manifest() -> None:
     manifests = of_method(catalogue.sample("fedkd"))
-    sent = {one.message: one.content for one in facts.sent_by_devices("fleet", manifests)}
-    assert sent["update report of full devices"] == "tensors of: change, change.export_norm"
-    assert "metrics" in sent["rpt"] and metrics.PERSONAL_AFTER in sent["numbers in a report"]
-    assert facts.sent_by_devices("simulated", manifests) == ()
+    found = {one.message: one.content for one in sent.messages("fleet", manifests)}
+    assert found["update report of full devices"] == "tensors of: change, change.export_norm"
+    assert "metrics" in found["rpt"] and metrics.PERSONAL_AFTER in found["numbers in a report"]
+    assert sent.messages("simulated", manifests) == ()
 
 
 def test_epsilon_is_the_largest_over_clients_and_not_an_accuracy(tmp_path: Path) -> None:
@@ -144,8 +166,8 @@ def test_the_report_states_compression_and_noise() -> None:
         compression=CompressionConfig("topk"),
         privacy=PrivacyConfig(2.0, 0.5, budget=8.0),
     )
-    sent = {one.message: one.content for one in facts.sent_by_devices("fleet", of_method(method))}
-    assert sent["encoding of full devices"] == (
+    found = {one.message: one.content for one in sent.messages("fleet", of_method(method))}
+    assert found["encoding of full devices"] == (
         "compression topk of 0.1 of the values; clipped to 0.5, noise multiplier 2, budget per device epsilon 8 at delta 1e-05"
     )
 
@@ -162,10 +184,10 @@ def test_text_from_a_run_is_escaped(report: facts.RunReport) -> None:
 
 def test_markdown_and_json_have_the_same_figures(results: Results, report: facts.RunReport) -> None:
     after = next(row for row in report.accuracy if row.metric == metrics.PERSONAL_AFTER)
-    assert f"| {100 * (after.figures[0].value or 0):.2f} |" in page.markdown(report)
+    assert f"| {100 * (after.figures[0].value or 0):.1f} % |" in page.markdown(report)
     decoded = json.loads(page.json(report))
     assert decoded["totals"]["bytes_up"] == {
-        "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "",
+        "value": 13500, "lines": "1,2,3,4,5", "field": "bytes_up", "metric": "", "client": "", "group": "", "against": "",
     }  # fmt: skip
     assert page.write(results).read_text() == page.html(report)
 
@@ -197,12 +219,20 @@ def test_it_opens_with_the_network_blocked(results: Results, browser: Any, tmp_p
     tab.on("console", lambda message: requested.append(message.text))
     tab.goto(path.as_uri(), timeout=DEADLINE_S * 1000)
     shown = tab.eval_on_selector_all(
-        "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.innerText}))"
+        "#accuracy [data-line]", "all => all.map(e => ({...e.dataset, shown: e.textContent}))"
     )
     found = lines(results)
     for figure in shown:
         value = recomputed(found, figure)
-        assert figure["shown"] == (f"{value:.0f}" if figure["field"] == "clients" else f"{100 * value:.2f}")
+        assert figure["shown"] == (f"{value:.0f}" if figure["field"] == "clients" else f"{100 * value:.1f} %")
     tab.screenshot(path=tmp_path / "report.png", full_page=True)
     context.close()
     assert requested == [path.as_uri()] and len(shown) >= 30
+
+
+@pytest.mark.browser
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_it_fits_the_window(results: Results, browser: Any, width: int, scheme: str, tmp_path: Path) -> None:
+    opens(page.write(results), browser, width, scheme, tmp_path)

@@ -36,7 +36,7 @@ def test_a_new_folder_says_what_runs_on_what(tmp_path: Path) -> None:
         )
         assert {"torch", "onnx", "onnxruntime", "numpy"} <= manifest["provenance"]["libraries"].keys()
         assert manifest["provenance"]["python"] == ".".join(map(str, sys.version_info[:3]))
-        assert all(folder.is_dir() for folder in (results.checkpoints, results.artefacts, results.plots))
+        assert all(folder.is_dir() for folder in (results.checkpoints, results.artefacts))
         assert results.manifest().run == results.path.name
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 COLOURS = 6
+ONE_DECIMAL = "(p) => p.value.toFixed(1)"
 LARGEST_DOT = 20.0  # pixels
 QUIET = {"color": "var(--quiet)", "fontSize": 11}
 AXIS = {
@@ -84,7 +85,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 "itemStyle": {"color": colour},
                 "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
                 "emphasis": {"disabled": True},
-                "endLabel": {"show": True, "formatter": "{c}", "color": "var(--ink)", "fontSize": 12},
+                "endLabel": {"show": True, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
         )
@@ -175,4 +176,4 @@ def _place(curves: Sequence[Curve], place: int) -> str:
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:
     chosen = [values.get(place) for place in places]
-    return [None if value is None or not isfinite(value) else round(100 * value, 2) for value in chosen]
+    return [None if value is None or not isfinite(value) else round(100 * value, 1) for value in chosen]

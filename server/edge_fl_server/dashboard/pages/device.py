@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from functools import partial
 
-from edge_fl.metrics import by_labels
+from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl.remedies import REMEDIES
+from edge_fl_server.dashboard import reasons
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages import charts
 from edge_fl_server.dashboard.pages.charts import Chart, Curve
-from edge_fl_server.dashboard.pages.parts import Column, empty, facts, heading, outlier, word
+from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, outlier, word
 from edge_fl_server.dashboard.queries import device
 from edge_fl_server.dashboard.queries.device import DevicePage
-from edge_fl_server.report.formatting import clock, escape, number, positive, seconds, share, since, size
+from edge_fl_server.report.formatting import (
+    clock,
+    escape,
+    mean,
+    number,
+    positive,
+    seconds,
+    share,
+    since,
+    size,
+)
 
 DESCRIPTION = {
     "machine": "Machine",
@@ -49,7 +60,7 @@ REJECTIONS = (
     Column("Received, UTC", "received_at", clock),
     Column("Run", "run"),
     Column("Round", "round", positive),
-    Column("Reason", "reason"),
+    Column("Reason", "reason", lambda reason: escape(reasons.rejected(reason))),
     Column("Detail", "detail"),
 )
 
@@ -58,17 +69,21 @@ def title(page: DevicePage) -> str:
     """The device's name and status, why it needs attention, and the remedy."""
     record = page.record
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
-    remedy = REMEDIES.get(record.why)
     alarms = [
-        f"{record.why}: {remedy}. More: edge-fl device status on the device, docs/troubleshooting.md"
-        if remedy
+        f"{reasons.alerted(record.why)}. More: edge-fl device status on the device, docs/troubleshooting.md"
+        if record.why in REMEDIES
         else record.why,
-        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {record.blocked_why}"
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {reasons.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
     ]
     shown = "".join(f'<p class="alarm">{escape(alarm)}</p>' for alarm in alarms if alarm)
-    return heading(record.device, word(record.status) + blocked) + shown
+    buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
+    buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
+    return (
+        heading(record.device, f'{word(record.status)}{blocked}<span class="actions">{buttons}</span>')
+        + shown
+    )
 
 
 def absent(id: str) -> str:
@@ -80,16 +95,19 @@ def summary(page: DevicePage) -> str:
     """The device's main figures."""
     able = page.record.capability or {}
     newest = next((report for report in page.reports if report.after is not None), None)
+    images = newest.metrics.get(TEST_SAMPLES) if newest else None
     return facts(
         {
             "Accuracy after, %": share(newest.after if newest else None),
             "Before, %": share(newest.before if newest else None),
+            "Test images": number(images),
+            "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
             "Head": escape(able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
-            "Last seen": since(page.record.seen_at),
+            "Last message": since(page.record.seen_at),
         },
         big=True,
     )

@@ -9,11 +9,13 @@ import msgspec
 from msgspec.structs import replace
 from nicegui import ui
 
+from edge_fl_server.dashboard import reasons
 from edge_fl_server.dashboard.live import Address, Board, update
 from edge_fl_server.dashboard.pages.parts import (
     TOGGLE,
     Column,
     bars,
+    button,
     decimal,
     device_link,
     empty,
@@ -34,29 +36,56 @@ def _named(value: str) -> str:
 def _status(row: FleetRow) -> str:
     busy = f' <span class="quiet">{escape(row.activity)}</span>' if row.activity not in ("", "idle") else ""
     standing = f' <span class="tag bad">{row.standing}</span>' if row.standing else ""
-    return f'<span title="{escape(row.why)}">{word(row.status)}{busy}{standing}</span>'
+    return f"{word(row.status)}{busy}{standing}"
+
+
+def message(row: FleetRow) -> str:
+    """Why the device needs attention, and what to do; "" if it does not."""
+    parts = []
+    if row.standing == "revoked":
+        parts.append(f"certificate revoked; for a new one: edge-fl fleet enrol {row.device}")
+    if row.standing == "quarantined":
+        parts.append(reasons.quarantined(row.quarantine))
+    if row.status == "lost":
+        parts.append("connection lost; it reconnects by itself")
+    if row.why:
+        parts.append(reasons.alerted(row.why))
+    if row.outlier_score >= 1:
+        parts.append("its newest update differs strongly from the others'")
+    if row.drift:
+        parts.append("its images have changed since its head was fitted")
+    return "; ".join(parts)
+
+
+def _actions(row: FleetRow) -> str:
+    if row.standing != "quarantined":
+        return ""
+    return button("admit", row.device, "Admit") + " " + button("revoke", row.device, "Revoke", "danger")
 
 
 COLUMNS = (
     Column("Device", "device", device_link, True),
     Column("Status", "status", sortable=True, cell=_status),
-    Column("Tier", "tier", _named, True),
-    Column("Method", "method", _named, True),
-    Column("Release", "release", positive, True),
-    Column("Head", "head", _named, True),
-    Column("Head age", "head_at", ago, True),
-    Column("Samples", "samples", number, True),
-    Column("By class", "samples_per_class", bars),
-    Column("Before %", "before", share, True),
+    Column("Before %", "before", share, True, minor=True),
     Column("After %", "after", share, True),
-    Column("Last seen", "seen_at", ago, True),
-    Column("Bytes today", "bytes_today", size, True, lambda row: size(row.bytes_today or None)),
-    Column("Drift", "drift", sigmas, True),
-    Column("Outlier score", "outlier_score", outlier, True),
-    Column("Epsilon", "epsilon", decimal, True),
+    Column("Message", "attention", number, True, lambda row: escape(message(row))),
+    Column("Action", "act", cell=_actions),
+    Column("Release", "release", positive, True),
+    Column("Tier", "tier", _named, True, minor=True),
+    Column("Method", "method", _named, True, minor=True),
+    Column("Head", "head", _named, True, minor=True),
+    Column("Head age", "head_at", ago, True, minor=True),
+    Column("Samples", "samples", number, True, minor=True),
+    Column("By class", "samples_per_class", bars, minor=True),
+    Column("Last message", "seen_at", ago, True, minor=True),
+    Column("Bytes today", "bytes_today", size, True, lambda row: size(row.bytes_today or None), minor=True),
+    Column("Drift", "drift", sigmas, True, minor=True),
+    Column("Outlier score", "outlier_score", outlier, True, minor=True),
+    Column("Epsilon", "epsilon", decimal, True, minor=True),
 )
 DEFAULT = FleetQuery()
 TIERS = {"": "all tiers", "head": "head", "full": "full"}
+ONLY = {"": "all", "attention": "needs attention"}
 COMMANDS = (
     "edge-fl device run --host BROKER --id pi-07 --data folder:/srv/images\nedge-fl fleet up --devices 12"
 )
@@ -84,9 +113,13 @@ def address_of(query: FleetQuery) -> str:
 
 def statuses(page: FleetPage) -> dict[str, str]:
     """Status -> its label with the number of devices; "" for all."""
-    return {"": f"all {page.total:,}"} | {
-        status: f"{status} {count:,}" for status, count in page.by_status.items()
-    }
+    return {"": "all states"} | {status: f"{status} {count:,}" for status, count in page.by_status.items()}
+
+
+def groups(page: FleetPage) -> dict[str, str]:
+    """Filter -> its label with the number of devices; "" for all."""
+    counts = {"": page.total, **page.by_only}
+    return {name: f"{ONLY.get(name, name)} {count:,}" for name, count in counts.items()}
 
 
 def note(page: FleetPage) -> str:
@@ -97,9 +130,14 @@ def note(page: FleetPage) -> str:
 
 
 def visible(page: FleetPage) -> list[str]:
-    """Names of the columns to show: epsilon only in fleets that send updates with noise."""
-    private = any(row.epsilon is not None for row in page.rows)
-    return [column.name for column in COLUMNS if private or column.name != "epsilon"]
+    """Names of the columns to show: of those that few fleets need, the ones with a value."""
+    absent = {
+        "epsilon": all(row.epsilon is None for row in page.rows),
+        "drift": not any(row.drift for row in page.rows),
+        "outlier_score": not any(row.outlier_score for row in page.rows),
+        "act": all(row.standing != "quarantined" for row in page.rows),
+    }
+    return [column.name for column in COLUMNS if not absent.get(column.name)]
 
 
 def build(board: Board, address: Address) -> None:
@@ -112,19 +150,22 @@ def build(board: Board, address: Address) -> None:
     async def change(**fields: Any) -> None:
         nonlocal query
         query = replace(query, **{"page": 0, **fields})
-        ui.navigate.history.replace(f"/?{address_of(query)}".removesuffix("?"))
+        ui.navigate.history.replace(f"/fleet?{address_of(query)}".removesuffix("?"))
         await board.refresh()
 
     async def turn(event: Any) -> None:
         pagination = event.args["pagination"]
-        await change(sort=pagination["sortBy"], down=pagination["descending"], page=pagination["page"] - 1)
+        sort = pagination["sortBy"] or ""
+        await change(sort=sort, down=bool(sort and pagination["descending"]), page=pagination["page"] - 1)
 
     ui.html(heading("Fleet"), sanitize=False)
     with ui.element("div").classes("bar"):
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
-        status = ui.toggle({query.status: ""}, value=query.status).props(TOGGLE)
+        only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
+        only.on_value_change(lambda event: change(only=event.value))
+        status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)
         status.on_value_change(lambda event: change(status=event.value))
         tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
         tier.on_value_change(lambda event: change(tier=event.value))
@@ -132,8 +173,12 @@ def build(board: Board, address: Address) -> None:
     table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)
 
     def show(page: FleetPage) -> None:
-        if (options := statuses(page)) != status.options:
-            status.set_options(options, value=query.status)
+        for toggle, options, chosen in (
+            (status, statuses(page), query.status),
+            (only, groups(page), query.only),
+        ):
+            if options != toggle.options:
+                toggle.set_options(options, value=chosen if chosen in options else "")
         update(table, "visible-columns", visible(page))
         pagination = {"sortBy": query.sort, "descending": query.down, "page": page.page + 1}
         update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.matches})

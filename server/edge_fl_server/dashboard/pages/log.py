@@ -6,6 +6,7 @@ from typing import Any
 
 from nicegui import ui
 
+from edge_fl_server.dashboard import reasons
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages.parts import TOGGLE, Column, device_link, empty, heading, run_link, word
 from edge_fl_server.dashboard.queries import log
@@ -17,13 +18,28 @@ RUNS = frozenset({"run", "round"})
 """Kinds of events whose subject is a device or a run; of all others it is a release."""
 
 
-def _text(text: str) -> str:
-    return escape(text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back"))
+def text(event: Event) -> str:
+    """What happened, and how often since when."""
+    shown = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
+    shown = shown.removeprefix("replaced: ")
+    if event.kind == "rejected":
+        reason, _, detail = shown.partition(": ")
+        shown = reasons.rejected(reason) + (f": {detail}" if detail else "")
+    elif event.kind == "quarantine":
+        shown = reasons.quarantined(shown)
+    again = (
+        f' <span class="quiet">{event.times:,} times since {clock(event.first)}</span>'
+        if event.times > 1
+        else ""
+    )
+    return escape(shown) + again
 
 
-def _subject(event: Event) -> str:
+def subject(event: Event) -> str:
+    """A link to the device, run or release; of several devices to one of them."""
     if event.kind in DEVICES:
-        return device_link(event.subject)
+        more = f' <span class="quiet">and {event.subjects - 1:,} more</span>' if event.subjects > 1 else ""
+        return device_link(event.subject) + more
     return (
         run_link(event.subject) if event.kind in RUNS else f'<a href="/releases">{escape(event.subject)}</a>'
     )
@@ -33,8 +49,8 @@ COLUMNS = (
     Column("Time, UTC", "at", clock),
     Column("Level", "level", word),
     Column("Kind", "kind"),
-    Column("Subject", "subject", cell=_subject),
-    Column("Text", "text", _text),
+    Column("Subject", "subject", cell=subject),
+    Column("Text", "text", cell=text),
 )
 NOTE = empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
 

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import isnan
 from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
-from edge_fl_server.report.formatting import NOTHING, ago, escape, number, positive, seconds, share, size
+from edge_fl.console.units import points
+from edge_fl_server.registry.servers import Presence
+from edge_fl_server.report.formatting import (
+    NOTHING,
+    ago,
+    clock,
+    escape,
+    number,
+    positive,
+    seconds,
+    share,
+    size,
+)
+from edge_fl_server.runs.statistics import Paired
 
 TONES = {
-    "good": "ready running completed succeeded",
+    "good": "ready running completed succeeded online",
     "bad": "lost failed error aborted rejected",
-    "warn": "alert paused warning timed_out rolled_back budget_exhausted",
-    "hollow": "stopped sleeping disconnected",
+    "warn": "alert paused warning timed_out rolled_back budget_exhausted offline",
+    "hollow": "stopped sleeping disconnected replaced",
 }
 TONE = {state: tone for tone, states in TONES.items() for state in states.split()}
 """Colour of a state; all others are grey."""
@@ -40,14 +54,14 @@ NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decima
 """Formats of columns that are aligned right."""
 TOGGLE = "toggle-color=chosen toggle-text-color=chosen"
 """Properties of toggles whose look comes from the style sheet."""
-WRAPPED = frozenset({"Reason", "Detail", "Error", "Text"})
+WRAPPED = frozenset({"Reason", "Detail", "Error", "Text", "Message"})
 """Labels of columns that wrap."""
 
 
 class Column(Struct, frozen=True):
     """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
 
-    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned.
+    `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone.
     """
 
     label: str
@@ -55,6 +69,7 @@ class Column(Struct, frozen=True):
     markup: Callable[[Any], str] = escape
     sortable: bool = False
     cell: Callable[[Any], str] | None = None
+    minor: bool = False
 
     def draw(self, row: Any) -> str:
         return self.cell(row) if self.cell else self.markup(attrgetter(self.name)(row))
@@ -67,8 +82,11 @@ class Column(Struct, frozen=True):
             "name": self.name,
             "label": self.label,
             "field": self.name,
-            "align": "right" if right else "left",
-            "classes": "wide" if self.label in WRAPPED else "",
+            "align": "right" if right and self.label not in WRAPPED else "left",
+            "classes": " ".join(
+                [*(["wide"] if self.label in WRAPPED else []), *(["minor"] if self.minor else [])]
+            ),
+            "headerClasses": "minor" if self.minor else "",
             "sortable": self.sortable,
             "sortOrder": "da" if right and self.markup is not ago else "ad",
         }
@@ -82,6 +100,14 @@ def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]
 def word(text: str) -> str:
     """A state, with its colour."""
     return f'<span class="word {TONE.get(text, "")}">{escape(text.replace("_", " "))}</span>'
+
+
+def server_state(presence: Presence) -> str:
+    """Whether a server is online, and since when."""
+    if not presence.since:
+        return word("no server yet")
+    state = word("online" if presence.online else "offline")
+    return f'server {state} <span class="quiet">since {clock(presence.since)[:16]} UTC</span>'
 
 
 def heading(title: str, rest: str = "") -> str:
@@ -108,6 +134,29 @@ def facts(values: Mapping[str, str], *, big: bool = False) -> str:
         f"<div><dt>{name}</dt><dd{size}>{value or NOTHING}</dd></div>" for name, value in values.items()
     )
     return f'<div class="sheet padded"><dl class="facts">{items}</dl></div>'
+
+
+def gain(found: Paired | None) -> str:
+    """A mean difference with its interval and n: "+2.1 points (95 % CI +0.7 to +3.5, n = 12)"; a dash without one."""
+    if found is None:
+        return NOTHING
+    low, high = (points(end).removesuffix(" points") for end in (found.low, found.high))
+    interval = "" if isnan(found.low) else f"95 % CI {low} to {high}, "
+    return f'{points(found.mean)} <span class="quiet">({interval}n = {number(found.n)})</span>'
+
+
+def meaning(found: Paired) -> str:
+    """Whether a difference is more than chance."""
+    if isnan(found.low):
+        return "one device: too few to tell from chance"
+    if found.low <= 0 <= found.high:
+        return "not distinguishable from chance"
+    return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 device, 2 devices."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def bars(counts: Sequence[int] | None) -> str:

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from nicegui import ui
 
 from edge_fl_server.dashboard.live import Address, Board
-from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
+from edge_fl_server.dashboard.pages.parts import (
+    Column,
+    button,
+    empty,
+    facts,
+    gain,
+    heading,
+    meaning,
+    run_link,
+    word,
+)
 from edge_fl_server.dashboard.queries import releases
 from edge_fl_server.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
 from edge_fl_server.registry.records import RolloutRecord
 from edge_fl_server.report.formatting import NOTHING, clock, escape, mean, number, positive, share, size
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
-BUTTONS = {"running": (("pause", "Pause", ""), *END), "paused": (("resume", "Resume", "primary"), *END)}
-"""State of a roll-out -> action, label and look of its buttons."""
-
+BUTTONS = {"running": (("pause", "Pause", ""),), "paused": (("resume", "Resume", "primary"),)}
+"""State of a roll-out -> action, label and look of its buttons; those of END only if there is a previous release."""
+REQUESTED = {
+    "paused": "pause requested",
+    "running": "requested",
+    "aborted": "abort requested",
+    "rolled_back": "roll-back requested",
+}
+COMMANDS = {
+    "paused": "release pause",
+    "running": "release rollout {}",
+    "aborted": "release abort",
+    "rolled_back": "release rollback",
+}
+"""Desired state -> its name, and the command that acts without a server."""
 
 ROLLOUTS = (
     Column("No.", "number", number),
@@ -43,44 +68,54 @@ def _paired(reports: HeadReports) -> str:
     return f"{share(reports.paired_before)} → {mean(reports.paired_after, reports.paired)}"
 
 
+def _replaces(row: ReleaseRow | None) -> str:
+    return f"Release {row.replaces} → {row.record.release}" if row and row.replaces else "Before → after"
+
+
+def _compared(row: ReleaseRow) -> str:
+    before = (
+        f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces and row.reports.paired else ""
+    )
+    return before + _paired(row.reports)
+
+
+def _origin(row: ReleaseRow) -> str:
+    return f"{run_link(row.record.run)}, round {row.record.round:,}"
+
+
 def _start(row: ReleaseRow) -> str:
-    label = "Roll back to this" if row.older else "Roll out"
-    return button("start", row.record.release, label) if row.startable else ""
+    if row.served:
+        return '<span class="quiet">in service</span>'
+    if not row.startable:
+        return ""
+    if row.older:
+        return button("start", row.record.release, "Roll back to this", "danger")
+    return button("start", row.record.release, "Roll out")
 
 
 RELEASES = (
     Column("Release", "record.release", number),
-    Column("Method", "record.method"),
-    Column("Run", "record.run", run_link),
-    Column("Round", "record.round", number),
-    Column("Size", "record.bytes", size),
+    Column("Action", "start", cell=_start),
     Column("Running", "running", number, cell=_running),
     Column("Failed", "reports.failed", number),
     Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
-    Column(
-        "Same devices, before and after, %",
-        "reports.paired_after",
-        share,
-        cell=lambda row: _paired(row.reports),
-    ),
-    Column("Published, UTC", "record.published_at", clock),
-    Column("", "start", cell=_start),
+    Column("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
+    Column("Difference", "reports.gain", share, cell=lambda row: gain(row.reports.gain)),
+    Column("Method", "record.method", minor=True),
+    Column("Run", "record.run", cell=_origin, minor=True),
+    Column("Size", "record.bytes", size, minor=True),
+    Column("Published, UTC", "record.published_at", lambda moment: clock(moment)[:16], minor=True),
 )
 
 
-def current(page: ReleasesPage) -> str:
-    """The current roll-out, or the result of the last one."""
+def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".format) -> str:
+    """The current roll-out, or the release in service; `command_of` completes a command with the options of this fleet."""
     if not page.releases:
         command = "edge-fl server run demo"
         return empty("No release yet", "The first extractor is released after round 1.", command)
     record = page.current
     if record is None:
-        last = page.rollouts[0] if page.rollouts else None
-        result = (
-            f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
-        )
-        reason = f'<span class="quiet">: {escape(last.reason)}</span>' if last and last.reason else ""
-        return f'<h2>No current roll-out</h2><p class="quiet">{result}{reason}</p>'
+        return _served(page)
     shares = record.shares
     row = page.releases.get(record.release)
     reports = row.reports if row else HeadReports()
@@ -88,11 +123,21 @@ def current(page: ReleasesPage) -> str:
         f'<i class="{_progress(place, record)}" style="flex:{max(upto - before, 0.08):.4f}"></i>'
         for place, (before, upto) in enumerate(zip([0.0, *shares], shares, strict=False))
     )
-    waits = record.desired not in (record.state, "running")
-    note = f'<span class="text-warn">{record.desired.replace("_", " ")} requested</span>' if waits else ""
-    buttons = "".join(
-        button(action, record.number, label, look)
-        for action, label, look in (() if waits else BUTTONS.get(record.state, ()))
+    waits = record.desired != record.state
+    acts = not page.server.online and (waits or record.state == "running")
+    requested = REQUESTED[record.desired] if waits else ""
+    note = "; ".join(filter(None, (requested, "waiting for a server" if acts else "")))
+    state = word(record.state) if requested or not acts else ""
+    back = record.release < record.previous
+    title = f"{'Roll-back to' if back else 'Roll-out of'} release {record.release}"
+    ends = () if not record.previous else END[:1] if back else END
+    offered = () if waits else (*BUTTONS.get(record.state, ()), *ends)
+    buttons = "".join(button(action, record.number, label, look) for action, label, look in offered)
+    command = command_of(COMMANDS[record.desired].format(record.release)) if acts else ""
+    hint = (
+        f'<p class="quiet">To act now, without a server: <code>{escape(command)}</code></p>'
+        if command
+        else ""
     )
     place = min(record.stage, len(shares) - 1)
     stage = f"stage {place + 1} of {len(shares)}, up to {shares[place]:.0%} of the fleet"
@@ -103,18 +148,46 @@ def current(page: ReleasesPage) -> str:
             "Running": f"{row.running if row else 0:,} of {page.heads:,}",
             "Failed": number(reports.failed),
             "Accuracy, mean %": _accuracy(reports),
-            "Same devices, before and after, %": _paired(reports),
+            f"{_replaces(row)}, same devices, %": _paired(reports),
+            "Difference": gain(reports.gain),
         },
         big=True,
     )
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
     rest = (
-        f'{word(record.state)}{note}<span class="quiet">{stage}</span><span class="actions">{buttons}</span>'
+        f'{state}<span class="text-warn">{note}</span><span class="quiet">{stage}</span>'
+        f'<span class="actions">{buttons}</span>'
     )
     return (
-        f'<div id="rollout"><div class="head"><h2>Roll-out of release {record.release}</h2>{rest}</div>'
-        f'{reason}<div class="steps" aria-hidden="true">{bars}</div>{shown}</div>'
+        f'<div id="rollout"><div class="head"><h2>{title}</h2>{rest}</div>'
+        f'{hint}{reason}<div class="steps" aria-hidden="true">{bars}</div>{shown}</div>'
     )
+
+
+def _served(page: ReleasesPage) -> str:
+    """The release in service, how it compares with the one before, and the way back."""
+    row, last = page.releases.get(page.served), page.rollouts[0] if page.rollouts else None
+    result = f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
+    reason = f'<span class="quiet">: {escape(last.reason)}</span>' if last and last.reason else ""
+    title = f"Release {page.served} is in service" if row else "No release is in service"
+    actions = button("start", page.back, f"Roll back to release {page.back}", "danger") if page.back else ""
+    rest = f'<span class="quiet">No current roll-out. {result}{reason}</span><span class="actions">{actions}</span>'
+    head = f'<div class="head"><h2>{title}</h2>{rest}</div>'
+    if row is None:
+        return head
+    found = row.reports
+    verdict = f'<div class="quiet">{meaning(found.gain)}</div>' if found.gain else ""
+    shown = facts(
+        {
+            "Running": f"{row.running:,} of {page.heads:,}",
+            "Failed": number(found.failed),
+            "Accuracy, mean %": _accuracy(found),
+            f"{_replaces(row)}, same devices, %": _paired(found),
+            "Difference": gain(found.gain) + verdict,
+        },
+        big=True,
+    )
+    return head + shown
 
 
 def build(board: Board, _: Address) -> None:
@@ -124,7 +197,7 @@ def build(board: Board, _: Address) -> None:
         return releases.page(board.context.db, board.context.fleet, board.context.kept())
 
     ui.html(heading("Releases"), sanitize=False)
-    board.html(find, current)
+    board.html(find, partial(current, command_of=board.context.command))
     board.table(find, RELEASES, lambda page: page.releases.values(), "Releases").classes("named")
     board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs").classes("named")
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from sqlalchemy import select
 
+from edge_fl_server.dashboard.queries.releases import HeadReports, head_reports
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord, RequestRecord
 from edge_fl_server.registry.tables import devices, rejections, reports, requests
@@ -15,12 +16,13 @@ NEWEST = 60
 
 
 class DevicePage(Struct, frozen=True):
-    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first."""
+    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first; `fleet` are all reports on its release."""
 
     record: DeviceRecord
     reports: tuple[ReportRecord, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    fleet: HeadReports = HeadReports()
 
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
@@ -33,6 +35,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
         tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
+        head_reports(db, fleet).get(records[0].release, HeadReports()),
     )
 
 

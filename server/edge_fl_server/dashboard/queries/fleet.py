@@ -13,6 +13,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 
 from edge_fl.metrics import EPSILON
+from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import devices, reports, runs
@@ -21,12 +22,13 @@ PER_PAGE = 50
 
 
 class FleetQuery(Struct, frozen=True):
-    """Search, filters, order and page; every field may come from the address bar."""
+    """Search, filters, order and page; every field may come from the address bar. Without `sort` what needs attention comes first."""
 
     search: str = ""
+    only: str = ""
     status: str = ""
     tier: str = ""
-    sort: str = "device"
+    sort: str = ""
     down: bool = False
     page: int = 0
 
@@ -35,12 +37,13 @@ class FleetRow(Struct, frozen=True):
     """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
-    `outlier_score` 1 and above for an outlier.
+    `outlier_score` 1 and above for an outlier, `attention` how urgently it needs attention, 0 if it does not.
     """
 
     device: str
     status: str
     standing: str
+    quarantine: str
     activity: str
     why: str
     tier: str
@@ -57,15 +60,17 @@ class FleetRow(Struct, frozen=True):
     drift: float
     epsilon: float | None
     outlier_score: float
+    attention: int
 
 
 class FleetPage(Struct, frozen=True):
-    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` counts all of them."""
+    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` and `by_only` count all of them."""
 
     rows: tuple[FleetRow, ...]
     matches: int
     total: int
     by_status: dict[str, int]
+    by_only: dict[str, int]
     page: int
     pages: int
 
@@ -93,6 +98,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         matches,
         sum(by_status.values()),
         dict(sorted(by_status.items())),
+        standing.counts(db, fleet, standing.ONLY),
         number,
         pages,
     )
@@ -118,6 +124,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "device": devices.c.device,
         "status": devices.c.status,
         "standing": STANDING,
+        "quarantine": devices.c.quarantine,
         "activity": devices.c.activity,
         "why": devices.c.why,
         "tier": func.coalesce(able["tier"].as_string(), ""),
@@ -133,14 +140,17 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "before": newest(reports.c.before),
         "after": newest(reports.c.after),
         "bytes_today": total(sent, reports.c.received_at >= midnight),
-        "drift": func.coalesce(able["drift"].as_float(), 0.0),
+        "drift": standing.DRIFT,
         "epsilon": total(func.max(reports.c.metrics[EPSILON].as_float())),
         "outlier_score": devices.c.outlier_score,
+        "attention": standing.ATTENTION,
     }
 
 
 def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
     """By the chosen column, devices without a value below all others, then by name."""
+    if not query.sort:
+        return (standing.ATTENTION.desc(), devices.c.device)
     key = columns.get(query.sort, devices.c.device)
     present = key.is_not(None)
     return (present.desc(), key.desc(), devices.c.device) if query.down else (present, key, devices.c.device)
@@ -150,8 +160,17 @@ def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
     if query.search:
         text = query.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        columns = (devices.c.device, devices.c.status, STANDING, devices.c.activity, devices.c.why)
+        columns = (
+            devices.c.device,
+            devices.c.status,
+            STANDING,
+            devices.c.quarantine,
+            devices.c.activity,
+            devices.c.why,
+        )
         filters.append(or_(*(column.ilike(f"%{text}%", escape="\\") for column in columns)))
+    if query.only in standing.ONLY:
+        filters.append(standing.ONLY[query.only])
     if query.status:
         filters.append(devices.c.status == query.status)
     if query.tier:

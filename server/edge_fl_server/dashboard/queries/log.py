@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import reduce
 from operator import add
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, Select, Text, cast, literal, select, union_all
+from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, select, union_all
 
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
@@ -17,20 +18,28 @@ LEVELS = ("info", "warning", "error")
 
 
 class Event(Struct, frozen=True):
-    """One event; `subject` names a device, run or release, depending on `kind`."""
+    """One event, or `times` equal ones since `first`, `at` the last; `subject` names a device, run or release, depending on `kind`.
+
+    Of equal events of several `subjects` it is one of them.
+    """
 
     at: str
     level: str
     kind: str
     subject: str
     text: str
+    times: int = 1
+    first: str = ""
+    subjects: int = 1
 
 
-def newest(db: Database, fleet: str, level: str = "") -> tuple[Event, ...]:
-    """The newest events of a fleet, of one level or all."""
+def newest(
+    db: Database, fleet: str, level: str = "", *, without: Collection[str] = (), most: int = NEWEST
+) -> tuple[Event, ...]:
+    """The newest events of a fleet, of one level or all, `without` some kinds; equal ones are one event."""
     parts = [part.limit(NEWEST).subquery() for part in _parts(fleet)]
     events = union_all(*(select(part) for part in parts)).subquery()
-    query = select(events).order_by(events.c.at.desc()).limit(NEWEST)
+    query = select(events).where(events.c.kind.not_in(without)).order_by(events.c.at.desc()).limit(most)
     if level in LEVELS:
         query = query.where(events.c.level == level)
     return tuple(db.find(query, Event))
@@ -38,39 +47,86 @@ def newest(db: Database, fleet: str, level: str = "") -> tuple[Event, ...]:
 
 def _parts(fleet: str) -> list[Select[Any]]:
     """One query per kind of event, each the newest first."""
-    run, round, release, rollout = runs.c, rounds.c, releases.c, rollouts.c
-    rejection, request, device = rejections.c, requests.c, devices.c
+    run, release, rollout = runs.c, releases.c, rollouts.c
+    request, device = requests.c, devices.c
     started = run.fleet == fleet
     failed = started & (run.state == "failed")
     ended = started & (run.ended_at != "") & (run.state != "failed")
-    unsuccessful = (request.fleet == fleet) & request.state.in_(("failed", "timed_out"))
     quarantined = (device.fleet == fleet) & (device.quarantine != "")
     revoked = (device.fleet == fleet) & device.revoked
-    responses = _text("round ", round.round, ": ", round.responded, " of ", round.selected, " responded")
     published = _text("published, from round ", release.round, " of ", release.run)
     outcome = _text(rollout.state, ": ", rollout.reason)
-    rejected = _text(rejection.reason, ": ", rejection.detail)
-    failure = _text(request.mode, " ", request.state, ": ", request.reason)
+    troubled = case((rollout.state.in_(("paused", "aborted", "rolled_back")), "warning"), else_="info")
     return [
         _part("info", "run", run.created_at, run.run, _text(run.method, " on ", run.dataset), started),
         _part("info", "run", run.ended_at, run.run, _text(run.state, ": ", run.reason), ended),
         _part("error", "run", run.ended_at, run.run, _text("failed: ", run.reason), failed),
-        _part("info", "round", round.ended_at, round.run, responses, started & (run.run == round.run)),
         _part("info", "release", release.published_at, release.release, published, release.fleet == fleet),
-        _part("info", "roll-out", rollout.changed_at, rollout.release, outcome, rollout.fleet == fleet),
-        _part(
-            "warning", "rejected", rejection.received_at, rejection.device, rejected, rejection.fleet == fleet
-        ),
-        _part("warning", "request", request.ended_at, request.device, failure, unsuccessful),
+        _part(troubled, "roll-out", rollout.changed_at, rollout.release, outcome, rollout.fleet == fleet),
         _part("error", "quarantine", device.blocked_at, device.device, device.quarantine, quarantined),
         _part("info", "revoked", device.blocked_at, device.device, literal("certificate revoked"), revoked),
+        _rounds(fleet),
+        _rejections(fleet),
+        _grouped(
+            "request",
+            request.ended_at,
+            request.device,
+            _text(request.mode, " ", request.state, ": ", request.reason),
+            (request.fleet == fleet) & request.state.in_(("failed", "timed_out")),
+            request.run,
+        ),
     ]
 
 
-def _part(level: str, kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool]) -> Select[Any]:
-    columns = (at.label("at"), literal(level).label("level"), literal(kind).label("kind"))
-    named = (cast(subject, Text).label("subject"), text.label("text"))
-    return select(*columns, *named).where(where).order_by(at.desc())
+def _rounds(fleet: str) -> Select[Any]:
+    """Rounds of a run with the same numbers of devices are one event, with the newest round's number."""
+    same = (rounds.c.run, rounds.c.selected, rounds.c.responded)
+    newest = cast(func.max(rounds.c.round), Text)
+    text = _text("round ", newest, ": ", rounds.c.responded, " of ", rounds.c.selected, " responded")
+    at, mine = rounds.c.ended_at, (runs.c.fleet == fleet) & (runs.c.run == rounds.c.run)
+    columns = _columns(literal("info"), "round", func.max(at), rounds.c.run, text)
+    counts = _counts(func.count(), func.min(at), literal(1))
+    return select(*columns, *counts).where(mine).group_by(*same).order_by(func.max(at).desc())
+
+
+def _rejections(fleet: str) -> Select[Any]:
+    """Rejections of a device for the same reason are one event, with the newest detail."""
+    at, key = rejections.c.received_at, (rejections.c.device, rejections.c.reason)
+    sums = (func.max(rejections.c.number), func.count(), func.min(at))
+    named = (total.label(name) for total, name in zip(sums, ("number", "times", "first"), strict=True))
+    each = select(*named).where(rejections.c.fleet == fleet).group_by(*key).subquery()
+    text = _text(rejections.c.reason, ": ", rejections.c.detail)
+    columns = _columns(literal("warning"), "rejected", at, rejections.c.device, text)
+    counts = _counts(each.c.times, each.c.first, literal(1))
+    return select(*columns, *counts).where(rejections.c.number == each.c.number).order_by(at.desc())
+
+
+def _grouped(
+    kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool], *same: Any
+) -> Select[Any]:
+    """Warnings with the same text, and the same further columns, are one event."""
+    columns = _columns(literal("warning"), kind, func.max(at), func.min(subject), text)
+    counts = _counts(func.count(), func.min(at), func.count(subject.distinct()))
+    return select(*columns, *counts).where(where).group_by(text, *same).order_by(func.max(at).desc())
+
+
+def _part(
+    level: str | ColumnElement[str], kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool]
+) -> Select[Any]:
+    """Events that are listed one by one."""
+    shade = literal(level) if isinstance(level, str) else level
+    columns = (*_columns(shade, kind, at, subject, text), *_counts(literal(1), at, literal(1)))
+    return select(*columns).where(where).order_by(at.desc())
+
+
+def _columns(level: ColumnElement[str], kind: str, at: Any, subject: Any, text: Any) -> list[Any]:
+    named = {"at": at, "level": level, "kind": literal(kind), "subject": cast(subject, Text), "text": text}
+    return [column.label(name) for name, column in named.items()]
+
+
+def _counts(times: Any, first: Any, subjects: Any) -> list[Any]:
+    named = {"times": times, "first": first, "subjects": subjects}
+    return [column.label(name) for name, column in named.items()]
 
 
 def _text(*parts: Any) -> ColumnElement[Any]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from msgspec import Struct
 from sqlalchemy import case, func, select
 
-from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary
-from edge_fl_server.registry import Database, runs
+from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_reports
+from edge_fl_server.registry import Database, runs, servers
 from edge_fl_server.registry.records import RoundRecord, RunRecord
-from edge_fl_server.registry.tables import rejections, requests
+from edge_fl_server.registry.tables import devices, rejections, requests
 from edge_fl_server.runs import round_metrics
 
 NEWEST_RUNS = 100
@@ -69,7 +69,8 @@ class RoundRow(Struct, frozen=True):
 class RunPage(Struct, frozen=True):
     """A run, its rounds in order, and the fleet's runs, the newest first.
 
-    `current` counts the devices of the current round by state; `final` are the metrics of the final personalisation.
+    `current` counts the devices of the current round by state; `final` are the metrics of the final personalisation, `heads` those of
+    head-only devices, whose "before" is the model that they served before. `online`: a server is online.
     """
 
     run: RunRecord
@@ -77,6 +78,8 @@ class RunPage(Struct, frozen=True):
     others: tuple[RunRecord, ...]
     current: dict[str, int] = {}
     final: Mapping[str, Summary] = {}
+    heads: Mapping[str, Summary] = {}
+    online: bool = True
 
     def newest(self, *names: str) -> tuple[Mean, str] | None:
         """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
@@ -108,8 +111,24 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         )
         for one in runs.rounds_of(db, record.run)
     )
-    final = next((line.metrics for line in lines if line.final), {})
-    return RunPage(record, rows, tuple(known), current, final)
+    final = next((line.clients for line in lines if line.final), {})
+    head_only = _head_only(db, fleet) if final else frozenset()
+    return RunPage(
+        record,
+        rows,
+        tuple(known),
+        current,
+        final=summarise_reports([found for name, found in final.items() if name not in head_only]),
+        heads=summarise_reports([found for name, found in final.items() if name in head_only]),
+        online=servers.presence(db, fleet).online,
+    )
+
+
+def _head_only(db: Database, fleet: str) -> frozenset[str]:
+    query = select(devices.c.device).where(devices.c.fleet == fleet)
+    with db.reading() as connection:
+        heads = connection.execute(query.where(devices.c.capability["tier"].as_string() == "head"))
+        return frozenset(heads.scalars())
 
 
 def _rejected(db: Database, run: str) -> dict[int, dict[str, int]]:

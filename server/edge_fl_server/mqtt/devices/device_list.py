@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, ServerState
 from edge_fl.wire.topics import Topics, checked
@@ -19,21 +20,21 @@ from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.registry.records import DeviceRecord
 
 LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
-COLUMNS = {
+COLUMNS: Columns = {
     "device": "device",
     "status": "status",
     "standing": "standing",
-    "score": "outlier score",
+    "score": Column("outlier score", rank=3),
     "tier": "tier",
     "head": "head",
-    "samples": "samples",
+    "samples": Column("samples", rank=4),
     "release": "release",
-    "machine": "machine",
-    "activity": "activity",
+    "machine": Column("machine", rank=5),
+    "activity": Column("activity", rank=2),
     "why": "why",
-    "last_seen": "last seen, UTC",
-    "measured": "measured",
-    "blocked": "blocked because",
+    "last_seen": Column("last seen, UTC", rank=1),
+    "measured": Column("measured", prose=True, rank=6),
+    "blocked": Column("blocked because", prose=True),
 }
 
 

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from edge_fl.config import RolloutConfig
+from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.topics import Topics
@@ -43,15 +45,15 @@ NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
 Request = Callable[[], int]
 """Writes a desired state into the registry -> the number of the roll-out."""
-COLUMNS = {
+COLUMNS: Columns = {
     "release": "release",
     "method": "method",
     "run_id": "run",
     "round": "round",
-    "kib": "KiB",
+    "kib": Column("size", lambda kib: units.size(1024 * kib), rank=1),
     "state": "roll-out",
     "stage": "stage",
-    "reason": "why",
+    "reason": Column("why", prose=True),
 }
 """Fields of a row of `release list`, and their headings."""
 

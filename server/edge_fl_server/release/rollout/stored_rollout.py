@@ -71,7 +71,7 @@ class StoredRollout:
         return self.stages is not None and self.stages.gated and self.stages.state == "running"
 
     def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
-        """Start the roll-out of a new release to a fleet of these devices; a running one is aborted."""
+        """Start the roll-out of a new release to a fleet of these devices; it replaces a running one."""
         with self._lock:
             self._end_others(release)
             if self.stages and self.stages.state == "completed":
@@ -152,7 +152,7 @@ class StoredRollout:
     def _end_others(self, release: int, exclude: int = 0) -> None:
         for record in rollouts.listed(self._db, self._fleet):
             if record.state not in OVER and record.number != exclude:
-                self._store(record.number, "aborted", record.stage, REPLACED.format(release))
+                self._store(record.number, "replaced", record.stage, REPLACED.format(release))
 
     def _store(self, number: int, state: RolloutState, stage: int, reason: str) -> None:
         for _ in range(RETRIES):
@@ -171,8 +171,7 @@ def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
         and record.status not in GONE
         and not record.blocked
     ]
-    served = rollouts.served_release(db, fleet)
-    previous = 0 if served == release else served
+    previous = rollouts.previous_release(db, fleet, release)
     fields = msgspec.to_builtins(widened(resolved(plan, len(present), previous), present, release))
     return rollouts.begin(db, fleet, release, previous=previous, plan=fields)
 

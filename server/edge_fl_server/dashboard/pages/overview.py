@@ -1,0 +1,189 @@
+"""The overview: what needs attention, what personalisation gains, what changed last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from msgspec import Struct
+from nicegui import ui
+
+from edge_fl import metrics
+from edge_fl_server.dashboard.live import Address, Board
+from edge_fl_server.dashboard.pages import fleet as fleets
+from edge_fl_server.dashboard.pages import log
+from edge_fl_server.dashboard.pages.parts import (
+    Column,
+    counted,
+    empty,
+    facts,
+    gain,
+    heading,
+    meaning,
+    run_link,
+    word,
+)
+from edge_fl_server.dashboard.queries import overview
+from edge_fl_server.dashboard.queries.overview import Gain, Overview
+from edge_fl_server.dashboard.reasons import alerted
+from edge_fl_server.report.formatting import NOTHING, clock, escape, mean, number, share
+
+BASELINES = {
+    metrics.LOCAL_ONLY: "training on the device's own data alone",
+    metrics.GLOBAL_TEST: "the shared model",
+    metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
+}
+GROUPS = {
+    "quarantined": ("bad", "in quarantine, whose reports do not count", "/fleet?only=quarantined"),
+    "alert": ("warn", "in alert", "/fleet?status=alert"),
+    "lost": ("bad", "lost: power, network or memory", "/fleet?status=lost"),
+    "outlier": (
+        "warn",
+        "with an update that differs strongly from the others'",
+        "/fleet?sort=outlier_score&down=1",
+    ),
+    "drift": ("warn", "with images that have changed since the head was fitted", "/fleet?sort=drift&down=1"),
+}
+"""Group of devices that need attention -> its colour, what is wrong, and the list of them."""
+CHANGES = (
+    Column("Time, UTC", "at", clock),
+    Column("Level", "level", word),
+    Column("Kind", "kind"),
+    Column("Subject", "subject", cell=log.subject),
+    Column("Text", "text", cell=log.text),
+)
+
+
+class Item(Struct, frozen=True):
+    """Something that needs attention: its colour, a sentence, the page about it, and a further line as markup."""
+
+    tone: str
+    text: str
+    link: str
+    detail: str = ""
+
+
+def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item]:
+    """Everything that needs attention, the most urgent first."""
+    if not page.server.online:
+        what = (
+            f"No server is online since {clock(page.server.since)[:16]} UTC"
+            if page.server.since
+            else "No server seen yet"
+        )
+        detail = f"Devices keep their reports, and nothing is rolled out. Start one: <code>{escape(server_up)}</code>"
+        waiting = page.rollout or (page.run and page.run.state == "running")
+        yield Item("bad" if waiting else "warn", what, "/log", detail)
+    if page.run and page.run.state == "failed":
+        yield Item("bad", f"Run {page.run.run} failed", f"/run/{page.run.run}", escape(page.run.reason))
+    if (rollout := page.rollout) and "paused" in (rollout.state, rollout.desired):
+        text = f"The roll-out of release {rollout.release} is paused"
+        yield Item("warn", text, "/releases", escape(rollout.reason))
+    for group, (tone, what, link) in GROUPS.items():
+        if count := page.health[group]:
+            reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.alerts.items() if why)
+            detail = "; ".join(reasons) if group == "alert" else ""
+            yield Item(tone, f"{counted(count, 'device')} {what}", link, detail)
+    if failed := page.heads.failed:
+        text = f"{counted(failed, 'device')} could not fit a head on release {page.served}"
+        yield Item("bad", text, "/fleet?only=attention")
+
+
+def health(page: Overview, server_up: str = "edge-fl server up") -> str:
+    """The list of items that need attention, as links."""
+    found = list(items(page, server_up))
+    if not found:
+        text = f"Nothing needs attention: {counted(page.total, 'device')}, and a server is online."
+        return f'<h2>Health</h2><div class="sheet padded"><p class="word good">{text}</p></div>'
+    rows = "".join(
+        f'<li><a class="word {item.tone}" href="{escape(item.link)}">{escape(item.text)}</a>'
+        + (f'<div class="quiet">{item.detail}</div>' if item.detail else "")
+        + "</li>"
+        for item in found
+    )
+    return f'<h2>Health</h2><ul class="sheet padded items">{rows}</ul>'
+
+
+def gained(page: Overview) -> str:
+    """What personalisation gains, each on the same devices with its interval."""
+    rows = [_full(one, page) for one in page.full.gains] if page.full else []
+    if page.full and not rows:
+        rows.append(
+            f"<li><p>Full devices: {mean(page.full.personal, page.full.n)} %, mean accuracy of their personal models.</p>"
+            '<p class="quiet">No gain: this method has no shared model to compare them with.</p></li>'
+        )
+    if (found := page.heads.gain) is not None:
+        what = f"Head-only devices: release {page.served} compared with"
+        before = f"release {page.previous}" if page.previous else "the model served before"
+        means = f"{share(page.heads.paired_before)} → {mean(page.heads.paired_after, page.heads.paired)}"
+        rows.append(
+            f'<li><p class="big">{gain(found)}</p><p>{what} {before}, same devices: {meaning(found)}.</p>'
+            f'<p class="quiet">{means}, mean accuracy in %</p></li>'
+        )
+    local = any(one.baseline == metrics.LOCAL_ONLY for one in page.full.gains) if page.full else False
+    if not rows:
+        rows.append(
+            "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same images.</li>"
+        )
+    if not local:
+        rows.append(
+            '<li class="quiet">Local-only baseline: not measured on devices; in a simulation of your data'
+            " <code>edge-fl compare</code> measures it.</li>"
+        )
+    return f'<h2>Personalisation gain</h2><ul class="sheet padded items">{"".join(rows)}</ul>'
+
+
+def _full(one: Gain, page: Overview) -> str:
+    assert page.full is not None
+    means = f"{share(one.before)} → {mean(one.after, one.found.n)}"
+    return (
+        f'<li><p class="big">{gain(one.found)}</p><p>Full devices: personal models compared with {BASELINES[one.baseline]},'
+        f" same devices: {meaning(one.found)}.</p>"
+        f'<p class="quiet">{means}, mean accuracy in %; run {run_link(page.full.run)}, round {page.full.round}</p></li>'
+    )
+
+
+def summary(page: Overview, fleet: str) -> str:
+    """The main figures, or the empty state."""
+    if not page.total and page.run is None:
+        others = f" This registry has devices of: {', '.join(page.fleets)} (--fleet)." if page.fleets else ""
+        text = f"Fleet {fleet} has no device and no run.{others} Start with one of these:"
+        return heading("Overview") + empty("Nothing here yet", text, fleets.COMMANDS)
+    states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
+    attention = sum(page.health.values())
+    shown = facts(
+        {
+            "Devices": f'<a href="/fleet">{number(page.total)}</a><div class="quiet">{states}</div>',
+            "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
+            "Release in service": _release(page),
+            "Newest run": _run(page),
+        },
+        big=True,
+    )
+    return heading("Overview") + shown
+
+
+def _release(page: Overview) -> str:
+    if not page.served:
+        return NOTHING
+    runs = f"{page.running:,} of {page.head_devices:,} head-only devices run it"
+    return f'<a href="/releases">{page.served}</a><div class="quiet">{runs}</div>'
+
+
+def _run(page: Overview) -> str:
+    if page.run is None:
+        return NOTHING
+    reached = f"round {page.reached.round if page.reached else 0} of {page.run.rounds}"
+    return f'{run_link(page.run.run)}<div class="quiet">{word(page.run.state)}, {reached}</div>'
+
+
+def build(board: Board, _: Address) -> None:
+    """Add the page's parts."""
+    context = board.context
+    find = partial(overview.page, context.db, context.fleet)
+    server_up = context.command("server up")
+    board.html(find, lambda page: summary(page, context.fleet))
+    with ui.element("div").classes("halves"):
+        board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")
+        board.html(find, lambda page: gained(page) if page.total or page.run else "")
+    board.table(find, CHANGES, lambda page: page.events, "Recent changes")

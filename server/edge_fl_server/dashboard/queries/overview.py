@@ -1,0 +1,139 @@
+"""The state of a fleet at a glance: what needs attention, what personalisation gains, what changed last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+
+from msgspec import Struct
+from sqlalchemy import func, select
+
+from edge_fl import metrics
+from edge_fl_server.dashboard.queries import log, releases, standing
+from edge_fl_server.dashboard.queries.log import Event
+from edge_fl_server.dashboard.queries.releases import HeadReports
+from edge_fl_server.registry import Database, rollouts, runs, servers
+from edge_fl_server.registry.records import RolloutRecord, RoundRecord, RunRecord
+from edge_fl_server.registry.servers import Presence
+from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.runs.statistics import Paired, is_enough, paired
+
+EVENTS = 8
+RUNS = 5  # newest runs, among which the last evaluated one is looked for
+BASELINES = (metrics.LOCAL_ONLY, metrics.GLOBAL_TEST, metrics.PERSONAL_BEFORE)
+MEASURING = ("evaluation", "personal")
+Measured = Mapping[str, Mapping[str, float]]
+"""Device -> metric -> value."""
+
+
+class Gain(Struct, frozen=True):
+    """The personal accuracy of full devices compared with a baseline on the same devices; means before and after."""
+
+    baseline: str
+    before: float
+    after: float
+    found: Paired
+
+
+class FullDevices(Struct, frozen=True):
+    """The mean personal accuracy of `n` full devices in the newest evaluated round of a run, and its gains over baselines."""
+
+    run: str
+    round: int
+    personal: float | None
+    n: int
+    gains: tuple[Gain, ...]
+
+
+class Overview(Struct, frozen=True):
+    """A fleet of `total` devices. `health` counts those that need attention by group, `alerts` those in alert by reason.
+
+    `served` is the release in service (0: none), which replaced `previous`; `heads` are the reports on it. `run` is the newest run,
+    `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
+    """
+
+    server: Presence
+    total: int
+    by_status: dict[str, int]
+    health: dict[str, int]
+    alerts: dict[str, int]
+    served: int
+    previous: int
+    head_devices: int
+    running: int
+    heads: HeadReports
+    full: FullDevices | None
+    run: RunRecord | None
+    reached: RoundRecord | None
+    rollout: RolloutRecord | None
+    events: tuple[Event, ...]
+    fleets: tuple[str, ...] = ()
+
+
+def page(db: Database, fleet: str) -> Overview:
+    """The overview of a fleet. Raises RunError when the registry does not respond."""
+    mine = devices.c.fleet == fleet
+    statuses = select(devices.c.status, func.count()).where(mine).group_by(devices.c.status)
+    whys = select(devices.c.why, func.count()).where(mine, standing.GROUPS["alert"]).group_by(devices.c.why)
+    with db.reading() as connection:
+        by_status = {row[0]: row[1] for row in connection.execute(statuses)}
+        alerts = {row[0]: row[1] for row in connection.execute(whys)}
+        others = () if by_status else tuple(connection.execute(select(devices.c.fleet).distinct()).scalars())
+    served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
+    moving = standing.on_release(db, fleet, served)
+    rounds = runs.rounds_of(db, known[0].run) if known else []
+    return Overview(
+        server=servers.presence(db, fleet),
+        total=sum(by_status.values()),
+        by_status=dict(sorted(by_status.items())),
+        health=standing.needing_attention(db, fleet),
+        alerts=alerts,
+        served=served,
+        previous=rollouts.previous_release(db, fleet, served),
+        head_devices=moving.running + moving.others,
+        running=moving.running,
+        heads=releases.head_reports(db, fleet).get(served, HeadReports()),
+        full=next((found for run in known if (found := _full_devices(db, run.run))), None),
+        run=known[0] if known else None,
+        reached=rounds[-1] if rounds else None,
+        rollout=rollouts.current(db, fleet),
+        events=log.newest(db, fleet, without=("round",), most=EVENTS),
+        fleets=others,
+    )
+
+
+def full_devices(run: str, round: int, measured: Measured) -> FullDevices:
+    """The personal accuracy of these devices, compared with each baseline that was measured on the devices that have both."""
+    final = _of(measured, metrics.PERSONAL_AFTER)
+    enough = final and is_enough(len(final), len(_of(measured, metrics.PERSONAL_BEFORE)))
+    best = metrics.PERSONAL_AFTER if enough else metrics.PERSONAL_BEFORE
+    personal = _of(measured, best)
+    found = []
+    for baseline in BASELINES:
+        other = _of(measured, baseline) if baseline != best else {}
+        if difference := paired(other, personal):
+            both = other.keys() & personal.keys()
+            before, after = (fmean(values[device] for device in both) for values in (other, personal))
+            found.append(Gain(baseline, before, after, difference))
+    accuracy = fmean(personal.values()) if personal else None
+    return FullDevices(run, round, accuracy, len(personal), tuple(found))
+
+
+def _of(measured: Measured, metric: str) -> dict[str, float]:
+    return {device: values[metric] for device, values in measured.items() if metric in values}
+
+
+def _full_devices(db: Database, run: str) -> FullDevices | None:
+    """The newest evaluated round of a run; None if no device has evaluated."""
+    report = reports.c
+    evaluated = (report.run == run) & report.kind.in_(MEASURING) & (report.error == "")
+    newest = select(func.max(report.round)).where(evaluated)
+    with db.reading() as connection:
+        round = connection.execute(newest).scalar()
+        if round is None:
+            return None
+        rows = select(report.device, report.metrics).where(evaluated, report.round == round)
+        measured: dict[str, dict[str, float]] = {}
+        for device, values in connection.execute(rows.order_by(report.received_at)):
+            measured.setdefault(device, {}).update(values)
+    return full_devices(run, round, measured)

@@ -1,0 +1,71 @@
+"""Whether a server is online, and since when: also one that ended without notice, or that another one replaced."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text, update
+
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry import Database, rollouts, servers
+from edge_fl_server.registry.servers import SILENT_S, Presence
+from edge_fl_server.registry.tables import servers as table
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Database:
+    return Database.open(tmp_path / "registry.sqlite")
+
+
+def test_a_server_is_online_from_its_begin_to_its_end(db: Database) -> None:
+    assert servers.presence(db, "main") == Presence(online=False, since="")
+    with Journal(db, "main") as journal:
+        assert not servers.presence(db, "main").online  # it does not hold the lease yet
+        journal.begin(1)
+        found = servers.presence(db, "main")
+        assert found.online and not servers.presence(db, "other").online
+        assert abs(datetime.now(UTC).timestamp() - datetime.fromisoformat(found.since).timestamp()) < 60
+    assert not servers.presence(db, "main").online and servers.presence(db, "main").since
+
+
+def test_a_server_that_ended_without_notice_is_offline_since_its_last_sign_of_life(db: Database) -> None:
+    servers.begin(db, "main", 1)
+    servers.beat(db, "main", 1)
+    with db.writing() as connection:
+        passed = int(SILENT_S) + 5
+        connection.execute(
+            update(table).values(since_s=table.c.since_s - 900, beat_s=table.c.beat_s - passed)
+        )
+    found = servers.presence(db, "main")
+    silent_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(found.since).timestamp()
+    assert not found.online and SILENT_S < silent_s < 300
+    servers.beat(db, "main", 1)
+    assert servers.presence(db, "main").online
+
+
+def test_a_replaced_server_does_not_end_its_successor(db: Database) -> None:
+    servers.begin(db, "main", 1)
+    servers.begin(db, "main", 2)
+    servers.end(db, "main", 1)
+    assert servers.presence(db, "main").online
+
+
+def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer_aborted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "old.sqlite"
+    old = Database.open(path)
+    for reason in ("replaced by release 3", "by hand"):
+        number = rollouts.begin(old, "main", 2)
+        record = rollouts.get(old, number)
+        assert record is not None
+        rollouts.advance(old, record, state="aborted", reason=reason)
+    with old.writing() as connection:
+        connection.execute(text("DROP TABLE servers"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
+    old.close()
+    db = Database.open(path)
+    assert [record.state for record in rollouts.listed(db, "main")] == ["aborted", "replaced"]
+    assert servers.presence(db, "main") == Presence()
