@@ -1,4 +1,4 @@
-"""`edge-fl release list | publish | rollout | pause | abort | rollback | export`."""
+"""`edge-fl release list | publish | rollout | pause | abort | rollback | export | sign`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(app: App) -> None:
         help="Releases of the extractor: publish, roll out in stages, pause, roll back, export, keys.",
     )
     release.command("list")(list_releases)
-    for command in (release_publish.publish, rollout, pause, abort, rollback, export):
+    for command in (release_publish.publish, rollout, pause, abort, rollback, export, sign):
         release.command()(command)
     release_keys.register(release)
 
@@ -142,6 +142,19 @@ def export(
         print(path)
     if keep is not None:
         website.keep(repository, folder if keep else None)
+
+
+def sign(
+    folder: Annotated[Path, typer.Argument(help="A folder of 'release export'.")],
+    key: Annotated[
+        Path, typer.Option("--key", help="EC private key in PEM; created if missing, with KEY.pub beside it.")
+    ],
+) -> None:
+    """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""
+    from edge_fl_server.release import website
+
+    for path in website.sign(folder, key):
+        print(path)
 
 
 @contextmanager
