@@ -147,7 +147,8 @@ def export(
 def sign(
     folder: Annotated[Path, typer.Argument(help="A folder of 'release export'.")],
     key: Annotated[
-        Path, typer.Option("--key", help="EC private key in PEM; created if missing, with KEY.pub beside it.")
+        Path,
+        typer.Option("--key", help="EC private key in PEM; created if missing, and its public key KEY.pub."),
     ],
 ) -> None:
     """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""
