@@ -15,7 +15,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu study clean
+.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ bench-gpu: venv ## benchmark of the vectorised engine on this machine's GPU
 
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
+
+dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a checkout; PREVIOUS=DIR: an earlier dossier)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dossier]'
+	$(BIN)/python -m tests.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
 	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

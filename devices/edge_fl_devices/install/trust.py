@@ -12,6 +12,7 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,14 @@ class Trust:
 
         `fetch(name)` returns a published file such as "timestamp.json", or raises KeyError if there is none.
         """
+        with self.refreshed(fetch) as updater:
+            names = list(self._trusted(Targets.type).targets)
+            targets = [updater.get_targetinfo(name) for name in names]
+        return [entry.read() for entry in listed(target.custom for target in targets if target)]
+
+    @contextmanager
+    def refreshed(self, fetch: Fetch) -> Iterator[Updater]:
+        """Refresh the trusted metadata and yield python-tuf's client for look-ups. Raises TrustError, also for errors of look-ups."""
         with reporting("release metadata"):
             self._metadata.mkdir(parents=True, exist_ok=True)
             fetcher = _Fetcher(fetch)
@@ -110,11 +119,9 @@ class Trust:
                 updater.refresh()
                 self._flush()
                 self._require_not_expired()
-                names = list(self._trusted(Targets.type).targets)
-                targets = [updater.get_targetinfo(name) for name in names]
+                yield updater
             except (RepositoryError, DownloadError) as error:
                 raise _as_trust_error(error, fetcher) from error
-        return [entry.read() for entry in listed(target.custom for target in targets if target)]
 
     def _updater(self, fetcher: _Fetcher) -> Updater:
         first = self._folder / "first.root.json"

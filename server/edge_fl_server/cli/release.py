@@ -1,4 +1,4 @@
-"""`edge-fl release list | publish | rollout | pause | abort | rollback | export`."""
+"""`edge-fl release list | publish | rollout | pause | abort | rollback | export | sign`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def register(app: App) -> None:
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
     release.add(export, "edge-fl release export public/releases --keep")
+    release.add(sign, "edge-fl release sign public/releases --key signing.pem")
     release_keys.register(release)
 
 
@@ -182,6 +183,24 @@ def export(
         print(path)
     if keep is not None:
         website.keep(repository, folder if keep else None)
+
+
+def sign(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'release export'.")],
+    key: Annotated[
+        Path,
+        typer.Option(
+            "--key",
+            metavar="FILE",
+            help="EC private key in PEM; created if missing, and its public key FILE.pub.",
+        ),
+    ],
+) -> None:
+    """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""
+    from edge_fl_server.release import website
+
+    for path in website.sign(folder, key):
+        print(path)
 
 
 @contextmanager

@@ -8,6 +8,9 @@ publication, the timestamp last, so that a concurrent reader gets either the old
 
 The repository stores the path of one such folder in its file `website`. Every publication from it updates that folder first: by a run, a
 roll-out, or a rollback from the command line without a server.
+
+For consumers that know OpenSSF Model Signing but not TUF, `sign` writes a second signature, targets/RELEASE/model.sig;
+devices do not use it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edge_fl.errors import ArtefactError, InputError
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from edge_fl.errors import ArtefactError, ConfigError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.release.manifest import paths
 from edge_fl_server.release.repository import File, Repository
+
+SIGNATURE = "model.sig"
 
 
 def export(repository: Repository, folder: Path) -> list[Path]:
@@ -48,9 +56,53 @@ def export(repository: Repository, folder: Path) -> list[Path]:
         new += _write(metadata, files)
         needed = {metadata / name for current, _ in files for name in (current, _previous(current))}
         for place in (*metadata.iterdir(), *(folder / "targets").glob("*/*")):
-            if place not in needed and place not in wanted:
+            signature = place.name == SIGNATURE and any(kept.parent == place.parent for kept in wanted)
+            if place not in needed and place not in wanted and not signature:
                 place.unlink()
     return new
+
+
+def sign(folder: Path, key: Path) -> list[Path]:
+    """Sign every release in an exported folder with OpenSSF Model Signing and an EC key -> the signatures.
+
+    A missing key is created (P-256), with its public key in KEY.pub. Raises ConfigError without the extra, InputError for another key
+    or a folder without releases.
+    """
+    try:
+        from model_signing import hashing, signing
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model-signing is not installed ({error.name}); expected edge-fl[signing]"
+        ) from error
+    releases = sorted(place for place in (folder / "targets").glob("*") if place.is_dir())
+    if not releases:
+        raise InputError(f"{folder}: no releases; expected a folder of 'edge-fl release export'")
+    with reporting(str(key)):
+        if not key.exists():
+            _create_key(key)
+    signed = []
+    for release in releases:
+        signature = release / SIGNATURE
+        hashed = hashing.Config().set_ignored_paths(paths=[signature], ignore_git_paths=False)
+        try:
+            config = signing.Config().use_elliptic_key_signer(private_key=key).set_hashing_config(hashed)
+        except (ValueError, AttributeError) as error:
+            raise InputError(
+                f"{key}: {error}; expected an EC private key in PEM without a password"
+            ) from error
+        with reporting(str(signature)):
+            config.sign(release, signature)
+        signed.append(signature)
+    return signed
+
+
+def _create_key(path: Path) -> None:
+    private = ec.generate_private_key(ec.SECP256R1())
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(path.with_name(f"{path.name}.pub"), public)
+    atomic.write(path, pem, private=True)
 
 
 def keep(repository: Repository, folder: Path | None) -> None:
