@@ -61,6 +61,9 @@ def topics_of(device: str) -> dict[str, str]:
         "dn/sum": FLEET.sum(device),
         "up/sum": FLEET.sum_reply(device),
         "up/sum chunk": FLEET.sum_chunk(device, "id", 0),
+        "dn/query": FLEET.query(device),
+        "up/query": FLEET.query_reply(device),
+        "up/query chunk": FLEET.query_chunk(device, "id", 0),
         "enroll/req": FLEET.enrol_request(device),
         "enroll/rsp": FLEET.enrol_response(device),
     }

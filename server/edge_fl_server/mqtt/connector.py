@@ -7,13 +7,14 @@ identity is not accepted: the broker would hide the fleet from it and disconnect
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire import identity
+from edge_fl.wire import identity, signatures
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 
@@ -61,3 +62,24 @@ def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Ser
         )
 
     return connect
+
+
+def operator_connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
+    """A function that connects a client which may write to devices. Raises ConfigError for an unusable identity."""
+    if (own := identity.certificate_in(folder)) and own.role in (
+        "server",
+        "reader",
+        "device",
+        "claim",
+        "worker",
+    ):
+        raise ConfigError(
+            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of the operator (runs/identities/operator): "
+            + ("it would disconnect the server" if own.role == "server" else "it may not write to devices")
+        )
+    return partial(MqttTransport, identity.endpoint(host, port, folder))
+
+
+def fleet_authorities(folder: Path | str | None) -> Authorities:
+    """The CAs that sign the certificates of the fleet's devices; none without a certificate in the folder. Raises ConfigError."""
+    return signatures.authorities(Path(folder)) if folder and identity.certificate_in(folder) else ()
