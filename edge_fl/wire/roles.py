@@ -27,7 +27,7 @@ class NotPermittedError(EdgeFLError):
 
 @dataclass(frozen=True)
 class Action:
-    """Who may do something, and which topics below the fleet's root it needs."""
+    """Who may do something, and which topics it needs: names of `edge_fl.wire.topics.FAMILIES`."""
 
     roles: frozenset[PersonRole]
     reads: tuple[str, ...] = ()
@@ -37,12 +37,12 @@ class Action:
 EVERYONE = frozenset(PERSON_ROLES)
 OPERATOR: frozenset[PersonRole] = frozenset({"operator"})
 RELEASER: frozenset[PersonRole] = frozenset({"releaser"})
-STATES = ("srv/#", "tuf/#", "d/+/dn/assignment", "d/+/up/state", "d/+/up/meta", "d/+/up/log")
+STATES = ("srv", "tuf", "assignment", "state", "meta", "log")
 
 ACTIONS: dict[str, Action] = {
     "view": Action(EVERYONE, reads=STATES),  # states and logs, not models, updates or certificate requests
     "audit": Action(OPERATOR | RELEASER),
-    "command": Action(OPERATOR, writes=("d/+/dn/cmd",)),
+    "command": Action(OPERATOR, writes=("cmd",)),
     "stop": Action(OPERATOR),
     "admit": Action(OPERATOR),
     "revoke": Action(OPERATOR),
@@ -52,7 +52,7 @@ ACTIONS: dict[str, Action] = {
     "resume": Action(RELEASER),
     "rollback": Action(RELEASER),
     # where no server is online, the command acts as the server
-    "publish": Action(RELEASER, reads=("#",), writes=("srv/#", "tuf/#", "art/#", "d/+/dn/#")),
+    "publish": Action(RELEASER, reads=("all",), writes=("srv", "tuf", "art", "down")),
     "token": Action(frozenset()),  # only the administrator
 }
 """Actions of people; the dashboard's have the names of its buttons."""

@@ -76,6 +76,19 @@ PREFIXES: dict[str, Role] = {
     **{f"{role}-": role for role in PERSON_ROLES},
 }
 """Beginnings of names that no device can have, and their roles."""
+FAMILIES = {
+    "all": "#",
+    "srv": "srv/#",
+    "tuf": "tuf/#",
+    "art": "art/#",
+    "down": "d/+/dn/#",
+    "assignment": "d/+/dn/assignment",
+    "cmd": "d/+/dn/cmd",
+    "state": "d/+/up/state",
+    "meta": "d/+/up/meta",
+    "log": "d/+/up/log",
+}
+"""Families of topics in the table of what people may do -> pattern."""
 
 
 @dataclass(frozen=True)
@@ -266,17 +279,12 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     for action in ACTIONS.values():
         people: list[Role] = ["admin", *(role for role in PERSON_ROLES if role in action.roles)]
         for role in people:
-            yield from ((role, "read", f"{root}/{pattern}") for pattern in action.reads)
-            yield from ((role, "write", f"{root}/{pattern}") for pattern in action.writes)
+            yield from ((role, "read", f"{root}/{FAMILIES[family]}") for family in action.reads)
+            yield from ((role, "write", f"{root}/{FAMILIES[family]}") for family in action.writes)
     for role in PERSON_ROLES:  # "deny": what the rules of a device would add
         yield role, "read", home_assistant("+", "#")
-        reads = {
-            pattern.partition("/")[0]
-            for each in ACTIONS.values()
-            if role in each.roles
-            for pattern in each.reads
-        }
-        for family in ("enroll", "d/%u", *(each for each in BROADCAST if not reads & {each, "#"})):
+        reads = {family for each in ACTIONS.values() if role in each.roles for family in each.reads}
+        for family in ("enroll", "d/%u", *(each for each in BROADCAST if not reads & {each, "all"})):
             yield role, "deny", f"{root}/{family}/#"
         yield role, "deny", home_assistant("%u", "#")
     yield "registrar", "readwrite", f"{root}/enroll/#"
