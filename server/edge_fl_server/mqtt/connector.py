@@ -14,12 +14,13 @@ from edge_fl.errors import ConfigError
 from edge_fl.wire import identity, signatures
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.roles import PERSON_ROLES, may
 from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 
 READER = "reader"
-SERVER_ROLES = ("server", "reader", "operator", "worker")
+SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 
 
 def denied(folder: Path | str) -> Path | None:
@@ -65,17 +66,10 @@ def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Ser
 
 
 def operator_connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
-    """A function that connects a client which may write to devices. Raises ConfigError for an unusable identity."""
-    if (own := identity.certificate_in(folder)) and own.role in (
-        "server",
-        "reader",
-        "device",
-        "claim",
-        "worker",
-    ):
+    """A function that connects a client which may query devices. Raises ConfigError for an identity that may not."""
+    if (own := identity.certificate_in(folder)) and not (own.role == "admin" or may([own.role], "diagnose")):
         raise ConfigError(
-            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of the operator (runs/identities/operator): "
-            + ("it would disconnect the server" if own.role == "server" else "it may not write to devices")
+            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of an operator (runs/identities/operator)"
         )
     return partial(MqttTransport, identity.endpoint(host, port, folder))
 
