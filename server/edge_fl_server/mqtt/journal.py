@@ -49,6 +49,7 @@ class Journal:
         self.db, self.fleet = db or Database.open(), fleet
         self._quarantine_after = quarantine_after
         self._denied = denied
+        self.on_removed: Callable[[str], None] = lambda device: None
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
@@ -90,7 +91,7 @@ class Journal:
         servers.begin(self.db, self.fleet, self._first)
 
     def blocked(self, device: str) -> str:
-        """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
+        """Why the reports of a device do not count: "removed", "quarantined", "revoked", or "" if they do."""
         return self._blocked.get(device, "")
 
     def record_device(self, record: DeviceRecord) -> None:
@@ -192,7 +193,10 @@ class Journal:
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
-            self._blocked = self._read_blocked()
+            before, self._blocked = self._blocked, self._read_blocked()
+            for device, why in self._blocked.items():
+                if why == "removed" and before.get(device) != why:
+                    self.on_removed(device)
         except EdgeFLError as error:
             log.warning("%s", error)
             with self._lock:
