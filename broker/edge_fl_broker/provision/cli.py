@@ -67,14 +67,22 @@ def enrol(
         int | None,
         typer.Option(metavar="N", min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
     ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="KEY=VALUE", help="A tag of these devices; may be repeated."),
+    ] = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
 ) -> None:
     """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked)."""
     from datetime import timedelta
 
+    from edge_fl.wire.tags import parse
     from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, Authority
 
+    given = dict(map(parse, tags or []))
+    if removed := [key for key, value in given.items() if not value]:
+        raise ConfigError(f"--tag {removed[0]}-: expected key=value; 'edge-fl fleet tag' removes tags")
     width = max(3, len(str(count - 1)))
     devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
     if not devices:
@@ -84,7 +92,7 @@ def enrol(
     authority = Authority.make(home)
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
-    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life)
+    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life, given)
     one, more = ("identity", "identities") if baked else ("claim", "claims")
     for issued in identities:
         print(issued.folder)

@@ -19,7 +19,10 @@ MAX_ISSUED = 1_000_000
 
 
 class Issued(Struct, frozen=True, omit_defaults=True):
-    """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed."""
+    """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed.
+
+    `tags` are those that the device was enrolled with.
+    """
 
     name: str
     serial: str
@@ -29,6 +32,7 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     device: str = ""
     token: str = ""
     key: str = ""
+    tags: dict[str, str] = {}
 
     @property
     def role(self) -> Role:

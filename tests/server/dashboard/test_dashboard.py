@@ -121,6 +121,13 @@ def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
     assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
 
 
+def test_a_selector_narrows_the_fleet_and_a_wrong_one_is_named(db: Database) -> None:
+    found = fleet.page(db, "main", FleetQuery(where="tier=full and status=lost"))
+    assert {(row.tier, row.status) for row in found.rows} == {("full", "lost")} and not found.wrong
+    wrong = fleet.page(db, "main", FleetQuery(where="tier=full and"))
+    assert wrong.matches == 0 and "position 14: ends" in fleet_page.note(wrong)
+
+
 def test_a_row_shows_the_newest_report(db: Database) -> None:
     row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
     report = device.page(db, "main", "pi-00004")
