@@ -30,13 +30,13 @@ class FleetQuery(Struct, frozen=True):
     """
 
     search: str = ""
-    where: str = ""
     only: str = ""
     status: str = ""
     tier: str = ""
     sort: str = ""
     down: bool = False
     page: int = 0
+    where: str = ""
 
 
 class FleetRow(Struct, frozen=True):
