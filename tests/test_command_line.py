@@ -102,7 +102,10 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
     }
     done = subprocess.run(EDGE_FL, capture_output=True, text=True, env=os.environ | variables, timeout=60)
     assert "list" in done.stdout and "admit" not in done.stdout
-    shown = subprocess.run([*EDGE_FL, "--show-completion", shell], capture_output=True, text=True, timeout=60)
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # otherwise it is the parent's
+    shown = subprocess.run(
+        [*EDGE_FL, "--show-completion", shell], capture_output=True, text=True, env=named, timeout=60
+    )
     assert shown.returncode == 0 and "_EDGE_FL_COMPLETE" in shown.stdout
 
 
