@@ -143,10 +143,21 @@ def test_closed_descriptors_are_no_error(closed: str) -> None:
 @pytest.mark.parametrize("after_s", [0.06, 0.1, 0.2, 0.5, 0.9])
 def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Path) -> None:
     command = [*EDGE_FL, "simulate", "--rounds", "100000", "--runs", str(tmp_path)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(after_s)
-    child.send_signal(signal.SIGINT)
-    _, error = child.communicate(timeout=60)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored by background jobs of a shell
+    ) as child:
+        try:
+            time.sleep(after_s)
+            child.send_signal(signal.SIGINT)
+            _, error = child.communicate(timeout=60)
+        finally:
+            child.kill()
     if error.endswith("edge-fl: interrupted\n"):
         assert child.returncode in SHELLS_130 and "Traceback" not in error
     else:  # Python itself was starting, or ending
