@@ -18,6 +18,5 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise InputError(f"{question} No terminal to ask on: expected --yes")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not typer.confirm(question, err=True):
         raise InputError("not confirmed")

@@ -59,6 +59,13 @@ def listed(db: Database, fleet: str) -> list[DeviceRecord]:
     return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
 
 
+def names(db: Database, fleet: str) -> list[str]:
+    """The names of all devices ever seen, ascending."""
+    with db.reading() as connection:
+        query = select(devices.c.device).where(devices.c.fleet == fleet).order_by(devices.c.device)
+        return list(connection.execute(query).scalars())
+
+
 def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
     """One device."""
     query = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
@@ -92,7 +99,7 @@ def rename(db: Database, fleet: str, old: str, new: str) -> None:
     """Give a device's state, tags, reports and requests another name, and mark the old one as removed; all in one transaction."""
     with db.writing() as connection:
         for table in metadata.sorted_tables:
-            if {"fleet", "device"} <= table.c.keys():
+            if {"fleet", "device"} <= set(table.c.keys()):
                 mine = (table.c.fleet == fleet) & (table.c.device == old)
                 connection.execute(update(table).where(mine).values(device=new))
         _write(connection, db, fleet, new, status=UNKNOWN, activity="idle", revoked=False)
