@@ -27,7 +27,7 @@ from edge_fl_server.selectors import fleet as selectors
 
 log = logging.getLogger(__name__)
 
-POLL_S = 5.0
+POLL_S = 2.0
 RETRY_S = (10.0, 300.0)  # pause after a failed delivery: the first, and the longest
 CLOSE_S = 5.0
 MAX_NAMES = 20
@@ -142,7 +142,7 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
             names = ", ".join(alert.subject for alert in found[:MAX_NAMES])
             more = f" and {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
             lines.append(f"{head}{len(found)}: {names}{more} ({found[0].subject}: {found[0].text})")
-    return f"edge-fl {fleet}: {', '.join(parts)}", "\n".join(lines)
+    return f"Fleet {fleet}: {', '.join(parts)}", "\n".join(lines)
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def test(
         if channel in ("", name):
             try:
                 Channel.open(name, url).send(
-                    f"edge-fl {fleet}: test", "This is a test of the channel.", good=True
+                    f"Fleet {fleet}: test", "This is a test of the channel.", good=True
                 )
                 print(name)
             except ConnectError as error:

@@ -13,6 +13,8 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.transport import Packet
 from edge_fl_broker.mosquitto import Mosquitto, free_port
 from edge_fl_server.alerts import watcher
 from edge_fl_server.alerts.channels import Channel
@@ -26,8 +28,8 @@ from tests.server.alerts.conftest import HookSink, MailSink
 
 RULES = {"quarantine": Rule("quarantine")}
 AT_ONCE = AlertSettings(rules=RULES, group_s=0, settle_s=0)
-RAISED = ("edge-fl main: 1 alert", "quarantine: pi-07: flooding")
-RESOLVED = ("edge-fl main: 1 resolved", "quarantine resolved: pi-07: flooding")
+RAISED = ("Fleet main: 1 alert", "quarantine: pi-07: flooding")
+RESOLVED = ("Fleet main: 1 resolved", "quarantine resolved: pi-07: flooding")
 
 
 def eventually(claim: Callable[[], object], deadline_s: float = 60.0) -> bool:
@@ -84,12 +86,12 @@ def test_a_killed_server_sends_no_alert_again(
     options = ["--port", str(own_mosquitto.endpoint.port), "--home", str(home)]
     options += ["--database", str(tmp_path / "server" / "registry.sqlite")]
     with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
-        first = children.start("first", "server", "up", *options)
         devices.quarantine(place.db, "main", "pi-07", "flooding")
+        first = children.start("first", "server", "up", *options)
         assert eventually(lambda: all(sinks)), lines
         os.kill(first.pid, signal.SIGKILL)
-        children.start("second", "server", "up", *options)
         devices.readmit(place.db, "main", "pi-07")
+        children.start("second", "server", "up", *options)
         assert eventually(lambda: all(len(received) > 1 for received in sinks)), lines
     assert [stripped(received) for received in sinks] == [[RAISED, RESOLVED]] * 2
 
@@ -113,6 +115,26 @@ def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_late
         back.shutdown()
 
 
+@pytest.mark.broker
+def test_an_alert_is_published_over_mqtt(place: Place, own_mosquitto: Mosquitto) -> None:
+    received: list[bytes] = []
+
+    def on_event(event: object) -> None:
+        if isinstance(event, Packet):
+            received.append(event.payload)
+
+    transport = MqttTransport(own_mosquitto.endpoint, "watcher", None, on_event)
+    transport.subscribe("alerts/main")
+    transport.drain(10)
+    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    Evaluator(place, AT_ONCE).look()
+    url = f"mqtt://127.0.0.1:{own_mosquitto.endpoint.port}/alerts/main"
+    Sender(place, AT_ONCE, Channel.open("mqtt", url)).send()
+    assert eventually(lambda: received, 20)
+    transport.close()
+    assert received[0].decode().splitlines() == list(RAISED)
+
+
 def test_alerts_of_many_devices_are_one_line_of_one_message(place: Place, hook: tuple[HookSink, str]) -> None:
     for number in range(25):
         devices.quarantine(place.db, "main", f"pi-{number:02}", "flooding")
@@ -122,7 +144,7 @@ def test_alerts_of_many_devices_are_one_line_of_one_message(place: Place, hook: 
     evaluator.look()
     sender.send()
     ((title, body),) = hook[0].received
-    assert title == "edge-fl main: 25 alerts"
+    assert title == "Fleet main: 25 alerts"
     assert body.startswith("quarantine: 25: pi-00, pi-01, ") and body.endswith(
         "pi-19 and 5 more (pi-00: flooding)"
     )
@@ -206,7 +228,7 @@ def test_alerts_are_listed_silenced_and_channels_tested_by_command(
     assert "no rule and no device of fleet 'main'" in capsys.readouterr().err
     assert run("silence", "drift", "--for", "soon") == 4
     assert run("test", "channel-0") == 0
-    assert capsys.readouterr().out == "channel-0\n" and hook[0].received[0][0] == "edge-fl main: test"
+    assert capsys.readouterr().out == "channel-0\n" and hook[0].received[0][0] == "Fleet main: test"
     assert run("test") == 2
     assert "channel-1: the test message was not accepted" in capsys.readouterr().err
     assert run("test", "chanel-1") == 4
