@@ -11,6 +11,7 @@ from edge_fl_server.cli import (
     lists,
     methods,
     new,
+    people,
     recipes,
     release,
     report,
@@ -34,4 +35,5 @@ def register(app: App) -> None:
     data.register(app)
     server.register(app)
     fleet.register(app)
+    people.register(app)
     release.register(app)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
+
 if TYPE_CHECKING:
     from edge_fl_server.mqtt.reader import ServerConnect
 
@@ -14,3 +16,19 @@ def connect_to(host: str, port: int | None, identity: Path | str | None) -> Serv
     from edge_fl_server.mqtt.connector import connector
 
     return connector(host, port or 0, identity)
+
+
+def acting_as(folder: Path | str | None) -> Person:
+    """Who runs a command with this identity: the name and role of its certificate, else the local user. Raises ConfigError.
+
+    The check of the role protects from mistakes: who can write the registry can change it without a command.
+    """
+    from edge_fl.wire import identity
+
+    certificate = identity.certificate_in(folder)
+    if certificate is None:
+        return local_person()
+    if certificate.role in ("admin", "server"):
+        return Person(certificate.name, ADMINISTRATOR)
+    roles = frozenset(role for role in PERSON_ROLES if role == certificate.role)
+    return Person(certificate.name, "certificate", roles)

@@ -10,7 +10,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.connection import acting_as, connect_to
 from edge_fl_server.cli.options import (
     HOME,
     DatabaseOption,
@@ -65,12 +65,14 @@ def admit(
     from edge_fl.errors import InputError, nearest
     from edge_fl_server.registry import Database, devices
     from edge_fl_server.registry.database import location
+    from edge_fl_server.registry.people import audit
 
     db = Database.existing(location(database, home))
     known = {record.device: record for record in devices.listed(db, fleet)}
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-    devices.readmit(db, fleet, device)
+    with audit.acting(db, fleet, acting_as(None), "admit", device):
+        devices.readmit(db, fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
     if known[device].revoked:
