@@ -47,6 +47,8 @@ ACTIONS: dict[str, Action] = {
     "audit": Action(OPERATOR | RELEASER),
     "command": Action(OPERATOR, writes=("cmd",)),
     "stop": Action(OPERATOR),
+    "tag": Action(OPERATOR),
+    "group": Action(OPERATOR),
     "admit": Action(OPERATOR),
     "revoke": Action(OPERATOR),
     "pause": Action(OPERATOR | RELEASER),

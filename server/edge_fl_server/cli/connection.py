@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 
 if TYPE_CHECKING:
     from edge_fl_server.mqtt.reader import ServerConnect
+    from edge_fl_server.registry import Database
 
 
 def connect_to(host: str, port: int | None, identity: Path | str | None) -> ServerConnect:
@@ -32,3 +35,15 @@ def acting_as(folder: Path | str | None) -> Person:
         return Person(certificate.name, ADMINISTRATOR)
     roles = frozenset(role for role in PERSON_ROLES if role == certificate.role)
     return Person(certificate.name, "certificate", roles)
+
+
+@contextmanager
+def acting(
+    db: Database, fleet: str, action: str, target: str, folder: Path | None = None
+) -> Iterator[Person]:
+    """Run the block as who runs the command, with a row in the audit log. Raises NotPermittedError."""
+    from edge_fl_server.registry.people import audit
+
+    person = acting_as(folder)
+    with audit.acting(db, fleet, person, action, target):
+        yield person

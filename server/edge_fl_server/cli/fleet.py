@@ -10,12 +10,8 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
-<<<<<<< HEAD
-from edge_fl_server.cli.connection import acting_as, connect_to
-=======
 from edge_fl_server.cli import fleet_tags
-from edge_fl_server.cli.connection import connect_to
->>>>>>> origin/main
+from edge_fl_server.cli.connection import acting, connect_to
 from edge_fl_server.cli.options import (
     HOME,
     DatabaseOption,
@@ -79,13 +75,12 @@ def admit(
     from edge_fl.errors import InputError, nearest
     from edge_fl_server.registry import Database, devices
     from edge_fl_server.registry.database import location
-    from edge_fl_server.registry.people import audit
 
     db = Database.existing(location(database, home))
     known = {record.device: record for record in devices.listed(db, fleet)}
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-    with audit.acting(db, fleet, acting_as(None), "admit", device):
+    with acting(db, fleet, "admit", device):
         devices.readmit(db, fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")

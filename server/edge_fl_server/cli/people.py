@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,9 @@ from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
-from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES, local_person
+from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
+from edge_fl_server.cli.connection import acting
+from edge_fl_server.cli.fleet_tags import registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def list_tokens(
 
     from edge_fl_server.registry.people import tokens
 
-    with _registry(database, home) as db:
+    with registry(database, home) as db:
         rows = [
             {
                 "name": token.name,
@@ -152,7 +154,7 @@ def audit(
         ) from error
     if start:
         start = (start if start.tzinfo else start.replace(tzinfo=UTC)).astimezone(UTC)
-    with _registry(database, home) as db:
+    with registry(database, home) as db:
         found = audit.listed(
             db, fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
         )
@@ -169,17 +171,5 @@ def _acting(
     action: str, target: str, fleet: str, database: str, home: Path
 ) -> Iterator[tuple[Database, str]]:
     """The registry, and who acts; the audit log has it."""
-    from edge_fl_server.registry.people import audit
-
-    person = local_person()
-    with _registry(database, home) as db, audit.acting(db, fleet, person, action, target):
+    with registry(database, home) as db, acting(db, fleet, action, target) as person:
         yield db, person.name
-
-
-@contextmanager
-def _registry(database: str, home: Path) -> Iterator[Database]:
-    from edge_fl_server.registry import Database
-    from edge_fl_server.registry.database import location
-
-    with closing(Database.existing(location(database, home))) as db:
-        yield db
