@@ -46,6 +46,7 @@ ACTIONS: dict[str, Action] = {
     "view": Action(EVERYONE, reads=STATES),  # states and logs, not models, updates or certificate requests
     "audit": Action(OPERATOR | RELEASER),
     "command": Action(OPERATOR, writes=("cmd",)),
+    "diagnose": Action(OPERATOR, reads=("answers",), writes=("query",)),
     "stop": Action(OPERATOR),
     "tag": Action(OPERATOR),
     "group": Action(OPERATOR),

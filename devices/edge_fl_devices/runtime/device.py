@@ -34,6 +34,8 @@ from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
+from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
+from edge_fl_devices.remote.log_file import note
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
@@ -53,6 +55,7 @@ class Device:
     worker: Worker
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
+    answer_query: AnswerQuery = decline
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -148,7 +151,7 @@ class Device:
             case MayFetch():
                 self._begin_download()
                 return
-            case SumAnswered():
+            case SumAnswered() | QueryAnswered():
                 self._send_answer(event)
                 return
             case Connected():
@@ -157,6 +160,7 @@ class Device:
                     self._carry_out(transfer.begin(self._now_s) if transfer.begun else ())
                 return
             case Disconnected(reason, final):
+                log.info("%s: connection lost: %s", self.name, reason)
                 self.denied = reason if final else ""
                 for transfer in self._fetches():
                     transfer.wake_s = math.inf  # time without a connection does not count
@@ -182,6 +186,9 @@ class Device:
                 if packet.payload and not packet.retain:
                     step = decode(packet.payload, SumStep)
                     self._scheduler.submit(self, partial(self._sums.answer, step))
+            elif address.kind == "query":
+                if packet.payload and not packet.retain:
+                    self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
             elif address.kind in MESSAGES:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
@@ -274,6 +281,7 @@ class Device:
             case effects.SpreadReconnects(over_s):
                 self._connection.spread(over_s)
             case effects.Publish(topic, message, retain, expiry_s):
+                note(self.name, message)
                 self._publish(Packet(topic, encode(message), retain, expiry_s=expiry_s))
             case effects.Send():
                 self._send(effect)
@@ -315,12 +323,12 @@ class Device:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
         return None if self.state.over_budget else self.worker.offer(request)
 
-    def _send_answer(self, answered: SumAnswered) -> None:
+    def _send_answer(self, answered: SumAnswered | QueryAnswered) -> None:
         try:
             for packet in answered.packets(self.state.topics, self.name):
                 self._publish(packet)
         except EdgeFLError as error:
-            log.warning("%s: secure sum: %s; dropping out", self.name, error)
+            log.warning("%s: %s was not sent: %s", self.name, type(answered).__name__, error)
 
     def _publish(self, packet: Packet) -> None:
         self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)

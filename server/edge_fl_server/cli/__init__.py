@@ -7,6 +7,7 @@ from edge_fl_server.cli import (
     compare,
     data,
     demo,
+    device,
     fleet,
     lists,
     methods,
@@ -36,4 +37,5 @@ def register(app: App) -> None:
     server.register(app)
     fleet.register(app)
     people.register(app)
+    device.register(app)
     release.register(app)
