@@ -1,0 +1,1 @@
+"""People who operate a fleet: their roles, and who runs a command."""
