@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_fl.people.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
+from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 
 if TYPE_CHECKING:
     from edge_fl_server.mqtt.reader import ServerConnect

@@ -13,7 +13,7 @@ from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
-from edge_fl.people.roles import PERSON_DAYS, PERSON_ROLES
+from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.fleet_tags import registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from edge_fl.people.roles import LOCAL_USER, Person
+from edge_fl.wire.roles import LOCAL_USER, Person
 
 COOKIE = "edge_fl_token"
 ACCESS = "edge_fl.access"

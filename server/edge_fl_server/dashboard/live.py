@@ -14,7 +14,7 @@ from typing import Any
 from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
-from edge_fl.people.roles import NotPermittedError
+from edge_fl.wire.roles import NotPermittedError
 from edge_fl_server.dashboard.actions import ACTIONS, Question
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart

@@ -31,7 +31,7 @@ from starlette.responses import RedirectResponse, Response
 
 from edge_fl import toml_tree
 from edge_fl.errors import ConfigError
-from edge_fl.people.roles import Person, PersonRole
+from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.dashboard.auth import Access, is_loopback, page
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import Request
 from nicegui import ui
 
-from edge_fl.people.roles import ACTIONS, LOCAL_USER, Person, may
+from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_server.dashboard.auth import ACCESS, LOGOUT
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.live import Address, Board

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from edge_fl.people.roles import ACTIONS, PERSON_ROLES
+from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 from edge_fl_server.dashboard import actions
 from edge_fl_server.dashboard.auth import ACCESS, Login
 from edge_fl_server.registry import Database, devices, rollouts

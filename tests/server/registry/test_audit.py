@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from edge_fl.cli import main
 from edge_fl.errors import InputError, RunError
-from edge_fl.people.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
+from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.cli.connection import acting_as
 from edge_fl_server.registry import Database, devices
@@ -40,8 +40,8 @@ def test_rows_are_only_added(database_url: str, verb: str, upgraded: bool) -> No
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS))
             config.attributes["connection"] = connection
-            command.stamp(config, "0004")
-            command.upgrade(config, "0005")
+            command.stamp(config, "0005")
+            command.upgrade(config, "0006")
             assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     with pytest.raises(InputError), audit.acting(db, "main", local_person(), "admit", "pi-1"):
         raise InputError("no device 'pi-1'")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from sqlalchemy import select
 
 from edge_fl.errors import MAX_REASON
-from edge_fl.people.roles import Person
+from edge_fl.wire.roles import Person
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import AuditRecord
 from edge_fl_server.registry.tables import audit

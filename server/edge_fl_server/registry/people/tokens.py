@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import select, update
 
 from edge_fl.errors import InputError
-from edge_fl.people.roles import Person, PersonRole
+from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import TokenRecord
 from edge_fl_server.registry.tables import tokens

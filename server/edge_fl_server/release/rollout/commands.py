@@ -18,8 +18,8 @@ from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
-from edge_fl.people.roles import Person, local_person
 from edge_fl.release.manifest import Manifest
+from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
@@ -46,7 +46,7 @@ POLL_S = 0.2
 NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
 STEERING = {"paused": "pause", "running": "resume", "aborted": "abort", "rolled_back": "rollback"}
-"""Desired state -> action, as in `edge_fl.people.roles`."""
+"""Desired state -> action, as in `edge_fl.wire.roles`."""
 Request = Callable[[], int]
 """Writes a desired state into the registry -> the number of the roll-out."""
 COLUMNS: Columns = {

@@ -7,8 +7,8 @@ from alembic import op
 
 from edge_fl_server.registry.tables import APPEND_ONLY
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 
 
 def upgrade() -> None:

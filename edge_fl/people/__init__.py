@@ -1,1 +1,0 @@
-"""People who operate a fleet: their roles, and who runs a command."""
