@@ -13,6 +13,7 @@ from edge_fl_server.cli import (
     lists,
     methods,
     new,
+    people,
     recipes,
     release,
     report,
@@ -37,5 +38,6 @@ def register(app: App) -> None:
     server.register(app)
     fleet.register(app)
     fleet_members.register(app)
+    people.register(app)
     device.register(app)
     release.register(app)

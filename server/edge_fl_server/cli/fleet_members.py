@@ -15,6 +15,7 @@ from edge_fl.cli import App
 from edge_fl.console.confirm import YesOption, confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError, RunError, nearest
+from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def decommission(
                 f"Decommission {device} (last seen {known.seen_at[:10] or 'never'})? Its certificate is revoked for good.",
                 yes,
             )
-        _revoke(device, identities)  # first: repeating the command after an interruption completes it
-        devices.remove(db, fleet, device, known.removed or "decommissioned")
+        with acting(db, fleet, "revoke", f"{device}, decommissioned"):
+            _revoke(device, identities)  # first: repeating the command after an interruption completes it
+            devices.remove(db, fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
     print_status("to erase the device itself, on it: edge-fl device reset --identity (or device uninstall)")
 
@@ -95,9 +97,10 @@ def rename(
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
             _edge_fl("fleet", "enrol", new, "--home", str(identities))
-        if not done:
-            devices.rename(db, fleet, old, new)
-        _revoke(old, identities)
+        with acting(db, fleet, "revoke", f"{old}, renamed to {new}"):
+            if not done:
+                devices.rename(db, fleet, old, new)
+            _revoke(old, identities)
     print_status(f"{old}: renamed to {new}, with its reports and requests; {SERVER_CLEARS}")
     if _has_authority(identities):
         print_status(
