@@ -113,6 +113,26 @@ class Echo(Struct, frozen=True):
     id: Id
 
 
+class AgentUpdate(Struct, frozen=True):
+    """dn/agent, retained: the agent release `number` that a device should run (0: that of its installation), requested under `id`."""
+
+    id: Id
+    number: Count
+
+
+class UpdateStatus(Struct, frozen=True):
+    """Part of a capability: the agent release `number` that runs (0: the installation), and how far the update `id` got.
+
+    `state`: "idle", "declined" or "postponed" by the owner, "fetching", "installing", "testing", "trial", "done" or "failed"; `why`: the
+    failure word, or what it waits for.
+    """
+
+    number: Count = 0
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,64}\Z")] = ""
+    state: Name = "idle"
+    why: Text = ""
+
+
 class DeviceState(Struct, frozen=True):
     """up/state, retained, also the device's will (status "lost", same `boot`). `sequence` counts the messages of a boot."""
 
@@ -128,6 +148,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
+    `update`: how its agent is updated; None if it cannot be.
     """
 
     tier: TierName
@@ -144,6 +165,7 @@ class Capability(Struct, frozen=True):
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    update: UpdateStatus | None = None
 
 
 class Report(Struct, frozen=True):
@@ -274,6 +296,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "assignment": Assignment,
     "cmd": Command,
     "ack": Ack,
+    "agent": AgentUpdate,
     "echo": Echo,
     "state": DeviceState,
     "meta": Capability,

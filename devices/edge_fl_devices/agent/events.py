@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
-from edge_fl.wire.messages import Capability, Report
+from edge_fl.wire.messages import Capability, Report, UpdateStatus
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
 
@@ -101,6 +101,12 @@ class Drifted(AgentEvent, frozen=True):
     """The features differ from those the head was fitted on, by `score` standard deviations; 0 ends the drift."""
 
     score: float
+
+
+class UpdateChanged(AgentEvent, frozen=True):
+    """An update of the agent's own software got further."""
+
+    status: UpdateStatus
 
 
 class StopRequested(AgentEvent, frozen=True):

@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from edge_fl.wire.blob import Assembly, digest, split
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
+from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl_devices.agent import effects, events, outbox, state
 from edge_fl_devices.agent.outbox import Outbox
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
@@ -47,6 +48,7 @@ class Device:
 
     identity: the folder with its certificate. reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`.
     acknowledged: acknowledgements by status. denied: why the broker denies access, or "". planned_s: the runner's next tick.
+    listen: called with all events of the connection.
     """
 
     state: AgentState
@@ -58,6 +60,7 @@ class Device:
     acknowledged: Counter[str] = field(default_factory=Counter)
     denied: str = ""
     planned_s: float = math.inf
+    listen: Callable[[TransportEvent], None] = lambda event: None
     crashed: bool = False
     _scheduler: Scheduler = field(init=False)
     _transport: Transport | None = None
@@ -140,6 +143,8 @@ class Device:
             if isinstance(event, MayFetch):
                 self._scheduler.end_fetch()
             return
+        if isinstance(event, TransportEvent):
+            self.listen(event)
         match event:
             case Packet():
                 self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
@@ -154,7 +159,7 @@ class Device:
             case Connected():
                 self._step(event)
                 for transfer in self._fetches():
-                    self._carry_out(transfer.begin(self._now_s) if transfer.begun else ())
+                    self.carry_out(transfer.begin(self._now_s) if transfer.begun else ())
                 return
             case Disconnected(reason, final):
                 self.denied = reason if final else ""
@@ -169,7 +174,7 @@ class Device:
 
     def _step(self, event: events.Event) -> None:
         self.state, requested = step(self.state, event, self._now_s)
-        self._carry_out(requested)
+        self.carry_out(requested)
 
     def _receive(self, packet: Packet) -> None:
         try:
@@ -220,14 +225,14 @@ class Device:
             self._advance_download(download.chunk(int(index), payload, self._now_s))
 
     def _advance_download(self, requested: Iterable[effects.Effect]) -> None:
-        self._carry_out(requested)
+        self.carry_out(requested)
         if (download := self._download) and download.outcome:
             self._end_download(download)
             self._step(download.outcome)
 
     def _cancel_download(self) -> None:
         if download := self._download:
-            self._carry_out(download.cancel() if download.begun else ())
+            self.carry_out(download.cancel() if download.begun else ())
             self._end_download(download)
 
     def _end_download(self, download: Download) -> None:
@@ -237,7 +242,7 @@ class Device:
 
     def _fetch_metadata(self, release: int) -> None:
         self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
-        self._carry_out(self._metadata_fetch.begin(self._now_s))
+        self.carry_out(self._metadata_fetch.begin(self._now_s))
 
     def _receive_metadata(self, file: str, payload: bytes) -> None:
         if self._metadata_fetch:
@@ -247,7 +252,7 @@ class Device:
             self._step(events.MetadataChanged())
 
     def _advance_metadata(self, metadata_fetch: MetadataFetch) -> None:
-        self._carry_out(metadata_fetch.tick(self._now_s))
+        self.carry_out(metadata_fetch.tick(self._now_s))
         if metadata_fetch.outcome is None:
             return
         self._metadata_fetch = None
@@ -258,7 +263,8 @@ class Device:
 
     # effects
 
-    def _carry_out(self, requested: Iterable[effects.Effect]) -> None:
+    def carry_out(self, requested: Iterable[effects.Effect]) -> None:
+        """Carry out effects; those of publishing and subscribing in any thread."""
         for effect in requested:
             try:
                 self._carry_out_one(effect)

@@ -32,6 +32,7 @@ from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.monitor import DeviceMonitor, inspector
 from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.runtime.updating import updating
 from edge_fl_devices.storage.slots import Installed
 from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.head import HeadWorker
@@ -49,8 +50,8 @@ def run_device(
     full_worker: Callable[[], MakeWorker],
     progress: Progress,
     tick: Callable[[], None] = lambda: None,
-) -> None:
-    """Run the device until `runner` is stopped.
+) -> int:
+    """Run the device until `runner` is stopped -> the exit code: RESTART if another version of the agent should start.
 
     children: a pool that computes features. full_worker: called only for the full tier, because it imports torch. progress: shows
     status lines and downloads. tick: called periodically, for the renewal of the certificate.
@@ -81,37 +82,39 @@ def run_device(
             data_problem=data_problem,
             identity=certificate.folder if certificate else None,
         )
-        progress.print(
-            f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
-        )
-        runner.add(agent, connect)
-        threading.Thread(target=_wait_connected, args=(agent, progress.print), daemon=True).start()
-        status = _StatusDisplay(agent, progress)
-
-        def done() -> bool:
-            tick()
-            status.update()
-            return bool(agent.denied)
-
-        stopped = threading.Event()
-        if config.watch_s:
-            monitor = DeviceMonitor(
-                config,
-                agent,
-                partial(runner.deliver, agent),
-                Meter(store.folder, lambda: agent.totals["wire_bytes"], watts=config.budget.watts),
-                inspect=inspector(config, agent, loader),
+        with updating(config, agent, runner, worker.trust) as update:
+            progress.print(
+                f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
             )
-            threading.Thread(target=monitor.run, args=(stopped,), daemon=True).start()
-        try:
-            runner.run(done=done)
-        finally:
-            stopped.set()
+            runner.add(agent, connect)
+            threading.Thread(target=_wait_connected, args=(agent, progress.print), daemon=True).start()
+            status = _StatusDisplay(agent, progress)
+
+            def done() -> bool:
+                tick()
+                status.update()
+                return bool(agent.denied)
+
+            stopped = threading.Event()
+            if config.watch_s:
+                monitor = DeviceMonitor(
+                    config,
+                    agent,
+                    partial(runner.deliver, agent),
+                    Meter(store.folder, lambda: agent.totals["wire_bytes"], watts=config.budget.watts),
+                    inspect=inspector(config, agent, loader),
+                )
+                threading.Thread(target=monitor.run, args=(stopped,), daemon=True).start()
+            try:
+                runner.run(done=done)
+            finally:
+                stopped.set()
     if agent.denied:
         raise ConnectError(
             f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",
             consequence="stopped",
         )
+    return update.exit_code
 
 
 def measure(

@@ -4,6 +4,9 @@ HOME/state.json names the environment to start. A new one is on trial: it is sta
 agent does once it is connected and serves), the environment before returns: after three starts that end early, after `trial_s`, or when its
 memory exceeds `memory_mb`. A confirmed environment that ends three times in a row before its agent runs gives way as well, in the end
 to FACTORY, the environment of the installation, which no update changes. Whatever is wrong with HOME, FACTORY starts.
+
+Under systemd a confirmed environment replaces this process, which saves memory; otherwise the launcher stays its parent. An agent
+that exits with RESTART has switched to another environment, which starts then.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ MAX_STARTS = 3
 POLL_S = 0.2
 STOP_S = 10.0
 RETRY_S = 1.0
+RESTART = 75
 State = dict[str, Any]
 
 
@@ -67,7 +71,6 @@ def returned(state: State, why: str) -> State:
         "previous": "",
         "pending": False,
         "starts": 0,
-        "blocked": {**(state.get("blocked") or {}), failed: why},
         "last": last,
     }
 
@@ -88,8 +91,8 @@ def next_start(home: Path, factory: Path) -> tuple[Path, bool]:
     return factory / "bin" / "python", False
 
 
-def run_trial(command: list[str], home: Path, factory: Path) -> int | None:
-    """Run an environment on trial until it ends -> its exit code if it was confirmed, None if it was not."""
+def run_child(command: list[str], home: Path, factory: Path) -> int | None:
+    """Run an environment until it ends -> its exit code; None if it was on trial and was not confirmed."""
     child: subprocess.Popen[bytes] | None = None
     stopped = False
 
@@ -154,18 +157,20 @@ def main(arguments: list[str]) -> int:
     os.environ |= {"EDGE_FL_UPDATES": str(home), "EDGE_FL_FACTORY": str(factory)}
     while True:
         python, trial = next_start(home, factory)
-        command = [str(python), "-P", "-m", "edge_fl", *arguments[2:]]
+        command = [str(python), "-I", "-m", "edge_fl", *arguments[2:]]
         try:
-            if not trial:
+            if not trial and "NOTIFY_SOCKET" in os.environ:
                 os.execv(python, command)
-            if (code := run_trial(command, home, factory)) is not None:
-                return code  # systemd starts it again
+            code = run_child(command, home, factory)
+            if code not in (None, RESTART):
+                return int(code or 0)
         except OSError as error:
             tell(f"{python}: {error.strerror}")
             if python == factory / "bin" / "python":
                 return 1
             continue
-        time.sleep(RETRY_S)
+        if code is None:
+            time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def board(tmp_path: Path) -> Board:
 
 def test_without_an_update_the_factory_environment_starts_with_the_arguments(board: Board) -> None:
     assert board.start() == ["factory"]
-    assert board.log.read_text() == "factory -P -m edge_fl device run\n"
+    assert board.log.read_text() == "factory -I -m edge_fl device run\n"
 
 
 def test_a_confirmed_update_starts_from_then_on(board: Board) -> None:
