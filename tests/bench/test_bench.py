@@ -92,7 +92,13 @@ def test_the_table_names_the_machine_and_every_figure() -> None:
 def test_the_report_is_written_as_json_text_and_plot(tmp_path: Path) -> None:
     report = Report(MACHINE, [figure(), figure(difference=1.0)])
     cli.save(report, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"bench.json", "bench.txt", "bench.pdf", "bench.svg", "bench.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "bench.json",
+        "bench.txt",
+        "bench.pdf",
+        "bench.svg",
+        "bench.png",
+    }
     assert msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report) == report
     assert plot.save(Report(MACHINE, [figure(difference=1.0)]), tmp_path) == [], "nothing to compare"
 

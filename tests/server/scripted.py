@@ -213,6 +213,7 @@ class ScriptedHead:
     folder: Path
     after: float = 0.75
     silent: bool = False  # sends no reports
+    error: str = ""  # of every report
     delay_s: float = 0.0  # before a report
     boot: str = "h1"
     served: list[int] = field(default_factory=list)
@@ -271,7 +272,8 @@ class ScriptedHead:
             kind="head",
             boot=self.boot,
             samples=9,
-            metrics=found,
+            metrics={} if self.error else found,
+            error=self.error,
             release=assignment.release,
             extractor=extractor,
             head="svm",

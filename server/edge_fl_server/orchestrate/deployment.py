@@ -229,6 +229,8 @@ class Deployment(RunHooks):
                 self._progress.print(f"waiting for heads on release {rollout.current.release}")
             self._finish_rollout(rollout)
         missing = rollout.wait(limits.heads, limits.wait_s)
+        if announce:
+            self._print_rollout(rollout)
         if missing:
             count = "1 device" if len(missing) == 1 else f"{len(missing)} devices"
             self._progress.print(
@@ -237,12 +239,13 @@ class Deployment(RunHooks):
 
     def _finish_rollout(self, rollout: RolloutCoordinator) -> None:
         """Wait until a roll-out in stages has ended or paused."""
+        if (stages := rollout.stages) and stages.gated:
+            rollout.rest(len(stages.shares) * stages.plan.stage_wait_s)
+
+    def _print_rollout(self, rollout: RolloutCoordinator) -> None:
+        """Print where and why a roll-out has paused or ended early."""
         stages = rollout.stages
-        if stages is None or not stages.gated:
-            return
-        rollout.rest(len(stages.shares) * stages.plan.stage_wait_s)
-        stages = rollout.stages or stages
-        if stages.state != "completed":
+        if stages and stages.state != "completed" and (stages.gated or stages.state != "running"):
             where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
             self._progress.print(
                 f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'"

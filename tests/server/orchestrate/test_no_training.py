@@ -81,6 +81,13 @@ def test_a_present_device_is_waited_for_though_enough_have_reported(stage, none_
     assert "did not report" not in capsys.readouterr().err
 
 
+def test_a_release_that_failed_on_all_devices_is_paused_and_named(stage, none_request, tmp_path, capsys):
+    stage.head("h1", tmp_path, error="worse"), stage.head("h2", tmp_path, error="canary_failed")
+    finished(none_request)
+    expected = "release 1: paused in stage 1 of 1 (stage 1: 0 of 2 devices succeeded, 0 did not report)"
+    assert expected in capsys.readouterr().err
+
+
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
     stage.device("d1"), stage.head("h1", tmp_path, after=1.0)
     finished(none_request)

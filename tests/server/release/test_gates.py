@@ -271,12 +271,24 @@ def test_absent_devices_do_not_delay_a_stage_and_an_empty_stage_is_passed() -> N
     assert (at.state, at.stage) == ("completed", 2)
 
 
-def test_a_single_stage_is_a_roll_out_without_gates() -> None:
+@pytest.mark.parametrize(
+    ("errors", "state"),
+    [
+        (["canary_failed"] * 9 + [""], "completed"),
+        (["canary_failed"] * 9 + ["no_data"], "paused"),
+        (["no_data"] * 10, "completed"),
+    ],
+)
+def test_a_single_stage_has_no_gates_and_pauses_if_the_release_succeeded_nowhere(
+    errors: list[str], state: str
+) -> None:
     at = Stages(1, RolloutConfig())
     assert all(at.admits(device) for device in DEVICES)
-    for device in DEVICES[:10]:
-        at = with_outcome(at, device, Outcome("canary_failed"))
-    assert advanced(at, DEVICES[:10], 0.0).state == "completed"
+    for device, error in zip(DEVICES, errors, strict=False):
+        at = with_outcome(at, device, Outcome(error))
+    at = advanced(at, DEVICES[:10], 0.0)
+    assert at.state == state
+    assert all(at.admits(device) for device in DEVICES)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from edge_fl_server.release.rollout.gates import Evidence, Outcome
 ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
 CAREFUL_FROM = 20  # devices
+NO_DATA = "no_data"  # the error of a device without labelled pictures
 MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
 
 
@@ -100,7 +101,10 @@ def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
 
 
 def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stages:
-    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time."""
+    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time.
+
+    A release in a single stage pauses only if it failed on devices and succeeded on none; devices without pictures do not count.
+    """
     if stages.state != "running":
         return stages
     members = [device for device in present if stages.admits(device)]
@@ -110,7 +114,8 @@ def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stage
     outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
     succeeded = sum(not outcome.failed for outcome in outcomes)
     summary = f"{succeeded} of {len(members)} devices succeeded"
-    if stages.gated and succeeded < stages.plan.success * len(members):
+    failed = any(outcome.failed not in ("", NO_DATA) for outcome in outcomes)
+    if succeeded < stages.plan.success * len(members) if stages.gated else failed and not succeeded:
         reason = f"stage {stages.stage + 1}: {summary}, {len(missing)} did not report"
         return replace(stages, state="paused", reason=reason)
     if stages.stage + 1 < len(stages.shares):

@@ -67,8 +67,8 @@ class StoredRollout:
 
     @property
     def moving(self) -> bool:
-        """Whether a roll-out in stages is running."""
-        return self.stages is not None and self.stages.gated and self.stages.state == "running"
+        """Whether the roll-out is running."""
+        return self.stages is not None and self.stages.state == "running"
 
     def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
         """Start the roll-out of a new release to a fleet of these devices; it replaces a running one."""
