@@ -40,7 +40,7 @@ def needed(
     Raises ArtefactError: "wrong_platform" without a wheel of edge-fl for this Python and machine, "unsatisfied" if a package would
     lack a dependency.
     """
-    known = {canonicalize_name(name): package for name, package in factory.items()}
+    known: dict[str, Distribution] = {canonicalize_name(name): package for name, package in factory.items()}
     chosen: dict[str, tuple[Version, AgentWheel]] = {}
     for wheel in release.wheels:
         try:
