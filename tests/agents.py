@@ -80,8 +80,8 @@ def rewritten(folder: Path, name: str, payload: bytes, version: str, patches: Pa
     return target
 
 
-def factory(folder: Path, version: str = __version__, hook: str = "") -> Path:
-    """Install this source tree's wheel; `hook` is code that runs at every start of its Python, also of environments on top of it."""
+def factory(folder: Path, built: Path | None = None, hook: str = "") -> Path:
+    """Install a wheel (this source tree's); `hook` is code that runs at every start of its Python, also of environments on top of it."""
     behind = folder / "behind"
     python = environment.python(behind)
     python.parent.mkdir(parents=True)
@@ -89,9 +89,8 @@ def factory(folder: Path, version: str = __version__, hook: str = "") -> Path:
     purelib.mkdir(parents=True)
     (purelib / "python.pth").write_text(sysconfig.get_path("purelib") + "\n")
     home = folder / "factory"
-    wheels = home / environment.WHEELS
-    built = wheel(wheels, version)
-    environment.build(home, behind, [built])
+    (home / environment.WHEELS).mkdir(parents=True)
+    environment.build(home, behind, [built or wheel(home / environment.WHEELS)])
     if hook:
         (purelib / "hook.py").write_text(hook)
         (purelib / "hook.pth").write_text("import hook\n")
@@ -100,14 +99,14 @@ def factory(folder: Path, version: str = __version__, hook: str = "") -> Path:
 
 @dataclass
 class Board:
-    """One board; its settings are `settings` and those of tests."""
+    """One board; `update`: settings of updates, None for a version that does not know them."""
 
     folder: Path
     factory: Path
     name: str
     port: int
     data: Path
-    settings: dict[str, Any] = field(default_factory=dict)
+    update: dict[str, Any] | None = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
 
@@ -126,8 +125,7 @@ class Board:
     def start(self) -> subprocess.Popen[bytes]:
         """Start as systemd does."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        update = {"confirm_s": 1.0, "trial_s": 60.0, **self.settings.pop("update", {})}
-        self.settings["update"] = update
+        update = {"confirm_s": 1.0, "trial_s": 60.0, **self.update} if self.update is not None else {}
         lines = [
             f'id = "{self.name}"',
             f'data = "{self.data}"',
@@ -135,7 +133,8 @@ class Board:
             'tier = "head"',
             'head = "nearest"',
         ]
-        lines += ["watch_s = 0", "[broker]", f"port = {self.port}", 'fleet = "agents"', "[update]"]
+        lines += ["watch_s = 0", "[broker]", f"port = {self.port}", 'fleet = "agents"']
+        lines += ["[update]"] if update else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in update.items()]
         config = self.folder / "config.toml"
         config.write_text("\n".join(lines) + "\n")
@@ -180,3 +179,27 @@ def eventually(claim: Callable[[], object], what: str = "", deadline_s: float = 
 
 def endpoint(port: int) -> Endpoint:
     return Endpoint("127.0.0.1", port)
+
+
+def earlier(folder: Path, commit: str) -> Path | None:
+    """Write the wheel of an earlier commit as version 0.0.9; None where the history is not available."""
+    root = Path(__file__).parents[1]
+    sources = ["edge_fl", "broker/edge_fl_broker", "devices/edge_fl_devices", "server/edge_fl_server"]
+    command = ["git", "-C", str(root), "archive", "--format=zip", commit, *sources]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    name, current = edge_fl_wheel.pack()
+    files = {}
+    with zipfile.ZipFile(io.BytesIO(current)) as archive:
+        files |= {path: archive.read(path) for path in archive.namelist() if path.startswith("edge_fl-")}
+    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
+        for path in archive.namelist():
+            if not path.endswith("/"):
+                files[path[path.index("edge_fl") :]] = archive.read(path)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    return rewritten(folder, name, buffer.getvalue(), "0.0.9")

@@ -5,8 +5,9 @@ agent does once it is connected and serves), the environment before returns: aft
 memory exceeds `memory_mb`. A confirmed environment that ends three times in a row before its agent runs gives way as well, in the end
 to FACTORY, the environment of the installation, which no update changes. Whatever is wrong with HOME, FACTORY starts.
 
-Under systemd a confirmed environment replaces this process, which saves memory; otherwise the launcher stays its parent. An agent
-that exits with RESTART has switched to another environment, which starts then.
+Under systemd a confirmed environment replaces this process, which saves memory, and systemd starts the launcher again after each end.
+Otherwise the launcher stays the parent: after a failed trial, and when an agent exits with RESTART because it has switched to another
+environment, it starts what the state names then.
 """
 
 from __future__ import annotations
@@ -122,10 +123,6 @@ def run_child(command: list[str], home: Path, factory: Path) -> int | None:
             child.wait()
         else:
             time.sleep(POLL_S)
-    if stopped and (state := read(home, factory)).get("pending"):
-        write(
-            home, {**state, "starts": max(0, state.get("starts", 1) - 1)}
-        )  # an orderly stop is no failed start
     if stopped:
         sys.exit(0)
     unconfirmed = why or read(home, factory).get("pending")
@@ -154,16 +151,17 @@ def memory_mb(pid: int) -> int:
 def main(arguments: list[str]) -> int:
     """Start what the state names; return only after an environment on trial has ended."""
     home, factory = Path(arguments[0]), Path(arguments[1])
+    systemd = "NOTIFY_SOCKET" in os.environ
     os.environ |= {"EDGE_FL_UPDATES": str(home), "EDGE_FL_FACTORY": str(factory)}
     while True:
         python, trial = next_start(home, factory)
         command = [str(python), "-I", "-m", "edge_fl", *arguments[2:]]
         try:
-            if not trial and "NOTIFY_SOCKET" in os.environ:
+            if systemd and not trial:
                 os.execv(python, command)
             code = run_child(command, home, factory)
-            if code not in (None, RESTART):
-                return int(code or 0)
+            if systemd or code not in (None, RESTART):
+                return RESTART if code is None else code
         except OSError as error:
             tell(f"{python}: {error.strerror}")
             if python == factory / "bin" / "python":

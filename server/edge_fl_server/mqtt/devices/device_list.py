@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.messages import MESSAGES, ServerState
+from edge_fl.wire.messages import MESSAGES, ServerState, UpdateStatus
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold
@@ -29,6 +29,8 @@ COLUMNS: Columns = {
     "head": "head",
     "samples": Column("samples", rank=4),
     "release": "release",
+    "agent": Column("agent", rank=2),
+    "agent_update": Column("agent update", prose=True, rank=3),
     "machine": Column("machine", rank=5),
     "activity": Column("activity", rank=2),
     "why": "why",
@@ -71,6 +73,11 @@ def devices(
     return DeviceList(online, [_row(device, registered.get(id)) for id, device in sorted(known.items())])
 
 
+def _update(status: UpdateStatus | None) -> str:
+    """How far the last update of the agent got; "" where its installation is not updated."""
+    return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
+
+
 def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
@@ -82,6 +89,8 @@ def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
         "head": capability.head if capability else "",
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
+        "agent": capability.agent if capability else "",
+        "agent_update": _update(capability.update) if capability else "",
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",

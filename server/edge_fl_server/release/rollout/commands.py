@@ -27,7 +27,7 @@ from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
-from edge_fl_server.release import agents
+from edge_fl_server.release.agents import signing
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
     Description,
@@ -154,7 +154,7 @@ class ReleaseCommands:
         """The kept agent releases, newest first, each with the state of its last roll-out."""
         records = rollouts.listed(self.db, self.fleet, "agent")
         rows = []
-        for release in reversed(agents.listed(self.repository)):
+        for release in reversed(signing.listed(self.repository)):
             record = next((record for record in records if record.release == release.number), None)
             rows.append(
                 {
@@ -173,12 +173,12 @@ class ReleaseCommands:
         """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
         if targets and all(target.endswith(".whl") for target in targets):
             repository = Repository(self.home / self.fleet)
-            release = agents.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
+            release = signing.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
                 return partial(self._steer, unfinished.number, "running")
-            release = _kept_agent(agents.listed(self.repository), targets)
+            release = _kept_agent(signing.listed(self.repository), targets)
         return partial(request, self.db, self.fleet, release.number, plan, "agent")
 
     def roll_back(self, release: int | None) -> Request:

@@ -32,11 +32,12 @@ from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
-from edge_fl_server.release import agents, export
+from edge_fl_server.release import export
+from edge_fl_server.release.agents import signing
+from edge_fl_server.release.agents.rollout import AgentRollout
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.gates import outcome_of
 from edge_fl_server.release.rollout.stages import Stages
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
@@ -322,7 +323,7 @@ class RolloutCoordinator:
 
     def _republish(self, *, chunks: bool = True) -> None:
         with self._publishing:
-            if self._known or agents.listed(self._repository):
+            if self._known or signing.listed(self._repository):
                 self._publisher.republish_all(chunks=chunks)
 
 
