@@ -13,6 +13,7 @@ from typing import NamedTuple
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import MESSAGES, ServerState, UpdateStatus
+from edge_fl.wire.tags import Tags
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold
@@ -27,6 +28,7 @@ COLUMNS: Columns = {
     "score": Column("outlier score", rank=3),
     "tier": "tier",
     "head": "head",
+    "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": "release",
     "agent": Column("agent", rank=2),
@@ -52,6 +54,8 @@ def devices(
     fleet: str,
     registered: Mapping[str, DeviceRecord] = {},
     limits: LeaseLimits = LIMITS,
+    *,
+    tagged: Mapping[str, Tags] = {},
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
@@ -70,7 +74,9 @@ def devices(
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return DeviceList(online, [_row(device, registered.get(id)) for id, device in sorted(known.items())])
+    return DeviceList(
+        online, [_row(device, registered.get(id), tagged.get(id, {})) for id, device in sorted(known.items())]
+    )
 
 
 def _update(status: UpdateStatus | None) -> str:
@@ -78,7 +84,7 @@ def _update(status: UpdateStatus | None) -> str:
     return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
 
 
-def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
+def _row(device: Device, record: DeviceRecord | None, tags: Tags) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
@@ -87,6 +93,7 @@ def _row(device: Device, record: DeviceRecord | None) -> dict[str, object]:
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",
+        "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
         "agent": capability.agent if capability else "",

@@ -65,13 +65,11 @@ class AgentRollout:
 
     def _ask(self, device: str, status: UpdateStatus) -> None:
         """Ask a device for the agent that it should run now, unless it has been asked."""
-        stages = self._rollout.stages
-        if stages is None:
-            return
-        if stages.admits(device):
-            update = AgentUpdate(self._rollout.assignment, stages.release)
-        elif stages.returns(device):
-            update = AgentUpdate(self._rollout.return_assignment, self._rollout.previous)
+        rollout, stages = self._rollout, self._rollout.stages
+        if stages and rollout.admits(device):
+            update = AgentUpdate(rollout.assignment, stages.release)
+        elif rollout.returns(device):
+            update = AgentUpdate(rollout.return_assignment(device), rollout.before(device))
         else:
             return
         if status.id != update.id and self._asked.get(device) != update:
