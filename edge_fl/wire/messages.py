@@ -127,7 +127,7 @@ class UpdateStatus(Struct, frozen=True):
     failure word, or what it waits for.
     """
 
-    number: Count = 0
+    number: Count
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,64}\Z")] = ""
     state: Name = "idle"
     why: Text = ""

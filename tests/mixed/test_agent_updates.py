@@ -77,7 +77,7 @@ class Site:
     def status(self, name: str) -> UpdateStatus:
         device = self.server.roster.get(name)
         found = device.capability.update if device and device.capability else None
-        return found or UpdateStatus(state="none")
+        return found or UpdateStatus(0, state="none")
 
     def version(self, name: str) -> str:
         device = self.server.roster.get(name)
