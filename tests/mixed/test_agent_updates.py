@@ -28,10 +28,22 @@ from tests.agents import Board, eventually
 from tests.devices import graphs
 from tests.devices.site import samples
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+BAD = {
+    "crash_loop": agents.CRASHES,
+    "not_connected": agents.UNCONNECTED,
+    "canary_failed": agents.OTHER_CLASSES,
+}
 FLEET = "agents"
 AT_ONCE = RolloutConfig(stages=(1.0,), stage_wait_s=120)
 STAGED = RolloutConfig(stages=(0.05, 1.0), stage_wait_s=120)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All bad agents at night, one of them otherwise."""
+    if "why" in metafunc.fixturenames:
+        nightly = metafunc.config.getoption("--hypothesis-profile") == "nightly"
+        metafunc.parametrize("why", list(BAD) if nightly else ["crash_loop"])
 
 
 class Site:
@@ -105,39 +117,37 @@ def classes(board: Board) -> list[str]:
     return [label for label, _ in Predictor(board.home).predict(graphs.images(8))]
 
 
-def test_a_device_updates_itself_and_keeps_everything(site: Site, tmp_path: Path) -> None:
-    board = site.board("pi-1")
+def test_a_device_updates_itself_and_keeps_everything_unless_its_owner_declines_or_postpones(
+    site: Site, tmp_path: Path
+) -> None:
+    board = site.board("pi")
+    site.board("declines", automatic=False)
+    site.board("later", delay_h=1.0)
     site.boards_serve()
     before, head = classes(board), (board.home / "heads").stat().st_ino
     good = agents.wheel(tmp_path / "wheels", "0.2.0")
     assert good.stat().st_size < 3_000_000
-    assert site.update(good) == "completed"
-    assert site.status("pi-1") == UpdateStatus(1, "agent-1", "done")
-    eventually(lambda: site.version("pi-1") == "0.2.0")
+    site.commands.roll_out_agent([str(good)], AT_ONCE, downgrade=False)()
+    eventually(lambda: site.status("pi") == UpdateStatus(1, "agent-1", "done"), "the update")
+    eventually(lambda: site.version("pi") == "0.2.0")
     site.boards_serve()
     assert (classes(board), (board.home / "heads").stat().st_ino) == (before, head)
+    eventually(lambda: site.status("later").state == "postponed")
+    assert site.status("later").why.startswith("until ")
+    assert site.status("declines") == UpdateStatus(0, state="declined")
     board.stop()
     board.start()
-    eventually(lambda: site.release_of("pi-1") == 1 and site.version("pi-1") == "0.2.0")
+    eventually(lambda: site.release_of("pi") == 1 and site.version("pi") == "0.2.0")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "patches, why",
-    [
-        (agents.CRASHES, "crash_loop"),
-        (agents.UNCONNECTED, "not_connected"),
-        (agents.OTHER_CLASSES, "canary_failed"),
-    ],
-)
 def test_a_bad_agent_is_stopped_in_the_first_stage_and_returns_by_itself(
-    site: Site, tmp_path: Path, patches: agents.Patches, why: str
+    site: Site, tmp_path: Path, why: str
 ) -> None:
     for number in range(4):
         site.board(f"pi-{number}", trial_s=12.0 if why == "not_connected" else 60.0)
     site.boards_serve()
     before = {name: classes(board) for name, board in site.boards.items()}
-    assert site.update(agents.wheel(tmp_path / "wheels", "0.2.0", patches), plan=STAGED) == "aborted"
+    assert site.update(agents.wheel(tmp_path / "wheels", "0.2.0", BAD[why]), plan=STAGED) == "aborted"
     eventually(lambda: all(site.release_of(name) == 1 for name in site.boards), "all serve")
     statuses = [site.status(name) for name in site.boards]
     assert all(status.number == 0 for status in statuses)
@@ -146,15 +156,3 @@ def test_a_bad_agent_is_stopped_in_the_first_stage_and_returns_by_itself(
     assert (row["state"], row["flags"]) == ("aborted", "withdrawn")
     assert why in str(row["reason"])
     assert {name: classes(board) for name, board in site.boards.items()} == before
-
-
-def test_an_owner_declines_or_postpones_updates(site: Site, tmp_path: Path) -> None:
-    site.board("declines", automatic=False)
-    site.board("later", delay_h=1.0)
-    site.boards_serve()
-    request = site.commands.roll_out_agent([str(agents.wheel(tmp_path, "0.2.0"))], AT_ONCE, downgrade=False)
-    request()
-    eventually(lambda: site.status("later").state == "postponed")
-    assert site.status("later").why.startswith("until ")
-    assert site.status("declines").state == "declined"
-    assert {site.status(name).number for name in site.boards} == {0}
