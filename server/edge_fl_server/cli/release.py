@@ -153,8 +153,8 @@ def agent(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[VERSION|WHEEL...]",
-            help="A wheel of edge-fl and those of changed dependencies, or a kept version of 'release agents' [the newest].",
+            metavar="WHEEL",
+            help="A wheel of edge-fl and those of changed dependencies, or one version that is kept of 'release agents' [the newest].",
         ),
     ] = None,
     downgrade: Annotated[
