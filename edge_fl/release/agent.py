@@ -1,4 +1,4 @@
-"""A release of the agent's own software: part of the signed metadata, beside the releases of extractors.
+"""A release of the agent's own software: part of the signed metadata, beside the releases of extractors; and the messages about it.
 
     targets.json: {"signed": {"agents": [AgentRelease as JSON text, ...], ...}}
 
@@ -17,6 +17,7 @@ from edge_fl.errors import ArtefactError, brief
 from edge_fl.wire.blob import Blob
 
 FIELD = "agents"
+Number = Annotated[int, Meta(ge=0, le=2**40)]
 Text = Annotated[str, Meta(max_length=400)]
 
 
@@ -40,6 +41,26 @@ class AgentRelease(Struct, frozen=True):
     wheels: Annotated[list[AgentWheel], Meta(min_length=1, max_length=64)]
     downgrade: bool = False
     withdrawn: bool = False
+
+
+class AgentUpdate(Struct, frozen=True):
+    """dn/agent, retained: the agent release `number` that a device should run (0: that of its installation), requested under `id`."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+    number: Number
+
+
+class UpdateStatus(Struct, frozen=True):
+    """Part of a capability: the agent release `number` that runs (0: the installation), and how far the update `id` got.
+
+    `state`: "idle", "declined" or "postponed" by the owner, "fetching", "installing", "testing", "trial", "done" or "failed"; `why`: the
+    failure word, or what it waits for.
+    """
+
+    number: Number
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,64}\Z")] = ""
+    state: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "idle"
+    why: Annotated[str, Meta(max_length=2000)] = ""
 
 
 def encode(release: AgentRelease) -> str:

@@ -64,6 +64,9 @@ def topics_of(device: str) -> dict[str, str]:
         "dn/sum": FLEET.sum(device),
         "up/sum": FLEET.sum_reply(device),
         "up/sum chunk": FLEET.sum_chunk(device, "id", 0),
+        "dn/query": FLEET.query(device),
+        "up/query": FLEET.query_reply(device),
+        "up/query chunk": FLEET.query_chunk(device, "id", 0),
         "enroll/req": FLEET.enrol_request(device),
         "enroll/rsp": FLEET.enrol_response(device),
     }
@@ -92,7 +95,12 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
         ALL,
     ),
     "viewer": (set(), {"srv/state", "tuf"}, set(), STATES),
-    "operator": (set(), {"srv/state", "tuf"}, {"dn/cmd"}, STATES),
+    "operator": (
+        set(),
+        {"srv/state", "tuf"},
+        {"dn/cmd", "dn/query"},
+        STATES | {"up/query", "up/query chunk"},
+    ),
     "releaser": (
         {"srv/state", "tuf", "art"},
         BROADCAST,

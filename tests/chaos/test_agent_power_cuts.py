@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.wire.messages import UpdateStatus
+from edge_fl.release.agent import UpdateStatus
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_fl.config import RolloutConfig
-from edge_fl.wire.messages import UpdateStatus
+from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.release.manifest import encode
-from edge_fl.wire.messages import AgentUpdate
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto

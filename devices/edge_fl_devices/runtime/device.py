@@ -12,7 +12,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,14 @@ from edge_fl.wire.blob import Assembly, digest, split
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
-from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl_devices.agent import effects, events, outbox, state
 from edge_fl_devices.agent.outbox import Outbox
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
+from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
+from edge_fl_devices.remote.log_file import note
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
@@ -48,19 +49,18 @@ class Device:
 
     identity: the folder with its certificate. reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`.
     acknowledged: acknowledgements by status. denied: why the broker denies access, or "". planned_s: the runner's next tick.
-    listen: called with all events of the connection.
     """
 
     state: AgentState
     worker: Worker
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
+    answer_query: AnswerQuery = decline
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
     denied: str = ""
     planned_s: float = math.inf
-    listen: Callable[[TransportEvent], None] = lambda event: None
     crashed: bool = False
     _scheduler: Scheduler = field(init=False)
     _transport: Transport | None = None
@@ -143,8 +143,6 @@ class Device:
             if isinstance(event, MayFetch):
                 self._scheduler.end_fetch()
             return
-        if isinstance(event, TransportEvent):
-            self.listen(event)
         match event:
             case Packet():
                 self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
@@ -153,7 +151,7 @@ class Device:
             case MayFetch():
                 self._begin_download()
                 return
-            case SumAnswered():
+            case SumAnswered() | QueryAnswered():
                 self._send_answer(event)
                 return
             case Connected():
@@ -162,6 +160,7 @@ class Device:
                     self.carry_out(transfer.begin(self._now_s) if transfer.begun else ())
                 return
             case Disconnected(reason, final):
+                log.info("%s: connection lost: %s", self.name, reason)
                 self.denied = reason if final else ""
                 for transfer in self._fetches():
                     transfer.wake_s = math.inf  # time without a connection does not count
@@ -187,6 +186,9 @@ class Device:
                 if packet.payload and not packet.retain:
                     step = decode(packet.payload, SumStep)
                     self._scheduler.submit(self, partial(self._sums.answer, step))
+            elif address.kind == "query":
+                if packet.payload and not packet.retain:
+                    self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
             elif address.kind in MESSAGES:
                 message = _decoded(address.kind, packet.payload) if packet.payload else None
                 if isinstance(message, Ack):
@@ -280,6 +282,7 @@ class Device:
             case effects.SpreadReconnects(over_s):
                 self._connection.spread(over_s)
             case effects.Publish(topic, message, retain, expiry_s):
+                note(self.name, message)
                 self._publish(Packet(topic, encode(message), retain, expiry_s=expiry_s))
             case effects.Send():
                 self._send(effect)
@@ -321,12 +324,12 @@ class Device:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
         return None if self.state.over_budget else self.worker.offer(request)
 
-    def _send_answer(self, answered: SumAnswered) -> None:
+    def _send_answer(self, answered: SumAnswered | QueryAnswered) -> None:
         try:
             for packet in answered.packets(self.state.topics, self.name):
                 self._publish(packet)
         except EdgeFLError as error:
-            log.warning("%s: secure sum: %s; dropping out", self.name, error)
+            log.warning("%s: %s was not sent: %s", self.name, type(answered).__name__, error)
 
     def _publish(self, packet: Packet) -> None:
         self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)

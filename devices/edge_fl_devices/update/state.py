@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
-from edge_fl.wire.messages import UpdateStatus
+from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.storage import read_json
 
 STATE = "state.json"

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from edge_fl.errors import ArtefactError, DeadlineError, ProtocolError, StoppedError
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.blob import Blob
-from edge_fl.wire.messages import AgentUpdate, Echo, decode
+from edge_fl.wire.messages import Echo, decode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
 from edge_fl_devices.agent.effects import Effect

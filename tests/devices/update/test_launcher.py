@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.wire.messages import UpdateStatus
+from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.update import launcher
 from edge_fl_devices.update.state import Updates
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from edge_fl.wire.messages import AgentUpdate, UpdateStatus
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.release.agents import signing
