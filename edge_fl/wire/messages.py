@@ -131,6 +131,7 @@ class Capability(Struct, frozen=True):
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
     `update`: how its agent is updated; None if it cannot be.
+    `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 
     tier: TierName
@@ -148,6 +149,7 @@ class Capability(Struct, frozen=True):
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     update: UpdateStatus | None = None
+    certificate_until: Count = 0
 
 
 class Report(Struct, frozen=True):

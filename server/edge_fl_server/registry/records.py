@@ -172,6 +172,21 @@ class ServerRecord(Struct, frozen=True):
     beat_s: int = 0
 
 
+class AlertRecord(Struct, frozen=True):
+    """One alert: a rule's condition that holds, or held, for a subject: a device, "server", "fleet" or a release.
+
+    Times are seconds since 1970; `resolved_s` is 0 while the condition holds.
+    """
+
+    number: int
+    fleet: str
+    rule: str
+    subject: str
+    text: str
+    raised_s: int
+    resolved_s: int = 0
+
+
 class RolloutRecord(Struct, frozen=True):
     """The roll-out of one release of an extractor or, by its `subject`, of the agent's own software.
 

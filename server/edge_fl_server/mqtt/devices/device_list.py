@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
+from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.messages import MESSAGES, ServerState
-from edge_fl.wire.tags import Tags
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold

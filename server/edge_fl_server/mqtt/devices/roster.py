@@ -20,6 +20,7 @@ from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.selectors.fleet import Selection
 
@@ -189,7 +190,7 @@ class Roster:
 
 
 def _record(fleet: str, device: Device) -> DeviceRecord:
-    state = device.state or DeviceState("init", "none")
+    state = device.state or DeviceState("init", NO_BOOT)
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(device.capability)}
     return msgspec.convert(msgspec.to_builtins(state) | added, DeviceRecord)
 

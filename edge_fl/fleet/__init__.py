@@ -1,0 +1,1 @@
+"""What server, broker and devices share about the devices of a fleet."""
