@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,12 +20,14 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest
+from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release.agents import signing
 from edge_fl_server.release.class_growth import require_grown
@@ -55,6 +57,8 @@ AGENT_COLUMNS: Columns = {
     "flags": "flags",
 }
 """Fields of a row of `release agents`, and their headings."""
+STEERING = {"paused": "pause", "running": "resume", "aborted": "abort", "rolled_back": "rollback"}
+"""Desired state -> action, as in `edge_fl.wire.roles`."""
 Request = Callable[[], int]
 """Writes a desired state into the registry -> the number of the roll-out."""
 COLUMNS: Columns = {
@@ -78,6 +82,7 @@ class ReleaseCommands:
     fleet: str
     home: Path
     db: Database
+    person: Person = field(default_factory=local_person)
 
     @property
     def repository(self) -> Repository:
@@ -122,7 +127,8 @@ class ReleaseCommands:
             manifest, payloads = assemble(exported, description, origin, quantiser=lambda *_: int8)
             if kept and _same(kept[-1], manifest):
                 return kept[-1]
-            store(repository, manifest, payloads)
+            with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
+                store(repository, manifest, payloads)
         releases.record(self.db, releases.published(self.fleet, manifest))
         return manifest
 
@@ -131,16 +137,29 @@ class ReleaseCommands:
         unfinished = rollouts.current(self.db, self.fleet)
         return unfinished is None and rollouts.served_release(self.db, self.fleet) == release
 
-    def roll_out(self, release: int | None, plan: RolloutConfig) -> Request:
+    def roll_out(self, release: int | None, plan: RolloutConfig, action: str = "start") -> Request:
         """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
-            return partial(self._steer, unfinished.number, "running")
+            return self._audited(
+                "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
+            )
         kept = [manifest.release for manifest in self.repository.releases()]
         target = kept[-1] if release is None and kept else release
         if target is None or target not in kept:
             raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
-        return partial(request, self.db, self.fleet, target, plan)
+        write = partial(request, self.db, self.fleet, target, plan)
+        return self._audited(action, f"release {target}", write)
+
+    def _audited(self, action: str, subject: str, write: Request) -> Request:
+        """The request, with a row in the audit log."""
+
+        def audited() -> int:
+            with audit.acting(self.db, self.fleet, self.person, action, subject):
+                return write()
+
+        self.person.require(action)  # before anything connects
+        return audited
 
     def steer(self, desired: DesiredRolloutState, subject: Subject = "extractor") -> Request:
         """Pause or abort the current roll-out. Raises InputError if there is none."""
@@ -148,7 +167,8 @@ class ReleaseCommands:
         if unfinished is None:
             of_agent = " of an agent release" if subject == "agent" else ""
             raise InputError(f"fleet {self.fleet!r}: no roll-out{of_agent} is under way")
-        return partial(self._steer, unfinished.number, desired)
+        write = partial(self._steer, unfinished.number, desired)
+        return self._audited(STEERING[desired], unfinished.name, write)
 
     def agent_rows(self) -> list[dict[str, object]]:
         """The kept agent releases, newest first, each with the state of its last roll-out."""
@@ -171,15 +191,19 @@ class ReleaseCommands:
 
     def roll_out_agent(self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool) -> Request:
         """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
+        self.person.require("start")  # before anything is signed
         if targets and all(target.endswith(".whl") for target in targets):
             repository = Repository(self.home / self.fleet)
             release = signing.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
-                return partial(self._steer, unfinished.number, "running")
+                return self._audited(
+                    "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
+                )
             release = _kept_agent(signing.listed(self.repository), targets)
-        return partial(request, self.db, self.fleet, release.number, plan, "agent")
+        write = partial(request, self.db, self.fleet, release.number, plan, "agent")
+        return self._audited("start", f"agent release {release.number}", write)
 
     def roll_back(self, release: int | None) -> Request:
         """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
@@ -190,7 +214,7 @@ class ReleaseCommands:
         target = release or (last.previous if last else 0)
         if not target:
             raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
-        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE))
+        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE), "rollback")
 
     def carry_out(
         self, request: Request, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched
