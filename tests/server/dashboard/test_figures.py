@@ -187,7 +187,17 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
     path = tmp_path / "old.sqlite"
     old = Database.open(path)
     with old.writing() as connection:
-        for later in ("servers", "tags", "groups", "boots", "alerts", "alert_deliveries", "silences"):
+        for later in (
+            "servers",
+            "tags",
+            "groups",
+            "boots",
+            "alerts",
+            "alert_deliveries",
+            "silences",
+            "tokens",
+            "audit",
+        ):
             connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("ALTER TABLE rounds DROP COLUMN clients"))
