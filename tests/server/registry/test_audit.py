@@ -91,6 +91,7 @@ def test_tokens_and_admissions_by_command_are_in_the_log(
     secret = capsys.readouterr().out.strip()
     assert main(["token", "create", "ann", "--role", "viewer", *where]) == 4
     assert main(["token", "create", "bo", "--role", "boss", *where]) == 4
+    assert main(["token", "create", "A b", "--role", "viewer", *where]) == 4
     assert "boss: expected viewer, operator, releaser" in capsys.readouterr().err
     assert main(["token", "renew", "ann", *where]) == 0
     assert main(["token", "revoke", "ann", *where]) == 0
