@@ -145,7 +145,9 @@ class ReleaseCommands:
             with audit.acting(self.db, self.fleet, self.person, action, f"release {release}"):
                 return write()
 
-        self.person.require(action)  # before anything connects
+        audit.permit(
+            self.db, self.fleet, self.person, action, f"release {release}"
+        )  # before anything connects
         return audited
 
     def steer(self, desired: DesiredRolloutState) -> Request:
