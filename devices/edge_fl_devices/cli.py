@@ -28,6 +28,7 @@ from edge_fl_devices.options import (
 )
 from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
+from edge_fl_devices.upkeep.cli import backup, reset, restore, uninstall
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
@@ -107,6 +108,10 @@ def register(app: App) -> None:
     device.add(watch, "edge-fl device watch --camera 0 --interval 1")
     device.add(status, "edge-fl device status")
     device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
+    device.add(reset, "edge-fl device reset --dir /var/lib/edge-fl")
+    device.add(backup, "edge-fl device backup pi-07.backup --passphrase-file secret")
+    device.add(restore, "edge-fl device restore pi-07.backup --passphrase-file secret")
+    device.add(uninstall, "edge-fl device uninstall")
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
     app.root.add(
@@ -161,10 +166,11 @@ def run(
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.config import from_options
 
-        _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+        code = _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+    raise typer.Exit(code)
 
 
-def _run(config: DeviceConfig, children: Children) -> None:
+def _run(config: DeviceConfig, children: Children) -> int:
     from edge_fl.console.progress import Progress
     from edge_fl.wire import identity
     from edge_fl_devices.board.systemd_notify import Notifier
@@ -184,7 +190,7 @@ def _run(config: DeviceConfig, children: Children) -> None:
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:
-        run_device(config, connect, runner, children, full_worker, progress, tick)
+        return run_device(config, connect, runner, children, full_worker, progress, tick)
 
 
 def predict(

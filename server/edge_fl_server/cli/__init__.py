@@ -9,9 +9,11 @@ from edge_fl_server.cli import (
     demo,
     device,
     fleet,
+    fleet_members,
     lists,
     methods,
     new,
+    people,
     recipes,
     release,
     report,
@@ -35,5 +37,7 @@ def register(app: App) -> None:
     data.register(app)
     server.register(app)
     fleet.register(app)
+    fleet_members.register(app)
+    people.register(app)
     device.register(app)
     release.register(app)

@@ -14,6 +14,7 @@ RunState = Literal["running", "completed", "failed", "stopped", "budget_exhauste
 RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
+Subject = Literal["extractor", "agent"]
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -21,7 +22,8 @@ class DeviceRecord(Struct, frozen=True):
 
     `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
     the rate limit, `rejections` its rejected reports since it was last readmitted. `seen_sequence` orders the messages of all devices;
-    `blocked_at` is when the last quarantine or revocation began.
+    `blocked_at` is when the last quarantine, revocation or removal began. `removed`: "decommissioned" or "renamed to NAME"; the server then
+    clears the device's retained messages and ignores it, while its history stays.
     """
 
     fleet: str
@@ -41,15 +43,20 @@ class DeviceRecord(Struct, frozen=True):
     rejections: int = 0
     outlier_score: float = 0.0
     dropped: int = 0
+    removed: str = ""
 
     @property
     def blocked(self) -> str:
-        """Why its reports do not count: "quarantined", "revoked", or "" if they do."""
+        """Why its reports do not count: "removed", "quarantined", "revoked", or "" if they do."""
+        if self.removed:
+            return "removed"
         return "revoked" if self.revoked else "quarantined" if self.quarantine else ""
 
     @property
     def blocked_why(self) -> str:
         """Why it is blocked, and what the operator can do; "" if it is not."""
+        if self.removed:
+            return f"{self.removed}; to use the name again: edge-fl fleet enrol {self.device}, then edge-fl fleet admit {self.device}"
         if self.revoked:
             return (
                 f"its certificate was revoked; to admit it with a new one: edge-fl fleet enrol {self.device}"
@@ -171,6 +178,33 @@ class ServerRecord(Struct, frozen=True):
     beat_s: int = 0
 
 
+class TokenRecord(Struct, frozen=True):
+    """A personal token for the dashboard: roles separated by commas, the SHA-256 of its secret, its end in seconds since 1970."""
+
+    fleet: str
+    name: str
+    roles: str
+    sha256: str
+    expires_s: int
+    created_at: str = ""
+    created_by: str = ""
+    revoked_at: str = ""
+    used_at: str = ""
+
+
+class AuditRecord(Struct, frozen=True):
+    """What a person did, or tried to do. `known_by` says how the name is known, `result` is "done" or the error."""
+
+    number: int
+    at: str
+    fleet: str
+    who: str
+    known_by: str
+    action: str
+    target: str
+    result: str
+
+
 class AlertRecord(Struct, frozen=True):
     """One alert: a rule's condition that holds, or held, for a subject: a device, "server", "fleet" or a release.
 
@@ -187,7 +221,9 @@ class AlertRecord(Struct, frozen=True):
 
 
 class RolloutRecord(Struct, frozen=True):
-    """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
+    """The roll-out of one release of an extractor or, by its `subject`, of the agent's own software.
+
+    Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
     State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages
     and thresholds. `version` increases with every change, for compare-and-set.
@@ -205,6 +241,12 @@ class RolloutRecord(Struct, frozen=True):
     version: int = 1
     created_at: str = ""
     changed_at: str = ""
+    subject: Subject = "extractor"
+
+    @property
+    def name(self) -> str:
+        """Its release with its subject."""
+        return f"{'agent ' if self.subject == 'agent' else ''}release {self.release}"
 
     @property
     def shares(self) -> list[float]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.tags import Tags
+from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.messages import MESSAGES, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
@@ -31,6 +32,8 @@ COLUMNS: Columns = {
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": "release",
+    "agent": Column("agent", rank=2),
+    "agent_update": Column("agent update", prose=True, rank=3),
     "machine": Column("machine", rank=5),
     "activity": Column("activity", rank=2),
     "why": "why",
@@ -57,7 +60,7 @@ def devices(
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
-    known = {id: Device(id) for id, record in registered.items() if record.blocked}
+    known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
     for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
@@ -69,12 +72,19 @@ def devices(
         if isinstance(message, ServerState):
             online = message.online
             continue
+        if (record := registered.get(address.device)) and record.removed:
+            continue  # the server clears its retained messages
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
     return DeviceList(
         online, [_row(device, registered.get(id), tagged.get(id, {})) for id, device in sorted(known.items())]
     )
+
+
+def _update(status: UpdateStatus | None) -> str:
+    """How far the last update of the agent got; "" where its installation is not updated."""
+    return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
 
 
 def _row(device: Device, record: DeviceRecord | None, tags: Tags) -> dict[str, object]:
@@ -89,6 +99,8 @@ def _row(device: Device, record: DeviceRecord | None, tags: Tags) -> dict[str, o
         "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
+        "agent": capability.agent if capability else "",
+        "agent_update": _update(capability.update) if capability else "",
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",
