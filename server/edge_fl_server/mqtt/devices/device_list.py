@@ -60,7 +60,7 @@ def devices(
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
     topics = Topics(checked(fleet, "fleet"))
-    known = {id: Device(id) for id, record in registered.items() if record.blocked}
+    known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
     for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
@@ -72,6 +72,8 @@ def devices(
         if isinstance(message, ServerState):
             online = message.online
             continue
+        if (record := registered.get(address.device)) and record.removed:
+            continue  # the server clears its retained messages
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
