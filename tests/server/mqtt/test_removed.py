@@ -100,7 +100,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         device, other = site.device("pi-1"), site.device("pi-2")
         server.roster.wait_for(full=2, deadline_s=30)
         with_history(db, server, "pi-1")
-        assert eventually(lambda: len(site.retained("pi-1")) == 3)
+        assert eventually(lambda: len(site.retained("pi-1")) == 3 and devices.get(db, "main", "pi-1"))
         assert site.command("decommission", "pi-1") == 4  # no terminal to ask on
         assert "expected --yes" in capsys.readouterr().err and server.roster.get("pi-1")
         assert site.command("decommission", "pi-1", "--yes") == 0
