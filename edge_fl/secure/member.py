@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +60,12 @@ def require_signed(
 ) -> None:
     """Raise SecureSumError unless `signature` is that of the device `name` on `content`."""
     try:
-        known = x509.load_der_x509_certificate(certificate)
-        issued = any(identity.is_signed_by(known, ca) for ca in authorities)
-        owner = identity.common_name(known.subject) if issued else ""
+        owner, key = _issued(certificate, tuple(authorities))
     except (ValueError, identity.IdentityError) as error:
         raise SecureSumError(f"{name}: unreadable certificate", "forged") from error
     if owner != name or role_of(name) != "device":
-        found = f"certificate of {owner!r}" if issued else "certificate of another CA"
+        found = f"certificate of {owner!r}" if owner else "certificate of another CA"
         raise SecureSumError(f"{name}: {found}, expected this device's, from its fleet's CA", "forged")
-    key = known.public_key()
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise InvalidSignature
@@ -76,3 +74,11 @@ def require_signed(
         raise SecureSumError(
             f"{name}: its signature is not on this message: forged or replayed", "forged"
         ) from error
+
+
+@lru_cache(4096)
+def _issued(certificate: bytes, authorities: tuple[x509.Certificate, ...]) -> tuple[str, object]:
+    """Name ("" if none of the CAs signed it) and key of a certificate; cached, because a device shows the same one again and again."""
+    known = x509.load_der_x509_certificate(certificate)
+    issued = any(identity.is_signed_by(known, ca) for ca in authorities)
+    return identity.common_name(known.subject) if issued else "", known.public_key()

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob
+from edge_fl.wire.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 
 PROTOCOL = "1.0"
 BUDGET_EXHAUSTED = "budget_exhausted"
@@ -27,11 +28,6 @@ MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**40)]
-Text = Annotated[str, Meta(max_length=2000)]
-Version = Annotated[str, Meta(max_length=32)]
 ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
@@ -89,6 +85,7 @@ class Assignment(Struct, frozen=True):
     release: Count = 0
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
     why: Text = ""
+    signature: ServerSignature | None = None
 
 
 class Command(Struct, frozen=True):
@@ -122,6 +119,7 @@ class DeviceState(Struct, frozen=True):
     activity: Activity = "idle"
     release: Count = 0
     why: Text = ""
+    signature: DeviceSignature | None = None
 
 
 class Capability(Struct, frozen=True):
@@ -144,6 +142,7 @@ class Capability(Struct, frozen=True):
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    signature: DeviceSignature | None = None
 
 
 class Report(Struct, frozen=True):
@@ -167,6 +166,7 @@ class Report(Struct, frozen=True):
     bytes_up: Count = 0
     error: Text = ""
     compression: Name = "none"
+    signature: DeviceSignature | None = None
 
 
 class Request(Struct, frozen=True):

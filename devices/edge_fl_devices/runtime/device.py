@@ -6,7 +6,6 @@ runner's queue.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import secrets
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
@@ -35,6 +34,7 @@ from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
+from edge_fl_devices.runtime.signatures import KeysRefreshed, Signer, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
@@ -66,9 +66,13 @@ class Device:
     _broadcast: Assembly | None = None
     _timestamp: str = ""
     _sums: SumParticipant = field(init=False)
+    _verifier: Verifier = field(init=False)
+    _signer: Signer = field(init=False)
 
     def __post_init__(self) -> None:
         fleet, summed = self.state.topics.fleet, self.worker.summed
+        self._verifier = Verifier(fleet, self.name, self.worker.trust)
+        self._signer = Signer(fleet, self.name, self.identity, self.state.memory.starts)
         self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
     @property
@@ -151,6 +155,10 @@ class Device:
             case SumAnswered():
                 self._send_answer(event)
                 return
+            case KeysRefreshed():
+                for received in self._verifier.retried():
+                    self._step(received)
+                return
             case Connected():
                 self._step(event)
                 for transfer in self._fetches():
@@ -183,15 +191,20 @@ class Device:
                     step = decode(packet.payload, SumStep)
                     self._scheduler.submit(self, partial(self._sums.answer, step))
             elif address.kind in MESSAGES:
-                message = _decoded(address.kind, packet.payload) if packet.payload else None
-                if isinstance(message, Ack):
-                    self.acknowledged[message.status] += 1
-                elif isinstance(message, Echo) and self._metadata_fetch:
-                    self._metadata_fetch.echo(message, self._now_s)
-                    self._advance_metadata(self._metadata_fetch)
-                self._step(events.Received(address, message, packet.retain))
+                if event := self._verifier.received(address, packet):
+                    self._receive_message(event)
+                elif self._metadata_fetch is None:
+                    self._fetch_metadata()
         except ProtocolError as error:
             log.warning("%s: %s", self.name, error)
+
+    def _receive_message(self, event: events.Received) -> None:
+        if isinstance(event.message, Ack):
+            self.acknowledged[event.message.status] += 1
+        elif isinstance(event.message, Echo) and self._metadata_fetch:
+            self._metadata_fetch.echo(event.message, self._now_s)
+            self._advance_metadata(self._metadata_fetch)
+        self._step(event)
 
     # fetches
 
@@ -235,7 +248,7 @@ class Device:
         if download.begun:
             self._scheduler.end_fetch()
 
-    def _fetch_metadata(self, release: int) -> None:
+    def _fetch_metadata(self, release: int = 0) -> None:
         self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
         self._carry_out(self._metadata_fetch.begin(self._now_s))
 
@@ -251,9 +264,11 @@ class Device:
         if metadata_fetch.outcome is None:
             return
         self._metadata_fetch = None
-        if isinstance(metadata_fetch.outcome, events.Failed):
+        if self._verifier.waiting:
+            self._scheduler.submit(self, partial(self._verifier.refresh, metadata_fetch.outcome))
+        if metadata_fetch.release and isinstance(metadata_fetch.outcome, events.Failed):
             self._step(metadata_fetch.outcome)
-        else:
+        elif metadata_fetch.release:
             self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
 
     # effects
@@ -274,7 +289,7 @@ class Device:
             case effects.SpreadReconnects(over_s):
                 self._connection.spread(over_s)
             case effects.Publish(topic, message, retain, expiry_s):
-                self._publish(Packet(topic, encode(message), retain, expiry_s=expiry_s))
+                self._publish(Packet(topic, encode(self._signer.signed(message)), retain, expiry_s=expiry_s))
             case effects.Send():
                 self._send(effect)
             case effects.Fetch():
@@ -309,7 +324,7 @@ class Device:
                 self._publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
         self._count(report)
         topic = topics.report(self.name, parcel.run_id, parcel.round)
-        self._publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+        self._publish(Packet(topic, encode(self._signer.signed(report)), expiry_s=effect.expiry_s))
 
     def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
@@ -368,6 +383,10 @@ def start(
     data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
     """
     release, now_s = worker.boot(), time.monotonic()
+    memory = worker.store.memory()
+    if identity:  # the clock helps where the folder was deleted
+        memory = replace(memory, starts=max(memory.starts + 1, int(time.time())))
+        worker.store.remember(memory)
     waiting: Outbox = ()
     for parcel in worker.store.outbox():
         waiting = outbox.put(waiting, parcel, now_s)
@@ -377,15 +396,9 @@ def start(
         topics=topics,
         capability=capability,
         limits=limits,
-        memory=worker.store.memory(),
+        memory=memory,
         outbox=waiting,
         release=release,
         data_problem=data_problem,
     )
     return Device(initial, worker, fetching, identity)
-
-
-@functools.lru_cache(64)
-def _decoded(kind: str, payload: bytes) -> Struct:
-    """Decode a message; cached, because all devices of a process receive the same retained messages."""
-    return decode(payload, MESSAGES[kind])

@@ -125,6 +125,7 @@ class HeadWorker(Worker):
         self._offers = StatisticsOffers(folder)
         self._slots = Slots(folder / "release")
         self._trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
+        self.trust = self._trust
 
     def boot(self) -> int:
         super().boot()

@@ -10,7 +10,10 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from cryptography import x509
+
 from edge_fl.errors import ConfigError
+from edge_fl.secure.member import Authorities
 from edge_fl.wire import identity
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -24,6 +27,12 @@ SERVER_ROLES = ("server", "reader", "operator", "worker")
 def denied(folder: Path | str) -> Path | None:
     """The file with the names of revoked devices in the folder of the server's identity; None without an identity."""
     return Path(folder) / identity.DENIED_FILE if folder else None
+
+
+def authorities(folder: Path | str | None) -> Authorities:
+    """The CAs that sign the certificates of the fleet's devices; none without an identity with a certificate. Raises ConfigError."""
+    own = identity.certificate_in(folder)
+    return x509.load_pem_x509_certificates((own.folder / identity.CA_FILE).read_bytes()) if own else ()
 
 
 def connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:

@@ -72,8 +72,8 @@ def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
 
 
 def readmit(db: Database, fleet: str, device: str) -> None:
-    """End a quarantine; reset the count of rejected reports and the outlier score."""
-    _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0)
+    """End a quarantine; reset the count of rejected reports, the outlier score, and which signed messages were the last."""
+    _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0, signed_state=0, signed_meta=0)
 
 
 def set_revoked(db: Database, fleet: str, names: Collection[str]) -> None:

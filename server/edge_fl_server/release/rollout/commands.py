@@ -19,6 +19,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.manifest import Manifest
+from edge_fl.secure.member import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
@@ -27,6 +28,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.class_growth import require_grown
+from edge_fl_server.release.director import Director
 from edge_fl_server.release.export import (
     Description,
     Exported,
@@ -60,12 +62,13 @@ COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class ReleaseCommands:
-    """Commands on the releases of one fleet, which are kept in the folder `home`/`fleet`."""
+    """Commands on the releases of one fleet, which are kept in the folder `home`/`fleet`. `authorities`: the CAs of its devices."""
 
     connect: ServerConnect
     fleet: str
     home: Path
     db: Database
+    authorities: Authorities = ()
 
     @property
     def repository(self) -> Repository:
@@ -166,7 +169,15 @@ class ReleaseCommands:
                 self._pause(number)
                 raise
         report("no server is online: carried out from here")
-        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as server:
+        with (
+            Journal(self.db, self.fleet) as journal,
+            connected(
+                self.connect,
+                journal,
+                director=Director(self.repository, self.fleet),
+                authorities=self.authorities,
+            ) as server,
+        ):
             number, options = request(), RolloutOptions(watch=watch)
             try:
                 with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:

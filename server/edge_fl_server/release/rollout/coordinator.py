@@ -246,6 +246,7 @@ class RolloutCoordinator:
                     refresh_s = time.monotonic() + REFRESH_S
                     with self._publishing:
                         self._publisher.refresh()
+                    self._assignments.refresh()
             except EdgeFLError as error:
                 log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
             except Exception:
@@ -318,8 +319,7 @@ class RolloutCoordinator:
 
     def _republish(self, *, chunks: bool = True) -> None:
         with self._publishing:
-            if self._known:
-                self._publisher.republish_all(chunks=chunks)
+            self._publisher.republish_all(chunks=chunks)
 
 
 def _with_extras(

@@ -1,0 +1,125 @@
+"""Verifies the server's signatures on messages to this device, and signs what the device reports about itself.
+
+The server signs with the online key that the signed metadata of releases name. A message that no known key signed waits until the metadata
+are fetched again, because the key may have been replaced. The device signs with the key of its certificate, if it has one.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge_fl.errors import ConfigError, EdgeFLError, TrustError
+from edge_fl.secure import signed
+from edge_fl.secure.member import Member
+from edge_fl.secure.signed import Statement
+from edge_fl.wire.fields import ServerSignature
+from edge_fl.wire.identity import CERT_FILE
+from edge_fl.wire.messages import MESSAGES, decode
+from edge_fl.wire.topics import Address
+from edge_fl.wire.transport import Packet
+from edge_fl_devices.agent.events import Failed, Received
+from edge_fl_devices.install.trust import Trust
+
+log = logging.getLogger(__name__)
+
+NUMBERS_PER_START = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRefreshed:
+    """The signed metadata were fetched again, as far as possible; waiting messages can be verified."""
+
+
+@dataclass(eq=False, slots=True)
+class Verifier:
+    """Verifies messages to one device; without `trust` none is verified. `waiting`: the last message of each kind by an unknown key."""
+
+    fleet: str
+    device: str
+    trust: Trust | None
+    waiting: dict[str, tuple[Address, Packet]] = field(default_factory=dict)
+
+    def received(self, address: Address, packet: Packet) -> Received | None:
+        """The event of a packet; None if it waits for newer metadata. Raises ProtocolError."""
+        self.waiting.pop(address.kind, None)
+        event = self._verified(address, packet)
+        if event.rejected in ("no_root", "wrong_key"):
+            self.waiting[address.kind] = (address, packet)
+            return None
+        return event
+
+    def refresh(self, files: Mapping[str, bytes] | Failed) -> KeysRefreshed:
+        """Refresh the trusted metadata; in a worker thread."""
+        try:
+            if self.trust and not isinstance(files, Failed):
+                self.trust.refresh(files.__getitem__)
+        except (EdgeFLError, OSError) as error:
+            log.warning("%s: %s", self.device, error)
+        return KeysRefreshed()
+
+    def retried(self) -> Iterator[Received]:
+        """Verify the messages that waited. Without any trusted root a signature is worth nothing, and is ignored."""
+        waiting, self.waiting = self.waiting, {}
+        for address, packet in waiting.values():
+            event = self._verified(address, packet)
+            yield Received(address, event.message, packet.retain) if event.rejected == "no_root" else event
+
+    def _verified(self, address: Address, packet: Packet) -> Received:
+        message = _decoded(address.kind, packet.payload) if packet.payload else None
+        signature = getattr(message, "signature", None)
+        if self.trust is None or not isinstance(signature, ServerSignature):
+            return Received(address, message, packet.retain)
+        content = signed.to_device(address.kind, signature, packet.payload)
+        try:
+            self.trust.require_online_signature(content, signature.signatures, signature.expires)
+            if (signature.fleet, signature.device) != (self.fleet, self.device):
+                found = f"signed for {signature.device} of fleet {signature.fleet}"
+                raise TrustError(f"{found}, expected {self.device} of {self.fleet}", "misdirected")
+        except TrustError as error:
+            if error.why not in ("no_root", "wrong_key") or address.kind not in self.waiting:
+                log.warning("%s: %s: %s; ignored", self.device, address.kind, error.message)
+            return Received(address, message, packet.retain, rejected=error.why)
+        return Received(address, message, packet.retain, signature.number)
+
+
+@dataclass(eq=False, slots=True)
+class Signer:
+    """Signs what the device in `device` reports, with the identity in `folder`; None: it signs nothing.
+
+    Numbers begin with `start`, which grows from start to start.
+    """
+
+    fleet: str
+    device: str
+    folder: Path | None
+    start: int
+    _count: int = 0
+    _member: Member | None = None
+    _stamp: int = 0
+
+    def signed(self, message: Struct) -> Struct:
+        """The message, signed if a device signs messages of its type. An identity that cannot be read is logged."""
+        if self.folder is None or not isinstance(message, Statement):
+            return message
+        try:
+            if (stamp := (self.folder / CERT_FILE).stat().st_mtime_ns) != self._stamp:  # renewed since
+                self._member, self._stamp = Member.of(self.folder), stamp
+        except (ConfigError, OSError, ValueError) as error:
+            log.warning("%s: not signed: %s", self.device, error)
+        if self._member is None:
+            return message
+        self._count += 1
+        number = self.start * NUMBERS_PER_START + self._count
+        return signed.stated(message, self._member, self.fleet, self.device, number)
+
+
+@functools.lru_cache(64)
+def _decoded(kind: str, payload: bytes) -> Struct:
+    """Decode a message; cached, because all devices of a process receive the same retained messages."""
+    return decode(payload, MESSAGES[kind])
