@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_fl.errors import ConfigError
 from edge_fl.wire.endpoint import PORT
-from edge_fl.wire.topics import RESERVED, access_rules, checked
+from edge_fl.wire.topics import RESERVED, access_rules, checked, role_of
 from edge_fl_broker.find import Program
 
 
@@ -50,7 +50,10 @@ LIMITS = MosquittoLimits()
 
 @dataclass(frozen=True)
 class Settings:
-    """Address, fleet and folder of a broker; open claims, workers and denied names. Raises ConfigError for an unsafe combination."""
+    """Address, fleet and folder of a broker.
+
+    `named`: claims, workers and people, which have rights by name; `denied`: revoked names. Raises ConfigError for an unsafe combination.
+    """
 
     folder: Path
     host: str = "127.0.0.1"
@@ -58,9 +61,8 @@ class Settings:
     fleet: str = "main"
     certificates: Certificates | None = None
     limits: MosquittoLimits = LIMITS
-    claims: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
-    workers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked(self.fleet, "fleet")
@@ -105,24 +107,18 @@ def render(settings: Settings, program: Program) -> str:
 
 
 def render_access(settings: Settings) -> str:
-    """Render the access list of the fleet, with its open claims, workers and denied names.
+    """Render the access list of the fleet, with its claims, workers, people and denied names.
 
-    mosquitto warns about patterns without %u, which are intended. Patterns also apply to claims, so claims are denied other topics by name;
-    a denied name loses all topics, which also silences a session from before the revocation.
+    mosquitto warns about patterns without %u, which are intended. Patterns apply to every name, so claims and people are denied other
+    topics by name; a denied name loses all topics, which also silences a session from before the revocation.
     """
     rules = list(access_rules(settings.fleet))
 
-    def user(name: str, role: str) -> list[str]:
-        return [f"user {name}", *(f"topic {right} {topic}" for who, right, topic in rules if who == role), ""]
-
     lines = [f"# fleet {settings.fleet}: derived from the topics"]
-    for role in RESERVED:
-        if any(who == role for who, _, _ in rules):
-            lines += user(role, role)
-    for claim in settings.claims:
-        lines += user(claim, "claim")
-    for worker in settings.workers:
-        lines += user(worker, "worker")
+    for name in (*RESERVED, *settings.named):
+        if granted := [rule for rule in rules if rule[0] == role_of(name)]:
+            rights = (f"topic {right} {topic.replace('%u', name)}" for _, right, topic in granted)
+            lines += [f"user {name}", *dict.fromkeys(rights), ""]
     for name in settings.denied:
         lines += [f"user {name}", "topic deny #", ""]
     lines += [f"pattern {right} {pattern}" for who, right, pattern in rules if who == "device"]

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_fl.errors import ProtocolError
+from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 
 MAJOR = 1
 GROUP = 16  # chunks per group: one subscription fetches one group
@@ -44,18 +45,50 @@ NUMBER = re.compile(
 )  # canonical decimal, as str(int) formats it, so that a chunk has one topic
 TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
 BROADCAST = ("srv", "tuf", "art", "round")
-CLAIM, WORKER = "claim-", "worker-"
+CLAIM, READER = "claim-", "reader-"
 
-Role = Literal["server", "reader", "operator", "registrar", "broker", "device", "claim", "worker"]
-Right = Literal["read", "write", "readwrite", "deny"]
-RESERVED: tuple[Role, ...] = (
+Role = Literal[
     "server",
-    "reader",  # second client of server and operator: a broker disconnects the older of two clients with one name
-    "operator",  # a person with `edge-fl fleet list`, `broker check` or `release`
-    "registrar",  # answers requests for certificates
+    "reader",
+    "admin",
+    "registrar",
     "broker",
-)
-"""Names that no device can have; each is its own role."""
+    "device",
+    "claim",
+    "worker",
+    "viewer",
+    "operator",
+    "releaser",
+]
+Right = Literal["read", "write", "readwrite", "deny"]
+RESERVED: dict[str, Role] = {
+    "server": "server",
+    "reader": "reader",  # second client of server and operator: a broker disconnects the older of two clients with one name
+    "operator": "admin",  # whoever has the CA; all rights of people
+    "registrar": "registrar",  # answers requests for certificates
+    "broker": "broker",
+}
+"""Names that no device can have, and their roles."""
+PREFIXES: dict[str, Role] = {
+    CLAIM: "claim",
+    READER: "reader",
+    "worker-": "worker",
+    **{f"{role}-": role for role in PERSON_ROLES},
+}
+"""Beginnings of names that no device can have, and their roles."""
+FAMILIES = {
+    "all": "#",
+    "srv": "srv/#",
+    "tuf": "tuf/#",
+    "art": "art/#",
+    "down": "d/+/dn/#",
+    "assignment": "d/+/dn/assignment",
+    "cmd": "d/+/dn/cmd",
+    "state": "d/+/up/state",
+    "meta": "d/+/up/meta",
+    "log": "d/+/up/log",
+}
+"""Families of topics in the table of what people may do -> pattern."""
 
 
 @dataclass(frozen=True)
@@ -224,19 +257,17 @@ def home_assistant(device: str, leaf: str) -> str:
 
 
 def role_of(name: str) -> Role:
-    """The role that follows from a name on a certificate: a reserved role, worker, claim, else device."""
-    for role in RESERVED:
-        if name == role:
-            return role
-    if name.startswith(WORKER):
-        return "worker"
-    return "claim" if name.startswith(CLAIM) else "device"
+    """The role that follows from a name on a certificate: that of a reserved name or beginning, else device."""
+    if name in RESERVED:
+        return RESERVED[name]
+    return next((role for beginning, role in PREFIXES.items() if name.startswith(beginning)), "device")
 
 
 def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """Yield (role, right, pattern) triples; %u is the name on the certificate. Anything not granted is denied.
 
-    The rules of a device apply to every name, like a broker's patterns; "deny" takes precedence and removes the excess rights of claims.
+    The rules of a device apply to every name, like a broker's patterns; "deny" takes precedence and removes the excess rights of claims and
+    people.
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
@@ -244,10 +275,18 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
         yield "worker", "read", f"{root}/d/+/up/{family}/#"
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
-    yield "operator", "read", f"{root}/#"
-    for family in ("srv", "tuf", "art", "d/+/dn"):  # the operator replaces the server while none is online
-        yield "operator", "write", f"{root}/{family}/#"
-    yield "operator", "read", home_assistant("+", "#")
+    yield "admin", "read", home_assistant("+", "#")
+    for action in ACTIONS.values():
+        people: list[Role] = ["admin", *(role for role in PERSON_ROLES if role in action.roles)]
+        for role in people:
+            yield from ((role, "read", f"{root}/{FAMILIES[family]}") for family in action.reads)
+            yield from ((role, "write", f"{root}/{FAMILIES[family]}") for family in action.writes)
+    for role in PERSON_ROLES:  # "deny": what the rules of a device would add
+        yield role, "read", home_assistant("+", "#")
+        reads = {family for each in ACTIONS.values() if role in each.roles for family in each.reads}
+        for family in ("enroll", "d/%u", *(each for each in BROADCAST if not reads & {each, "all"})):
+            yield role, "deny", f"{root}/{family}/#"
+        yield role, "deny", home_assistant("%u", "#")
     yield "registrar", "readwrite", f"{root}/enroll/#"
     for family in BROADCAST:
         yield "device", "read", f"{root}/{family}/#"

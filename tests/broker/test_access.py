@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from paho.mqtt.client import topic_matches_sub
 
@@ -24,6 +25,7 @@ from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 from edge_fl_broker.check import CheckResult
@@ -38,6 +40,7 @@ from edge_fl_broker.provision.register_sync import RegisterSync
 pytestmark = pytest.mark.broker
 FLEET = Topics("mill")
 WAIT_S = 20.0
+LATER = timedelta(hours=2)
 SHA = "0" * 64
 
 
@@ -71,6 +74,7 @@ DOWN = {name for name in topics_of("x") if name.startswith("dn/")}
 # what a device says, if to itself
 UP = {name for name in topics_of("x") if name.startswith("up/")} | {"dn/echo"}
 ALL = set(topics_of("x"))
+STATES = {"srv/state", "tuf", "dn/assignment", "up/state", "up/meta", "up/log"}
 # role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
 MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
     "server": (ALL, ALL, ALL, ALL),
@@ -81,11 +85,19 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
         BROADCAST | {"up/rpt", "up/blob"},
     ),
     "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
-    "operator": (
+    "admin": (
         {"srv/state", "tuf", "art", "enroll/req"} | DOWN | UP,
         ALL,
         {"srv/state", "tuf", "art"} | DOWN,
         ALL,
+    ),
+    "viewer": (set(), {"srv/state", "tuf"}, set(), STATES),
+    "operator": (set(), {"srv/state", "tuf"}, {"dn/cmd"}, STATES),
+    "releaser": (
+        {"srv/state", "tuf", "art"},
+        BROADCAST,
+        {"srv/state", "tuf", "art"} | DOWN,
+        ALL - {"enroll/req", "enroll/rsp"},
     ),
     "registrar": (
         {"enroll/req", "enroll/rsp"} | UP,
@@ -169,6 +181,9 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
         claim.folder.rename(folder / "ids" / f"claim{number}")
     authority.bake({f"pi-{number}": folder / "ids" / f"pi-{number}" for number in (1, 2)})
     authority.bake({"worker-1": folder / "ids" / "worker-1"})
+    for role in PERSON_ROLES:
+        authority.enrol_people(role, ["ann"], folder / "ids")
+    (folder / "ids" / "releaser-ann" / "reader").rename(folder / "ids" / "second")
     certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = register_sync.with_register(
         Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
@@ -187,6 +202,10 @@ CASES = [
     ("reader", "pi-1"),
     ("operator", "pi-1"),
     ("registrar", "pi-1"),
+    ("viewer-ann", "pi-1"),
+    ("operator-ann", "pi-1"),
+    ("releaser-ann", "pi-1"),
+    ("second", "pi-1"),
     ("pi-1", "pi-2"),
     ("claim0", "claim1"),
 ]
@@ -211,7 +230,8 @@ def test_a_role_writes_and_reads_what_it_should_and_nothing_else(site: Site, who
 
     for topic in (*(topic for _, topic in everything), f"{FLEET.root}/#", "#", FLEET.up(), FLEET.down("+")):
         subject.transport.subscribe(topic)  # granted, whatever they are
-    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.assignment(me)}.get(
+    people = dict.fromkeys(PERSON_ROLES, FLEET.server_state())
+    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.assignment(me), **people}.get(
         role_of(me), FLEET.enrol_response(me)
     )
     subject.transport.drain(WAIT_S)
@@ -255,6 +275,53 @@ def test_a_device_publishes_predictions_for_home_assistant_under_its_own_name_al
     assert device.heard.empty() and claim.heard.empty()
     for ear in (operator, device, claim):
         ear.transport.close()
+
+
+def test_the_rights_of_a_person_end_with_the_certificate_also_in_an_open_session(
+    site: Site, tmp_path: Path
+) -> None:
+    later = Authority(
+        site.authority.home, site.authority._ca, site.authority._key, lambda: datetime.now(UTC) + LATER
+    )
+    (short,) = site.authority.enrol_people("operator", ["bo"], tmp_path, LATER / 2)
+    assert site.sync.update(), "the access list names people"
+    _settled(site.broker)
+    sync = RegisterSync(site.broker, site.authority)
+    person, device = Ear(short.endpoint("127.0.0.1", site.broker.settings.port)), site.enter("pi-1")
+    device.transport.subscribe(FLEET.down("pi-1"))
+    device.transport.drain(WAIT_S)
+    person.transport.publish(Packet(FLEET.command("pi-1"), b"in time"))
+    assert device.until(b"in time") == set()
+
+    sync._authority = later
+    assert sync.update(), "a certificate has expired"
+    assert not sync.update(), "once is enough"
+    _settled(site.broker)
+    server = site.enter("server")
+    for ear in (person, device):
+        ear.transport.wait_connected(WAIT_S)
+    device.transport.subscribe(FLEET.down("pi-1"))
+    device.transport.drain(WAIT_S)
+    person.transport.publish(Packet(FLEET.command("pi-1"), b"too late"))
+    with contextlib.suppress(DeadlineError):
+        person.transport.drain(1.0)
+    server.transport.publish(Packet(FLEET.command("pi-1"), b"last"))
+    assert device.until(b"last") == set()
+    server.transport.close()
+    for ear in (person, device):
+        ear.transport.close()
+
+
+def test_a_device_of_an_earlier_version_does_not_become_a_person_by_its_name(
+    site: Site, tmp_path: Path
+) -> None:
+    home = Authority.make(tmp_path / "home")
+    home.bake({"pi-1": tmp_path / "pi-1"})
+    with home.register.changing() as rows:
+        rows[-1] = msgspec.structs.replace(rows[-1], name="operator-3")
+    assert [row.role for row in home.rows()][-1] == "device"
+    settings = register_sync.with_register(site.broker.settings, home)
+    assert "operator-3" not in settings.named and all(name.startswith("reader-") for name in settings.named)
 
 
 def test_the_rules_hold_for_names_that_the_register_never_saw() -> None:

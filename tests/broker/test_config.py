@@ -120,7 +120,9 @@ def sections(text: str) -> dict[str, set[str]]:
 
 def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
     root = Topics("mill").root
-    found = sections(render_access(Settings(Path(), fleet="mill", claims=("claim-1",), denied=("pi-9",))))
+    found = sections(
+        render_access(Settings(Path(), fleet="mill", named=("claim-1", "viewer-ann"), denied=("pi-9",)))
+    )
     everybody = {
         f"pattern {right} {topic}" for role, right, topic in access_rules("mill") if role == "device"
     }
@@ -129,8 +131,17 @@ def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
         "server": {f"topic readwrite {root}/#"},
         "reader": {f"topic read {root}/#"},
         "operator": {f"topic read {root}/#", "topic read homeassistant/sensor/+/#"}
-        | {f"topic write {root}/{family}/#" for family in ("srv", "tuf", "art", "d/+/dn")},
+        | {f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")}
+        | {f"topic read {root}/d/+/up/{each}" for each in ("state", "meta", "log")}
+        | {f"topic write {root}/{each}" for each in ("srv/#", "tuf/#", "art/#", "d/+/dn/#", "d/+/dn/cmd")},
         "registrar": {f"topic readwrite {root}/enroll/#"},
+        "viewer-ann": {
+            *(f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")),
+            *(f"topic read {root}/d/+/up/{each}" for each in ("state", "meta", "log")),
+            *(f"topic deny {root}/{each}/#" for each in ("art", "round", "enroll", "d/viewer-ann")),
+            "topic read homeassistant/sensor/+/#",
+            "topic deny homeassistant/sensor/viewer-ann/#",
+        },
         "claim-1": {f"topic deny {root}/{family}/#" for family in ("srv", "tuf", "art", "round", "d")}
         | {"topic deny homeassistant/sensor/+/#"},
         "pi-9": {"topic deny #"},

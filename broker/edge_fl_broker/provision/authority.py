@@ -4,7 +4,8 @@ HOME/ca.crt, ca.key                         the CA; the key never leaves this fo
 HOME/register.json                          issued and revoked certificates
 HOME/revoked.crl                            revocation list for the broker
 HOME/{broker,server,operator,registrar}/    identities of roles other than device
-HOME/{server,operator}/reader/              copies of the identity for a second connection
+HOME/{server,operator}/reader/              identities for a second connection
+HOME/people/ROLE-NAME/                      identities of people, short-lived
 HOME/server/denied                          names that the server ignores, one per line
 """
 
@@ -14,7 +15,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -27,12 +27,14 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
-from edge_fl.wire.topics import CLAIM, NAME, role_of
+from edge_fl.wire.roles import PERSON_DAYS, PersonRole, local_user
+from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
-from edge_fl_broker.provision.register import Issued, Register, Rows, denied
+from edge_fl_broker.provision.register import PERSONAL, Issued, Register, Rows, denied
 
 LIFE = timedelta(days=365 * 5)
 CLAIM_LIFE = timedelta(days=30)
+PERSON_LIFE = timedelta(days=PERSON_DAYS)
 MAX_HOLDING = 8  # valid certificates per name, so that a device that requests endlessly gets no more
 FOLDERS = {
     "server": "server",
@@ -41,6 +43,7 @@ FOLDERS = {
     "registrar": "registrar",
 }
 """Roles other than device, and the folders of their identities."""
+OPERATOR, SECOND = "operator", "reader"
 
 
 class RequestRejectedError(IdentityError):
@@ -92,10 +95,10 @@ class Authority:
                 raise ConfigError(f"{home}: {error.strerror}, expected a writable folder") from error
         authority = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
-        if missing:
-            authority.bake(missing)
-        if not (reader := home / FOLDERS["operator"] / "reader").exists():
-            shutil.copytree(home / FOLDERS["reader"], reader)
+        for name, folder in missing.items():
+            authority.bake({name: folder}, PERSON_LIFE if name == OPERATOR else LIFE)
+        if not (home / FOLDERS[OPERATOR] / SECOND).exists():
+            authority._second(identity.read(home / FOLDERS[OPERATOR]), PERSON_LIFE)
         if not (home / "broker").exists():
             authority.broker()
         authority.publish()
@@ -129,6 +132,26 @@ class Authority:
             for name, (certificate, key) in pairs.items()
         ]
 
+    def enrol_people(
+        self, role: PersonRole, names: Iterable[str], out: Path, life: timedelta = PERSON_LIFE
+    ) -> list[Identity]:
+        """Issue identities "ROLE-NAME" into folders of `out`; a releaser gets a second one, to read while it acts as the server.
+
+        Raises ConfigError like `bake`.
+        """
+        people = {f"{role}-{name}": out / f"{role}-{name}" for name in names}
+        with self.register.changing() as rows:
+            self._require_free(rows, people, person=True)
+            pairs = {name: self._pair(name, life) for name in people}
+            rows.extend(replace(self._issued(certificate), person=True) for certificate, _ in pairs.values())
+        enrolled = [
+            identity.write(people[name], self.ca, certificates.pem(certificate), key)
+            for name, (certificate, key) in pairs.items()
+        ]
+        for person in enrolled if role == "releaser" else ():
+            self._second(person, life)
+        return enrolled
+
     def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
         """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
         with self.register.changing() as rows:
@@ -161,7 +184,9 @@ class Authority:
                 raise RequestRejectedError("unknown")
             if sum(row.name == name and row.holds(now) for row in rows) >= MAX_HOLDING:
                 raise RequestRejectedError("too_many")
-            if (claim := valid[-1]).role == "claim":
+            if (claim := valid[-1]).role not in ("claim", "device"):  # a person could stay for ever
+                raise RequestRejectedError("wrong_role")
+            if claim.role == "claim":
                 if not hmac.compare_digest(claim.token, _digest(secret)):
                     raise RequestRejectedError("wrong_token")
                 if name != claim.device:
@@ -173,7 +198,7 @@ class Authority:
             elif name != sender:
                 raise RequestRejectedError("wrong_name")
             certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
-            rows.append(self._issued(certificate))
+            rows.append(replace(self._issued(certificate), issued_by=f"request of {sender}"))
         self.publish()
         return certificates.pem(certificate)
 
@@ -194,14 +219,31 @@ class Authority:
         pem = certificates.pem(certificate)
         return identity.replace(folder, pem, key) if current else identity.write(folder, self.ca, pem, key)
 
-    def rotate(self, folder: Path, life: timedelta = LIFE) -> Identity:
-        """Replace the identity in `folder`; the old certificate stays valid, so that copies of it still work."""
+    def operator(self) -> Identity | None:
+        """The operator's identity in this folder, renewed if two thirds of its life are over; None if it is not here."""
+        folder = self.home / FOLDERS[OPERATOR]
+        if not folder.exists():
+            return None
+        current = identity.read(folder)
+        return self.rotate(folder) if self.now() >= current.renew_at else current
+
+    def rotate(self, folder: Path, life: timedelta | None = None) -> Identity:
+        """Replace the identity in `folder`, by default for the usual life of its role, and a person's second one.
+
+        The old certificate stays valid, so that copies of it still work.
+        """
         name = identity.read(folder).name
         if name == "broker":
             raise ConfigError(f"{folder}: 'edge-fl broker up' renews the broker's certificate")
+        last = next((row for row in reversed(self.rows()) if row.name == name), None)
+        person, owner = (last.person, last.device) if last else (False, "")
+        life = life or (PERSON_LIFE if person or name == OPERATOR else LIFE)
         certificate, key = self._pair(name, life)
-        self._enter(certificate)
-        return identity.replace(folder, certificates.pem(certificate), key)
+        self._enter(certificate, owner, person=person)
+        renewed = identity.replace(folder, certificates.pem(certificate), key)
+        if (second := folder / SECOND).exists() and identity.read(second).name.startswith(READER):
+            self.rotate(second, life)
+        return renewed
 
     def revoke(self, name: str) -> list[Issued]:
         """Revoke every certificate for `name` and every claim for it. Raises ConfigError if there is no valid one."""
@@ -210,7 +252,7 @@ class Authority:
         with self.register.changing() as rows:
             for index, row in enumerate(rows):
                 if name in (row.name, row.device) and row.holds(now):
-                    rows[index] = replace(row, revoked=now)
+                    rows[index] = replace(row, revoked=now, revoked_by=local_user())
                     ended.append(rows[index])
         if not ended:
             raise ConfigError(
@@ -241,25 +283,40 @@ class Authority:
             certificate.not_valid_after_utc,
             device=device,
             token=token,
+            issued_by=local_user(),
         )
 
-    def _enter(self, certificate: x509.Certificate) -> None:
+    def _enter(self, certificate: x509.Certificate, owner: str = "", *, person: bool = False) -> None:
         with self.register.changing() as rows:
-            rows.append(self._issued(certificate))
+            rows.append(replace(self._issued(certificate, owner), person=person))
 
-    def _require_free(self, rows: Iterable[Issued], folders: Mapping[str, Path]) -> None:
+    def _second(self, owner: Identity, life: timedelta) -> None:
+        """Issue the identity for a second connection of `owner`, which only reads; it is revoked with the owner's."""
+        certificate, key = self._pair(READER + secrets.token_hex(6), life)
+        self._enter(certificate, owner.name, person=True)
+        identity.write(owner.folder / SECOND, self.ca, certificates.pem(certificate), key)
+
+    def _require_free(
+        self, rows: Iterable[Issued], folders: Mapping[str, Path], *, person: bool = False
+    ) -> None:
         now = self.now()
         taken = {name for row in rows if row.holds(now) for name in (row.name, row.device)}
         for name, folder in folders.items():
-            if not NAME.match(name) or role_of(name) in ("claim", "broker"):
-                raise ConfigError(f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name")
+            role = role_of(name)
+            personal = role in PERSONAL and name not in RESERVED
+            if not NAME.match(name) or role in ("claim", "broker") or personal != person:
+                raise ConfigError(
+                    f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name (people: --role)"
+                )
             if name in taken:
                 raise ConfigError(
                     f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews it,"
                     " 'fleet revoke' revokes it)"
                 )
             if folder.exists():
-                raise ConfigError(f"{folder}: exists already, expected a new folder")
+                raise ConfigError(
+                    f"{folder}: exists already, expected a new folder ('edge-fl fleet rotate {folder}' renews an identity)"
+                )
             _require_writable(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,13 @@ Out = Annotated[
         "--out",
         metavar="FOLDER",
         rich_help_panel="Folders",
-        help="Folder for the devices' identities [HOME/devices].",
+        help="Folder for the identities [HOME/devices, of people HOME/people].",
+    ),
+]
+Days = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", min=1, max=3650, help="Validity in days [claims 30, people 90, identities 1825]."
     ),
 ]
 COLUMNS: Columns = {
@@ -36,15 +43,25 @@ COLUMNS: Columns = {
     "role": "role",
     "state": "state",
     "expires": "expires",
-    "device": "for device",
+    "device": "for",
+    "by": Column("issued by", rank=1),
+    "revoked_by": Column("revoked by", rank=1),
     "serial": Column("serial", rank=1),
 }
+
+
+class Role(StrEnum):
+    """Roles of people."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    RELEASER = "releaser"
 
 
 def register(app: App) -> None:
     """Add to the group `fleet`."""
     group = app.group("fleet")
-    group.add(enrol, "edge-fl fleet enrol pi-07 pi-08")
+    group.add(enrol, "edge-fl fleet enrol pi-07 pi-08\nedge-fl fleet enrol --role viewer ann")
     group.add(certificates, "edge-fl fleet certificates")
     group.add(revoke, "edge-fl fleet revoke pi-07")
     group.add(rotate, "edge-fl fleet rotate runs/identities/devices/pi-07")
@@ -63,17 +80,26 @@ def enrol(
         bool,
         typer.Option("--baked", help="Issue complete identities, keys included, instead of one-time claims."),
     ] = False,
-    days: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=3650, help="Validity in days [claims 30, identities 1825]."),
+    role: Annotated[
+        Role | None,
+        typer.Option(
+            metavar="ROLE",
+            help="Enrol people instead of devices: viewer, operator or releaser (docs/security.md).",
+        ),
     ] = None,
+    days: Days = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked)."""
+    """Enrol devices: create a folder each with a one-time claim (the device generates its key), or with a complete identity (--baked).
+    With --role enrol people: a complete identity ROLE-NAME each.
+    """
     from datetime import timedelta
 
-    from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, Authority
+    from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, PERSON_LIFE, Authority
+
+    if role and count:
+        raise ConfigError("--role: expected the names of people, and no --count")
 
     width = max(3, len(str(count - 1)))
     devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
@@ -82,6 +108,14 @@ def enrol(
     if len(set(devices)) != len(devices):
         raise ConfigError("duplicate name, expected each name once")
     authority = Authority.make(home)
+    if role:
+        life = timedelta(days=days) if days else PERSON_LIFE
+        for person in authority.enrol_people(role.value, devices, out or home / "people", life):
+            print(person.folder)
+            print_status(
+                f"{person.name}: valid until {person.expires:%Y-%m-%d}; 'edge-fl fleet rotate' renews it"
+            )
+        return
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
     identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life)
@@ -117,6 +151,8 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
             "state": row.state(now),
             "expires": f"{row.expires:%Y-%m-%d}",
             "device": row.device or None,
+            "by": row.issued_by or None,
+            "revoked_by": row.revoked_by or None,
             "serial": row.serial,
         }
         for row in authority.rows()
@@ -142,14 +178,21 @@ def revoke(
 def rotate(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER", help="Identity folders created by 'fleet enrol --baked'."),
+        typer.Argument(
+            metavar="FOLDER", help="Identity folders created by 'fleet enrol --baked' or '--role'."
+        ),
     ],
+    days: Days = None,
     home: Home = DEFAULT_HOME,
 ) -> None:
-    """Renew the identities in these folders: new key, new certificate. Running devices renew theirs after two thirds of its life."""
+    """Renew the identities in these folders, also expired ones: new key, new certificate, same name. Running devices renew theirs after two
+    thirds of its life.
+    """
+    from datetime import timedelta
+
     from edge_fl_broker.provision.authority import Authority
 
     authority = Authority.open(home)
     for folder in folders:
-        renewed = authority.rotate(folder)
+        renewed = authority.rotate(folder, timedelta(days=days) if days else None)
         print(f"{renewed.name}: valid until {renewed.expires:%Y-%m-%d}")

@@ -13,13 +13,19 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
-from edge_fl.wire.topics import Role, role_of
+from edge_fl.wire.roles import PERSON_ROLES
+from edge_fl.wire.topics import RESERVED, Role, role_of
 
 MAX_ISSUED = 1_000_000
+PERSONAL: frozenset[Role] = frozenset({"reader", *PERSON_ROLES})
+NAMED = PERSONAL | {"claim", "worker"}
 
 
 class Issued(Struct, frozen=True, omit_defaults=True):
-    """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed."""
+    """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed.
+
+    `person`: issued for a person's role, or as the second connection of the person `device`. `issued_by` and `revoked_by` say who did it.
+    """
 
     name: str
     serial: str
@@ -29,11 +35,16 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     device: str = ""
     token: str = ""
     key: str = ""
+    person: bool = False
+    issued_by: str = ""
+    revoked_by: str = ""
 
     @property
     def role(self) -> Role:
-        """The role that follows from the name."""
-        return role_of(self.name)
+        """The role that follows from the name; a device that an earlier version gave a name like a person's remains one."""
+        role = role_of(self.name)
+        old_device = self.name not in RESERVED and role in PERSONAL and not self.person
+        return "device" if old_device else role
 
     def holds(self, now: datetime) -> bool:
         """Whether a broker accepts it."""
@@ -56,9 +67,16 @@ def denied(rows: Iterable[Issued], now: datetime) -> list[str]:
     return sorted({row.name for row in rows if row.revoked and row.role != "claim"} - holding)
 
 
-def holding(rows: Iterable[Issued], role: Role, now: datetime) -> list[str]:
-    """Names of a role that can connect; claims, redeemed or not."""
-    return sorted({row.name for row in rows if row.role == role and row.holds(now)})
+def named(rows: Iterable[Issued], now: datetime) -> list[str]:
+    """Names that the access list must contain: claims (redeemed or not), workers and people that can connect."""
+    return sorted(
+        {row.name for row in rows if row.role in NAMED and row.name not in RESERVED and row.holds(now)}
+    )
+
+
+def next_end(rows: Iterable[Issued], now: datetime) -> datetime | None:
+    """When the next certificate of a person expires."""
+    return min((row.expires for row in rows if row.person and row.holds(now)), default=None)
 
 
 class Register:

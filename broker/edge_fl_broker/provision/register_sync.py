@@ -1,4 +1,4 @@
-"""Keep a broker up to date with the register: open claims, workers and denied names."""
+"""Keep a broker up to date with the register: claims, workers, people and denied names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
 from edge_fl_broker.config import Certificates, Settings, is_loopback
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_broker.provision.register import denied, holding
+from edge_fl_broker.provision.register import denied, named, next_end
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +36,12 @@ def certificates(authority: Authority, host: str) -> Certificates:
 
 
 def with_register(settings: Settings, authority: Authority) -> Settings:
-    """The settings with the current claims, workers and denied names."""
+    """The settings with the current claims, workers, people and denied names."""
     rows, now = authority.rows(), authority.now()
     return replace(
         settings,
-        claims=tuple(holding(rows, "claim", now)),
+        named=tuple(named(rows, now)),
         denied=tuple(denied(rows, now)),
-        workers=tuple(holding(rows, "worker", now)),
     )
 
 
@@ -55,20 +54,28 @@ class RegisterSync:
     def __init__(self, broker: Mosquitto, authority: Authority) -> None:
         self._broker, self._authority = broker, authority
         self._seen, self._ended = self._stamps(), self._revoked()
+        self._next_end = next_end(authority.rows(), authority.now())
+        self._operator = authority.operator()
 
     def update(self) -> bool:
-        """Reload the broker if claims, workers or revocations changed; True if it was reloaded.
+        """Reload the broker if claims, workers, people or revocations changed; True if it was reloaded.
+
+        The broker checks dates only when a client connects: the rights of a person also end in an open session.
 
         Raises ConnectError, DeadlineError; the next call tries again.
         """
         stamps = self._stamps()
-        if stamps == self._seen:
+        now = self._authority.now()
+        if self._operator and now >= self._operator.renew_at:
+            self._operator = self._authority.operator()
+        if stamps == self._seen and not (self._next_end and now >= self._next_end):
             return False
         settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
         changed = settings != self._broker.settings or ended != self._ended
         if changed:
             self._broker.reload(settings)
         self._seen, self._ended = stamps, ended
+        self._next_end = next_end(self._authority.rows(), now)
         return changed
 
     def _stamps(self) -> tuple[int, ...]:

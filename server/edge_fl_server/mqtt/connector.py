@@ -17,11 +17,12 @@ from edge_fl.secure.member import Authorities
 from edge_fl.wire import identity
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 
 READER = "reader"
-SERVER_ROLES = ("server", "reader", "operator", "worker")
+SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 
 
 def denied(folder: Path | str) -> Path | None:

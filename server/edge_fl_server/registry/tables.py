@@ -85,6 +85,22 @@ rejection_counts = Table(
     PrimaryKeyConstraint("fleet", "reason"),
 )
 
+tags = Table(
+    "tags",
+    metadata,
+    *_texts(
+        "fleet", "device", "key", "value"
+    ),  # "": removed by the operator, so that an enrolment does not bring it back
+    PrimaryKeyConstraint("fleet", "device", "key"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    *_texts("fleet", "name", "selector"),
+    PrimaryKeyConstraint("fleet", "name"),
+)
+
 round_requests = Table(
     "round_requests",
     metadata,

@@ -14,9 +14,10 @@ from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
+from edge_fl.wire.roles import local_user
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.authority import LIFE, MAX_HOLDING, Authority, RequestRejectedError
-from edge_fl_broker.provision.register import denied, holding
+from edge_fl_broker.provision.register import denied, named
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -53,7 +54,9 @@ def test_a_second_start_finds_what_the_first_one_made(authority: Authority) -> N
     again = Authority.make(authority.home, authority.now)
     changed = {name for name, content in files(again.home).items() if before.get(name) != content}
     assert changed <= {"revoked.crl"}
-    assert {row.name for row in again.rows()} == {"server", "reader", "operator", "registrar", "broker"}
+    names = [row.name for row in again.rows()]
+    assert names[:4] == ["server", "reader", "operator", "registrar"] and names[5:] == ["broker"]
+    assert names[4].startswith("reader-"), "the operator's second connection"
 
 
 def test_certificates_begin_a_day_back_and_hold_for_years(authority: Authority, tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_a_name_whose_folder_cannot_be_made_is_not_taken(authority: Authority, t
 def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tmp_path: Path) -> None:
     (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
     assert claim.role == "claim" and claim.token
-    assert holding(authority.rows(), "claim", NOW) == [claim.name]
+    assert claim.name in named(authority.rows(), NOW)
     key = identity.new_key()
     request = identity.request("pi-1", key)
     for sender, wanted, secret, why in (
@@ -120,7 +123,7 @@ def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tm
     with pytest.raises(RequestRejectedError, match="unknown"):
         authority.answer(claim.name, request, claim.token.secret)
     assert f"{claim.serial:x}" in revoked_serials(authority), "a device's claim ends with it"
-    assert holding(authority.rows(), "claim", NOW) == []
+    assert not [name for name in named(authority.rows(), NOW) if name.startswith("claim-")]
     assert denied(authority.rows(), NOW) == ["pi-1"]
 
 
@@ -211,3 +214,49 @@ def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.C
     ]
     assert main(["fleet", "enrol", "device-000", "--baked", *home]) == 4
     assert main(["fleet", "certificates", "--home", str(tmp_path / "none")]) == 4
+
+
+def test_a_person_gets_ninety_days_and_keeps_the_name_when_renewed(
+    authority: Authority, clock: Clock, tmp_path: Path
+) -> None:
+    (ann,) = authority.enrol_people("viewer", ["ann"], tmp_path)
+    assert (ann.name, ann.role, ann.expires - NOW) == ("viewer-ann", "viewer", timedelta(days=90))
+    with pytest.raises(ConfigError, match=r"viewer-ann.*fleet rotate"):
+        authority.enrol_people("viewer", ["ann"], tmp_path / "again")
+    for wrong in ({"viewer-bo": tmp_path / "x"}, {"reader-1": tmp_path / "x"}):
+        with pytest.raises(ConfigError, match="people: --role"):
+            authority.bake(wrong)
+    clock.now = NOW + timedelta(days=100)
+    assert "viewer-ann" not in named(authority.rows(), clock.now)
+    renewed = authority.rotate(ann.folder, timedelta(days=7))
+    assert (renewed.name, renewed.expires - clock.now) == ("viewer-ann", timedelta(days=7))
+    assert "viewer-ann" in named(authority.rows(), clock.now)
+
+
+def test_a_person_cannot_renew_over_mqtt(authority: Authority, tmp_path: Path) -> None:
+    authority.enrol_people("viewer", ["ann"], tmp_path)
+    request = identity.request("viewer-ann", identity.new_key())
+    with pytest.raises(RequestRejectedError, match="wrong_role"):
+        authority.answer("viewer-ann", request)
+
+
+def test_the_second_identity_of_a_releaser_ends_with_the_first(authority: Authority, tmp_path: Path) -> None:
+    (bo,) = authority.enrol_people("releaser", ["bo"], tmp_path)
+    second = identity.read(bo.folder / "reader")
+    assert (second.role, second.expires) == ("reader", bo.expires)
+    authority.rotate(bo.folder)
+    assert identity.read(bo.folder / "reader").serial != second.serial
+    ended = authority.revoke("releaser-bo")
+    assert {row.name for row in ended} == {"releaser-bo", second.name} <= set(denied(authority.rows(), NOW))
+    assert {row.revoked_by for row in ended} == {local_user()} == {row.issued_by for row in ended}
+
+
+def test_the_operators_identity_beside_the_ca_is_short_lived_and_renewed(
+    authority: Authority, clock: Clock
+) -> None:
+    first = authority.operator()
+    assert first and (first.role, first.expires - NOW) == ("admin", timedelta(days=90))
+    clock.now = NOW + timedelta(days=61)
+    renewed = authority.operator()
+    assert renewed and renewed.serial != first.serial and renewed == authority.operator()
+    assert identity.read(renewed.folder / "reader").expires == renewed.expires

@@ -6,11 +6,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from sqlalchemy import text, update
 
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import Database, rollouts, servers
 from edge_fl_server.registry.servers import SILENT_S, Presence
+from edge_fl_server.registry.tables import metadata
 from edge_fl_server.registry.tables import servers as table
 
 
@@ -63,9 +66,12 @@ def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer
         assert record is not None
         rollouts.advance(old, record, state="aborted", reason=reason)
     with old.writing() as connection:
-        connection.execute(text("DROP TABLE servers"))
+        for later in ("servers", "tags", "groups"):
+            connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
     old.close()
     db = Database.open(path)
     assert [record.state for record in rollouts.listed(db, "main")] == ["aborted", "replaced"]
     assert servers.presence(db, "main") == Presence()
+    with db.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []

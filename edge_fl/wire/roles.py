@@ -1,0 +1,71 @@
+"""What people may do: one table of actions and roles.
+
+The broker's access list (`edge_fl.wire.topics.access_rules`), the buttons of the dashboard and the checks of commands follow from it. The
+identity `operator` next to the certificate authority may do everything here, like a user of the machine of the registry.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from edge_fl.errors import EdgeFLError
+
+PersonRole = Literal["viewer", "operator", "releaser"]
+PERSON_ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
+PERSON_DAYS = 90  # validity of a person's certificate or token, unless stated otherwise
+
+
+class NotPermittedError(EdgeFLError):
+    """An action that the role does not include."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Action:
+    """Who may do something, and which topics it needs: names of `edge_fl.wire.topics.FAMILIES`."""
+
+    roles: frozenset[PersonRole]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+EVERYONE = frozenset(PERSON_ROLES)
+OPERATOR: frozenset[PersonRole] = frozenset({"operator"})
+RELEASER: frozenset[PersonRole] = frozenset({"releaser"})
+STATES = ("srv", "tuf", "assignment", "state", "meta", "log")
+
+ACTIONS: dict[str, Action] = {
+    "view": Action(EVERYONE, reads=STATES),  # states and logs, not models, updates or certificate requests
+    "audit": Action(OPERATOR | RELEASER),
+    "command": Action(OPERATOR, writes=("cmd",)),
+    "stop": Action(OPERATOR),
+    "admit": Action(OPERATOR),
+    "revoke": Action(OPERATOR),
+    "pause": Action(OPERATOR | RELEASER),
+    "abort": Action(OPERATOR | RELEASER),
+    "start": Action(RELEASER),
+    "resume": Action(RELEASER),
+    "rollback": Action(RELEASER),
+    # where no server is online, the command acts as the server
+    "publish": Action(RELEASER, reads=("all",), writes=("srv", "tuf", "art", "down")),
+    "token": Action(frozenset()),  # only the administrator
+}
+"""Actions of people; the dashboard's have the names of its buttons."""
+
+
+def may(roles: Iterable[str], action: str) -> bool:
+    """Whether one of the roles includes the action."""
+    return not ACTIONS[action].roles.isdisjoint(roles)
+
+
+def local_user() -> str:
+    """Who runs this process, for records of what people did: the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

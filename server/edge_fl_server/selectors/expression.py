@@ -1,0 +1,298 @@
+"""Parse a selector into an expression tree, and match devices with it. No IO.
+
+    site=berlin and (tier=full or not arch=armv7l)      tags and attributes
+    memory_mb>=1024, samples<50                          numbers: = != < <= > >=
+    site=berlin,paris                                    one of several values
+    pi-0*, name=pi-0*                                    device names; * and ? stand for any characters
+    @cameras                                             a saved group
+
+A key is one of the attributes below or a tag. A device without the tag has no value: `site=*` does not match it, `site!=berlin` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+
+from edge_fl.errors import ConfigError, nearest
+
+TEXTS = (
+    "name",
+    "status",
+    "standing",
+    "activity",
+    "why",
+    "tier",
+    "head",
+    "arch",
+    "python",
+    "onnxruntime",
+    "agent",
+)
+NUMBERS = ("release", "samples", "memory_mb", "disk_free_mb", "drift")
+"""Attributes that a device reports or the server decides; no tag may have their names."""
+WORDS = ("and", "or", "not")
+MAX_LENGTH, MAX_DEPTH = 1000, 50
+TOKEN = re.compile(r"[()]|[<>!]=|[=<>]|@?[\w.*?:/+,-]+")
+TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}\Z")
+TAG_VALUE = re.compile(r"[\w.:/+-]{1,64}\Z", re.ASCII)
+NUMBER = re.compile(r"\d{1,15}(\.\d{1,15})?\Z", re.ASCII)
+EXPECTED = "a device name, key=value, @group, 'not' or '('"
+
+Value = str | float
+Device = Mapping[str, Value]
+"""The tags and attributes of one device, with its `name`."""
+
+
+class SelectorError(ConfigError):
+    """A selector that cannot be parsed, or a tag that none can name."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A tag or text attribute has a value that one of the patterns matches."""
+
+    key: str
+    pattern: re.Pattern[str]
+
+    def matches(self, device: Device) -> bool:
+        value = device.get(self.key)
+        return value is not None and self.pattern.match(str(value)) is not None
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number compares with a bound; false for a device without the number."""
+
+    key: str
+    holds: Callable[[float, float], bool]
+    bound: float
+
+    def matches(self, device: Device) -> bool:
+        value = device.get(self.key)
+        return isinstance(value, int | float) and self.holds(value, self.bound)
+
+
+@dataclass(frozen=True)
+class Not:
+    """The inner expression does not match."""
+
+    inner: Expression
+
+    def matches(self, device: Device) -> bool:
+        return not self.inner.matches(device)
+
+
+@dataclass(frozen=True)
+class And:
+    """All expressions match."""
+
+    inner: tuple[Expression, ...]
+
+    def matches(self, device: Device) -> bool:
+        return all(one.matches(device) for one in self.inner)
+
+
+@dataclass(frozen=True)
+class Or:
+    """At least one expression matches."""
+
+    inner: tuple[Expression, ...]
+
+    def matches(self, device: Device) -> bool:
+        return any(one.matches(device) for one in self.inner)
+
+
+Expression = Text | Number | Not | And | Or
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    "=": lambda value, bound: value == bound,
+    "<": lambda value, bound: value < bound,
+    ">": lambda value, bound: value > bound,
+    "<=": lambda value, bound: value <= bound,
+    ">=": lambda value, bound: value >= bound,
+}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A parsed selector: its text, its expression, and the keys that it compares."""
+
+    text: str
+    expression: Expression
+    keys: frozenset[str]
+
+    def matches(self, device: Device) -> bool:
+        return self.expression.matches(device)
+
+
+def parse(text: str, groups: Mapping[str, str] | None = None) -> Selector:
+    """Parse a selector; `groups` are the saved selectors by name. Raises SelectorError, which names the position."""
+    parser = _Parser(text, groups or {}, ())
+    return Selector(text, parser.whole(), frozenset(parser.keys))
+
+
+def select(devices: Iterable[Device], text: str, groups: Mapping[str, str] | None = None) -> list[str]:
+    """The names of the devices that a selector matches, in their order. Raises SelectorError."""
+    matches = parse(text, groups).expression.matches
+    return [str(device["name"]) for device in devices if matches(device)]
+
+
+def tag(text: str) -> tuple[str, str]:
+    """Parse ``key=value``; ``key-`` gives an empty value, which removes the tag. Raises SelectorError."""
+    key, equals, value = text.partition("=")
+    if not equals and text.endswith("-"):
+        key = text[:-1]
+    elif not (equals and TAG_VALUE.match(value)):
+        raise SelectorError(
+            f"tag {text!r}: expected key=value, or key- to remove it; a value has 1 to 64 of A-Z, a-z, 0-9 and . _ : / + -"
+        )
+    if not TAG_KEY.match(key) or key in WORDS:
+        raise SelectorError(
+            f"tag {text!r}: key {key!r}: expected 1 to 32 of a-z, 0-9 and . _ -, the first a letter"
+        )
+    if key in TEXTS or key in NUMBERS:
+        raise SelectorError(f"tag {text!r}: {key} is an attribute of every device; expected another key")
+    return key, value
+
+
+class _Parser:
+    """A recursive descent over the tokens of one selector."""
+
+    def __init__(self, text: str, groups: Mapping[str, str], within: tuple[str, ...]) -> None:
+        self._text, self._groups, self._within = text, groups, within
+        self._tokens = self._split()
+        self._next = self._depth = 0
+        self.keys: set[str] = set()
+
+    def whole(self) -> Expression:
+        """The expression of all tokens."""
+        found = self._any()
+        if self._next < len(self._tokens):
+            raise self._error("expected 'and', 'or' or the end")
+        return found
+
+    def _split(self) -> list[tuple[str, int]]:
+        """(token, position from 1) of the whole text."""
+        if len(self._text) > MAX_LENGTH:
+            raise SelectorError(
+                f"selector {self._text[:40]!r}...: {len(self._text)} characters, expected at most {MAX_LENGTH}"
+            )
+        tokens, at = [], 0
+        while at < len(self._text):
+            if self._text[at].isspace():
+                at += 1
+            elif found := TOKEN.match(self._text, at):
+                tokens.append((found[0], at + 1))
+                at = found.end()
+            else:
+                raise SelectorError(
+                    f"selector {self._text!r}: position {at + 1}: {self._text[at]!r}, expected {EXPECTED}"
+                )
+        return tokens
+
+    @property
+    def _token(self) -> str:
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
+
+    def _error(self, expected: str) -> SelectorError:
+        if self._next < len(self._tokens):
+            token, at = self._tokens[self._next]
+            return SelectorError(f"selector {self._text!r}: position {at}: {token!r}, {expected}")
+        return SelectorError(f"selector {self._text!r}: position {len(self._text) + 1}: ends, {expected}")
+
+    def _any(self) -> Expression:
+        found = [self._all()]
+        while self._token == "or":
+            self._next += 1
+            found.append(self._all())
+        return found[0] if len(found) == 1 else Or(tuple(found))
+
+    def _all(self) -> Expression:
+        found = [self._one()]
+        while self._token == "and":
+            self._next += 1
+            found.append(self._one())
+        return found[0] if len(found) == 1 else And(tuple(found))
+
+    def _one(self) -> Expression:
+        token = self._token
+        if self._depth == MAX_DEPTH:
+            raise self._error(f"expected at most {MAX_DEPTH} levels of 'not' and '('")
+        if token == "not":
+            self._next += 1
+            self._depth += 1
+            inner = self._one()
+            self._depth -= 1
+            return Not(inner)
+        if token == "(":
+            self._next += 1
+            self._depth += 1
+            found = self._any()
+            self._depth -= 1
+            if self._token != ")":
+                raise self._error("expected ')'")
+            self._next += 1
+            return found
+        if token.startswith("@"):
+            found = self._group(token[1:])
+            self._next += 1
+            return found
+        if not token or token in WORDS or not _is_word(token):
+            raise self._error(f"expected {EXPECTED}")
+        self._next += 1
+        operator = self._token
+        if operator in COMPARISONS or operator == "!=":
+            key, at = self._tokens[self._next - 1]
+            if key not in TEXTS and not TAG_KEY.match(key):
+                raise SelectorError(
+                    f"selector {self._text!r}: position {at}: {key!r}, expected a key: a tag or one of {', '.join(TEXTS + NUMBERS)}"
+                )
+            self._next += 1
+            return self._comparison(key, operator)
+        self.keys.add("name")
+        return Text("name", _patterns(token))
+
+    def _comparison(self, key: str, operator: str) -> Expression:
+        """The comparison with the value that comes next."""
+        value = self._token
+        if not value or not _is_word(value):
+            raise self._error(f"expected a value for {key}")
+        if key in NUMBERS:
+            if not NUMBER.match(value):
+                raise self._error(f"expected a number: {key} is one")
+            bound = float(value)
+            equal: Expression = Number(key, COMPARISONS["=" if operator == "!=" else operator], bound)
+        elif operator in ("=", "!="):
+            equal = Text(key, _patterns(value))
+        else:
+            raise self._error(
+                f"expected = or != before it: {key} is no number, only {', '.join(NUMBERS)} are"
+            )
+        self._next += 1
+        self.keys.add(key)
+        return Not(equal) if operator == "!=" else equal
+
+    def _group(self, name: str) -> Expression:
+        """The expression of a saved group."""
+        if name in self._within:
+            raise self._error(
+                f"expected a group that does not contain itself: {' > '.join((*self._within, name))}"
+            )
+        if name not in self._groups:
+            raise self._error(f"expected a saved group{nearest(name, self._groups)}")
+        parser = _Parser(self._groups[name], self._groups, (*self._within, name))
+        found = parser.whole()
+        self.keys |= parser.keys
+        return found
+
+
+def _is_word(token: str) -> bool:
+    return token[0] not in "()=<>!@"
+
+
+def _patterns(text: str) -> re.Pattern[str]:
+    """A pattern for comma-separated values in which * and ? stand for any characters."""
+    return re.compile("|".join(translate(value) for value in text.split(",")))

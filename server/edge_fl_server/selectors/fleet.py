@@ -1,0 +1,57 @@
+"""Select devices of a fleet from the registry; only the tags and attributes that the selector compares are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, select
+
+from edge_fl_server.registry import Database, tags
+from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry.tables import devices
+from edge_fl_server.selectors.expression import Selector, Value, parse
+
+_ABLE = devices.c.capability
+ATTRIBUTES: dict[str, ColumnElement[Any]] = {
+    "name": devices.c.device,
+    "status": devices.c.status,
+    "standing": STANDING,
+    "activity": devices.c.activity,
+    "why": devices.c.why,
+    "tier": _ABLE["tier"].as_string(),
+    "head": _ABLE["head"].as_string(),
+    "arch": _ABLE["machine"].as_string(),
+    "python": _ABLE["python"].as_string(),
+    "onnxruntime": _ABLE["onnxruntime"].as_string(),
+    "agent": _ABLE["agent"].as_string(),
+    "release": devices.c.release,
+    "samples": _ABLE["samples"].as_integer(),
+    "memory_mb": _ABLE["memory_mb"].as_integer(),
+    "disk_free_mb": _ABLE["disk_free_mb"].as_integer(),
+    "drift": _ABLE["drift"].as_float(),
+}
+"""Attribute -> its column in the registry."""
+
+
+def parsed(db: Database, fleet: str, text: str) -> Selector:
+    """Parse a selector with the fleet's groups. Raises SelectorError."""
+    return parse(text, tags.saved_groups(db, fleet))
+
+
+def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
+    """The names of the devices that a selector matches, ascending. Raises SelectorError."""
+    if isinstance(selector, str):
+        selector = parsed(db, fleet, selector)
+    names = sorted(selector.keys & ATTRIBUTES.keys() | {"name"})
+    query = select(*(ATTRIBUTES[name].label(name) for name in names)).where(devices.c.fleet == fleet)
+    keys = selector.keys - ATTRIBUTES.keys()
+    tagged = tags.of_devices(db, fleet, keys) if keys else {}
+    with db.reading() as connection:
+        rows = connection.execute(query.order_by(devices.c.device)).all()
+    matching = []
+    for row in rows:
+        values = {name: value for name, value in zip(names, row, strict=True) if value not in (None, "")}
+        device: dict[str, Value] = {**values, **tagged.get(values["name"], {})}
+        if selector.matches(device):
+            matching.append(values["name"])
+    return matching

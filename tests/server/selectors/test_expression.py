@@ -1,0 +1,98 @@
+"""Selectors: what an expression matches, and what a wrong one says."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_fl_server.selectors import SelectorError, expression, fleet, parse, select
+
+DEVICES: list[dict[str, str | float]] = [
+    {"name": "pi-01", "site": "berlin", "tier": "full", "arch": "aarch64", "memory_mb": 8000, "samples": 0},
+    {"name": "pi-02", "site": "berlin", "tier": "head", "arch": "armv7l", "memory_mb": 900},
+    {"name": "pi-10", "site": "paris", "tier": "head", "arch": "aarch64", "memory_mb": 2000},
+    {"name": "lab-1", "tier": "head", "arch": "x86_64"},
+]
+GROUPS = {"berlin": "site=berlin", "small": "@berlin and memory_mb<1000"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("site=berlin and (tier=full or not arch=armv7l)", "pi-01"),
+        ("site=berlin or site=paris and tier=full", "pi-01 pi-02"),  # and binds tighter
+        ("(site=berlin or site=paris) and tier=full", "pi-01"),
+        ("site=paris,berlin", "pi-01 pi-02 pi-10"),
+        ("site=*", "pi-01 pi-02 pi-10"),
+        ("not site=*", "lab-1"),
+        ("site!=berlin", "pi-10 lab-1"),  # also without the tag
+        ("site=b?rlin", "pi-01 pi-02"),
+        ("site=berli", ""),  # whole values
+        ("site=Berlin", ""),
+        ("pi-0*", "pi-01 pi-02"),
+        ("pi-01,lab-*", "pi-01 lab-1"),
+        ("name=pi-01", "pi-01"),
+        ("not pi-*", "lab-1"),
+        ("not not pi-01", "pi-01"),
+        ("memory_mb>=2000", "pi-01 pi-10"),
+        ("memory_mb < 2000", "pi-02"),
+        ("memory_mb!=900", "pi-01 pi-10 lab-1"),
+        ("samples=0", "pi-01"),  # absent elsewhere
+        ("@berlin and tier=full", "pi-01"),
+        ("not @small", "pi-01 pi-10 lab-1"),
+        ("*", "pi-01 pi-02 pi-10 lab-1"),
+        ("a.b/c=1", SelectorError),
+    ],
+)
+def test_a_selector_matches(text: str, expected: str | type[Exception]) -> None:
+    if isinstance(expected, str):
+        assert select(DEVICES, text, GROUPS) == expected.split()
+    else:
+        with pytest.raises(expected):
+            select(DEVICES, text, GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "position 1: ends, expected a device name"),
+        ("  ", "position 3: ends"),
+        ("site=berlin and", r"position 16: ends, expected a device name, key=value, @group, 'not' or '\('"),
+        ("site=berlin tier=full", "position 13: 'tier', expected 'and', 'or' or the end"),
+        ("site=", "position 6: ends, expected a value for site"),
+        ("site==berlin", "position 6: '=', expected a value for site"),
+        ("(site=berlin", r"position 13: ends, expected '\)'"),
+        ("site=berlin)", "position 12"),
+        ("site=berlin & tier=full", "position 13: '&', expected a device name"),
+        ("and", "position 1: 'and', expected a device name"),
+        ("site>3", "position 6: '3', expected = or != before it: site is no number, only release, samples"),
+        ("memory_mb>lots", "position 11: 'lots', expected a number: memory_mb is one"),
+        ("Site=berlin", "position 1: 'Site', expected a key"),
+        ("@berln", r"position 1: '@berln', expected a saved group \(did you mean 'berlin'\?\)"),
+        ("@", "position 1: '@', expected"),
+        ("@loop", "expected a group that does not contain itself: loop > ring > loop"),
+        ("not " * 60 + "pi-01", "expected at most 50 levels"),
+        ("(" * 60, "expected at most 50 levels"),
+        ("x" * 1001, "1001 characters, expected at most 1000"),
+    ],
+)
+def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
+        parse(text, {**GROUPS, "loop": "@ring", "ring": "not @loop"})
+
+
+@pytest.mark.parametrize(
+    "text", ["site", "Site=x", "site=", "site=two words", "=x", "and=x", "tier=full", "memory_mb=3", "-"]
+)
+def test_a_tag_that_no_selector_can_name_is_rejected(text: str) -> None:
+    with pytest.raises(SelectorError, match="expected"):
+        expression.tag(text)
+
+
+def test_a_tag_is_set_or_removed() -> None:
+    assert expression.tag("site=berlin") == ("site", "berlin")
+    assert expression.tag("site-") == ("site", "")
+    assert expression.tag("line-2=a.b:/+-_") == ("line-2", "a.b:/+-_")
+
+
+def test_every_attribute_has_a_column() -> None:
+    assert {*expression.TEXTS, *expression.NUMBERS} == fleet.ATTRIBUTES.keys()

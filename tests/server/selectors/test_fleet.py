@@ -1,0 +1,75 @@
+"""Selections of a fleet from the registry: tags, attributes, groups, and the time of a large fleet."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from edge_fl_server.registry import Database, devices, tags
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.selectors import SelectorError, fleet
+
+ABLE = {"tier": "head", "machine": "aarch64", "memory_mb": 2000, "samples": 40}
+
+
+@pytest.fixture
+def db(database_url: str):
+    opened = Database.open(database_url)
+    yield opened
+    opened.close()
+
+
+def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> None:
+    devices.record(
+        db,
+        [
+            DeviceRecord("main", "pi-01", "ready", release=3, capability={**ABLE, "drift": 2.5}),
+            DeviceRecord("main", "pi-02", "lost", release=2, capability={**ABLE, "tier": "full"}),
+            DeviceRecord("main", "pi-03"),
+            DeviceRecord("other", "pi-04", "ready", capability=ABLE),
+        ],
+    )
+    tags.change(db, "main", ["pi-01", "pi-03"], {"site": "berlin", "line": "2"})
+    tags.change(db, "other", ["pi-04"], {"site": "berlin"})
+    devices.quarantine(db, "main", "pi-02", "flooding")
+    tags.save_group(db, "main", "healthy", "status=ready and not standing=*")
+    for text, expected in {
+        "site=berlin": "pi-01 pi-03",
+        "site=berlin and line=2 and not tier=*": "pi-03",
+        "standing=quarantined": "pi-02",
+        "@healthy": "pi-01",
+        "release>=3 and drift>2 and memory_mb=2000 and arch=aarch64": "pi-01",
+        "samples>39": "pi-01 pi-02",
+        "*": "pi-01 pi-02 pi-03",
+    }.items():
+        assert fleet.selected(db, "main", text) == expected.split(), text
+    tags.change(db, "main", ["pi-01"], {"site": ""})
+    assert fleet.selected(db, "main", "site=*") == ["pi-03"]
+    tags.remove_group(db, "main", "healthy")
+    with pytest.raises(SelectorError, match="expected a saved group"):
+        fleet.selected(db, "main", "@healthy")
+
+
+def test_enrolment_does_not_bring_back_what_the_operator_changed(db: Database) -> None:
+    given = {"pi-01": {"site": "berlin", "line": "2"}, "pi-02": {"site": "paris"}}
+    tags.enrolled(db, "main", given)
+    tags.change(db, "main", ["pi-01"], {"site": "paris", "line": ""})
+    tags.enrolled(db, "main", given)
+    assert tags.of_devices(db, "main") == {"pi-01": {"site": "paris"}, "pi-02": {"site": "paris"}}
+
+
+def test_three_tags_of_ten_thousand_devices_are_compared_quickly(tmp_path) -> None:
+    db = Database.open(tmp_path / "registry.sqlite")
+    names = [f"pi-{number:05}" for number in range(10_000)]
+    devices.record(db, [DeviceRecord("main", name, capability=ABLE) for name in names])
+    for number, site in enumerate(("berlin", "paris")):
+        tags.change(db, "main", names[number::2], {"site": site, "line": str(number), "kind": "camera"})
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        found = fleet.selected(db, "main", "site=berlin and kind=camera and not line=1")
+        took.append(time.perf_counter() - began)
+    db.close()
+    assert len(found) == 5_000
+    assert min(took) < 1.0  # the target is 0.2 s (docs/tags.md); a busy machine may take longer
