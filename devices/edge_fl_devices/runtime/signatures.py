@@ -48,11 +48,13 @@ class Verifier:
     def received(self, address: Address, packet: Packet) -> Received | None:
         """The event of a packet; None if it waits for newer metadata. Raises ProtocolError."""
         self.waiting.pop(address.kind, None)
-        event = self._verified(address, packet)
-        if event.rejected in ("no_root", "wrong_key"):
+        try:
+            return self._verified(address, packet)
+        except TrustError as error:
+            if error.why not in ("no_root", "wrong_key"):
+                return self._rejected(address, packet, error)
             self.waiting[address.kind] = (address, packet)
             return None
-        return event
 
     def refresh(self, files: Mapping[str, bytes] | Failed) -> KeysRefreshed:
         """Refresh the trusted metadata; in a worker thread."""
@@ -67,25 +69,30 @@ class Verifier:
         """Verify the messages that waited. Without any trusted root a signature is worth nothing, and is ignored."""
         waiting, self.waiting = self.waiting, {}
         for address, packet in waiting.values():
-            event = self._verified(address, packet)
-            yield Received(address, event.message, packet.retain) if event.rejected == "no_root" else event
+            try:
+                yield self._verified(address, packet)
+            except TrustError as error:
+                if error.why == "no_root":
+                    yield Received(address, _content(address, packet), packet.retain)
+                else:
+                    yield self._rejected(address, packet, error)
 
     def _verified(self, address: Address, packet: Packet) -> Received:
-        message = _decoded(address.kind, packet.payload) if packet.payload else None
+        """Raises TrustError for a signature that does not count."""
+        message = _content(address, packet)
         signature = getattr(message, "signature", None)
         if self.trust is None or not isinstance(signature, ServerSignature):
             return Received(address, message, packet.retain)
         content = signed.to_device(address.kind, signature, packet.payload)
-        try:
-            self.trust.require_online_signature(content, signature.signatures, signature.expires)
-            if (signature.fleet, signature.device) != (self.fleet, self.device):
-                found = f"signed for {signature.device} of fleet {signature.fleet}"
-                raise TrustError(f"{found}, expected {self.device} of {self.fleet}", "misdirected")
-        except TrustError as error:
-            if error.why not in ("no_root", "wrong_key") or address.kind not in self.waiting:
-                log.warning("%s: %s: %s; ignored", self.device, address.kind, error.message)
-            return Received(address, message, packet.retain, rejected=error.why)
+        self.trust.require_online_signature(content, signature.signatures, signature.expires)
+        if (signature.fleet, signature.device) != (self.fleet, self.device):
+            found = f"signed for {signature.device} of fleet {signature.fleet}"
+            raise TrustError(f"{found}, expected {self.device} of {self.fleet}", "misdirected")
         return Received(address, message, packet.retain, signature.number)
+
+    def _rejected(self, address: Address, packet: Packet, error: TrustError) -> Received:
+        log.warning("%s: %s: %s; ignored", self.device, address.kind, error.message)
+        return Received(address, _content(address, packet), packet.retain, rejected=error.why)
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +124,10 @@ class Signer:
         self._count += 1
         number = self.start * NUMBERS_PER_START + self._count
         return signed.stated(message, self._member, self.fleet, self.device, number)
+
+
+def _content(address: Address, packet: Packet) -> Struct | None:
+    return _decoded(address.kind, packet.payload) if packet.payload else None
 
 
 @functools.lru_cache(64)

@@ -38,8 +38,10 @@ def list_devices(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices known to the broker: last reported state and capability; from the registry, whether their reports count
-    ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier).
+    ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). With an identity also
+    whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned", "replayed").
     """
+    from edge_fl_server.mqtt.connector import authorities
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, devices
     from edge_fl_server.registry.database import location
@@ -49,7 +51,8 @@ def list_devices(
     if database or Path(location(database, home)).exists():
         with closing(Database.existing(location(database, home))) as db:
             registered = {record.device: record for record in devices.listed(db, fleet)}
-    known = device_list.devices(connect_to(host, port, identity), fleet, registered)
+    connect, cas = connect_to(host, port, identity), authorities(identity)
+    known = device_list.devices(connect, fleet, registered, authorities=cas)
     show_table(known.rows, device_list.COLUMNS, format)
     if not known.online:
         print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")

@@ -49,8 +49,8 @@ class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
     `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_forged` of every message
-    that its device did not sign (`statements`; None: signatures are not checked), `on_excess` for every device above the rate limit, once per
-    interval.
+    that its device did not sign (`statements`; None: signatures are not checked), `on_excess` for every device above the rate
+    limit, once per interval.
     """
 
     def __init__(
