@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
-from edge_fl.wire.blob import Blob
+from edge_fl.wire.blob import Blob, digest
 from edge_fl.wire.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 
 PROTOCOL = "1.0"
@@ -72,7 +72,8 @@ class Round(Struct, frozen=True):
 class Assignment(Struct, frozen=True):
     """dn/assignment, retained: the desired state of one device; only the highest `version` counts.
 
-    Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round and the broadcast `down` to start from.
+    Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
+    the hash of the round's `spec` ("": any).
     "rest" requests nothing; `why` may give a failure word, as in `DeviceState.why`.
     """
 
@@ -85,6 +86,7 @@ class Assignment(Struct, frozen=True):
     release: Count = 0
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
     why: Text = ""
+    spec: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     signature: ServerSignature | None = None
 
 
@@ -315,6 +317,11 @@ def decode(payload: bytes, kind: type[M]) -> M:
         raise ProtocolError(f"{name}: {brief(error)}") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message
+
+
+def spec_digest(spec: MethodSpec) -> str:
+    """The hash of a round's specification in its assignments: the announcement itself is not signed."""
+    return digest(encode(spec))
 
 
 def _depth(payload: bytes) -> int:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
@@ -383,10 +382,7 @@ def start(
     data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
     """
     release, now_s = worker.boot(), time.monotonic()
-    memory = worker.store.memory()
-    if identity:  # the clock helps where the folder was deleted
-        memory = replace(memory, starts=max(memory.starts + 1, int(time.time())))
-        worker.store.remember(memory)
+    memory = worker.store.begin() if identity else worker.store.memory()
     waiting: Outbox = ()
     for parcel in worker.store.outbox():
         waiting = outbox.put(waiting, parcel, now_s)
