@@ -120,7 +120,7 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     The goal is max(floor(participation * N), 1) updates; with `participation_from` above 0 every round draws its share between that and
     `participation`. On devices, `over_select` times as many clients are selected, because some drop out. A round ends when the goal is
     reached, or at `deadline_s` if `quorum` of the goal has responded; otherwise it is repeated, up to `attempts` times in all. A round
-    waits up to `wait_s` for `min_devices` before it starts.
+    waits up to `wait_s` for `min_devices` before it starts. `where` selects the devices that take part (docs/tags.md; "": all).
 
     With a `buffer_size` above 0 aggregation is asynchronous (FedBuff): a round ends after that many updates, each begun at most
     `max_staleness` rounds ago; the other clients keep working, and only the missing part of the cohort is selected anew.
@@ -137,6 +137,7 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     min_devices: Annotated[int, Meta(ge=1)] = 1
     wait_s: Annotated[float, Meta(gt=0)] = 120.0
+    where: str = ""
     buffer_size: Annotated[int, Meta(ge=0)] = 0
     max_staleness: Annotated[int, Meta(ge=0, le=1000)] = 10
     drop_out: Annotated[float, Meta(ge=0, lt=1)] = 0.0
@@ -167,12 +168,14 @@ class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Stages of a roll-out: growing shares of the devices, the last one 1 ([1.0]: all devices at once).
 
     "auto" is 5 %, 25 % and 100 % with at least 20 head-only devices online and an earlier release to go back to, otherwise all at once.
-    The next stage begins when `success` of the devices succeeded; an online device has `stage_wait_s` to respond.
+    The next stage begins when `success` of the devices succeeded; an online device has `stage_wait_s` to respond. Devices that `where`
+    does not select keep their release (docs/tags.md; "": all are selected).
     """
 
     stages: Annotated[tuple[Fraction, ...], Meta(min_length=1, max_length=16)] | Literal["auto"] = "auto"
     success: Fraction = 0.9
     stage_wait_s: Annotated[float, Meta(gt=0)] = 600.0
+    where: str = ""
     gates: GateConfig = GateConfig()
 
     def __post_init__(self) -> None:
@@ -345,10 +348,7 @@ def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:
 
 
 def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
-    """Convert nested dicts to a struct of settings; numbers must be finite.
-
-    Raises ConfigError, which names the key and the nearest known one.
-    """
+    """Convert nested dicts to a struct of settings; numbers must be finite. Raises ConfigError, which names key and nearest known one."""
     try:
         settings = msgspec.convert(tree, kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -276,7 +276,9 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
         scene.attacker.drain(10)
         record = {"pi-01": record} if (record := devices.get(scene.db, "main", "pi-01")) else {}
         cas = authorities(scene.home / "ca" / "operator")
-        rows = device_list.devices(scene.connect, "main", record, LeaseLimits(settle_s=0.2), cas).rows
+        rows = device_list.devices(
+            scene.connect, "main", record, LeaseLimits(settle_s=0.2), authorities=cas
+        ).rows
         assert [row["signed"] for row in rows] == ["forged"]
 
 

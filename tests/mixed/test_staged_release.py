@@ -30,10 +30,13 @@ from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.registry import Database, rollouts
+from edge_fl_server.registry import Database, devices, rollouts, tags
+from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.stages import rank
+from edge_fl_server.release.rollout.stored_rollout import request
+from edge_fl_server.selectors import SelectorError
 from tests.devices import graphs
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -197,3 +200,41 @@ def test_a_report_from_outside_the_stage_is_rejected(fleet: Callable[..., Fleet]
     verdict = site.rollout._take_report(outsider, report)
     assert verdict and (verdict.status, verdict.reason) == ("rejected", "not_assigned")
     assert outsider not in site.rollout.stages.outcomes
+
+
+def test_devices_that_a_roll_out_does_not_select_keep_their_release(fleet: Callable[..., Fleet]) -> None:
+    site = fleet(6)
+    for weights in (GOOD, GOOD * 2):
+        site.release(weights)
+        site.rollout.wait(0, 60)
+        site.eventually(lambda: site.record().state == "completed")
+
+    def serving() -> dict[str, int]:
+        return {name: device.state.release for name, device in sorted(site.devices.items())}
+
+    berlin = ["pi-000", "pi-001", "pi-002"]
+    devices.record(
+        site.db, [DeviceRecord("main", name, capability={"tier": "head"}) for name in site.devices]
+    )
+    tags.change(site.db, "main", berlin, {"site": "berlin"})
+    request(site.db, "main", 1, RolloutConfig(stages=(1.0,), where="site=berlin"))
+    site.eventually(lambda: site.record().state == "completed")
+    partly = {name: 1 if name in berlin else 2 for name in site.devices}
+    site.eventually(lambda: serving() == partly)
+    assert rollouts.served_release(site.db, "main") == 2  # the release of the whole fleet
+
+    # before their stage has begun, devices keep what they had; after a roll-back they have it again
+    number = rollouts.begin(site.db, "main", 2, previous=2, plan={"stages": [0.001, 1.0]})
+    rollouts.steer(site.db, number, "paused")
+    site.eventually(lambda: site.record().state == "paused")
+    site.rollout._assign_all()
+    assert [site.rollout._target(name)[0].release for name in sorted(partly)] == [1, 1, 1, 2, 2, 2]
+    rollouts.steer(site.db, number, "running")
+    site.eventually(lambda: (site.record().state, site.serving()) == ("completed", [2]))
+
+
+def test_a_roll_out_to_a_selector_that_cannot_be_parsed_is_not_requested(fleet: Callable[..., Fleet]) -> None:
+    site = fleet(0)
+    with pytest.raises(SelectorError, match=r"@berlin', expected a saved group"):
+        request(site.db, "main", 1, RolloutConfig(where="@berlin"))
+    assert rollouts.listed(site.db, "main") == []

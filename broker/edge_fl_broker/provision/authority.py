@@ -7,6 +7,7 @@ HOME/{broker,server,operator,registrar}/    identities of roles other than devic
 HOME/{server,operator}/reader/              identities for a second connection
 HOME/people/ROLE-NAME/                      identities of people, short-lived
 HOME/server/denied                          names that the server ignores, one per line
+HOME/server/tags.json                       tags that devices were enrolled with
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 from cryptography import x509
 from msgspec.structs import replace
 
@@ -28,6 +30,7 @@ from edge_fl.files import atomic
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
 from edge_fl.wire.roles import PERSON_DAYS, PersonRole, local_user
+from edge_fl.wire.tags import TAGS_FILE, Tags
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.register import PERSONAL, Issued, Register, Rows, denied
@@ -118,7 +121,9 @@ class Authority:
         """All certificates ever issued."""
         return self.register.rows()
 
-    def bake(self, folders: Mapping[str, Path], life: timedelta = LIFE) -> list[Identity]:
+    def bake(
+        self, folders: Mapping[str, Path], life: timedelta = LIFE, tags: Tags | None = None
+    ) -> list[Identity]:
         """Issue complete identities, keys included, into the given folders by name.
 
         Raises ConfigError if a name is taken, before issuing any.
@@ -126,7 +131,8 @@ class Authority:
         with self.register.changing() as rows:
             self._require_free(rows, folders)
             pairs = {name: self._pair(name, life) for name in folders}
-            rows.extend(self._issued(certificate) for certificate, _ in pairs.values())
+            rows.extend(self._issued(certificate, tags=tags) for certificate, _ in pairs.values())
+        self._publish_tags()
         return [
             identity.write(folders[name], self.ca, certificates.pem(certificate), key)
             for name, (certificate, key) in pairs.items()
@@ -152,7 +158,9 @@ class Authority:
             self._second(person, life)
         return enrolled
 
-    def claim(self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE) -> list[Identity]:
+    def claim(
+        self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE, tags: Tags | None = None
+    ) -> list[Identity]:
         """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
         with self.register.changing() as rows:
             self._require_free(rows, folders)
@@ -162,9 +170,10 @@ class Authority:
                 for device, (certificate, _) in pairs.items()
             }
             rows.extend(
-                self._issued(certificate, device, _digest(tokens[device].secret))
+                self._issued(certificate, device, _digest(tokens[device].secret), tags)
                 for device, (certificate, _) in pairs.items()
             )
+        self._publish_tags()
         return [
             identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
             for device, (certificate, key) in pairs.items()
@@ -275,7 +284,15 @@ class Authority:
         key = identity.new_key()
         return certificates.leaf(name, key.public_key(), self._ca, self._key, self.now(), life, hosts), key
 
-    def _issued(self, certificate: x509.Certificate, device: str = "", token: str = "") -> Issued:
+    def _publish_tags(self) -> None:
+        """Write the tags of enrolled devices for the server; a later enrolment of a device replaces its earlier ones."""
+        given = {row.device or row.name: row.tags for row in self.rows() if row.tags}
+        if given:
+            atomic.write(self.home / FOLDERS["server"] / TAGS_FILE, msgspec.json.encode(given))
+
+    def _issued(
+        self, certificate: x509.Certificate, device: str = "", token: str = "", tags: Tags | None = None
+    ) -> Issued:
         return Issued(
             identity.common_name(certificate.subject),
             f"{certificate.serial_number:x}",
@@ -283,6 +300,7 @@ class Authority:
             certificate.not_valid_after_utc,
             device=device,
             token=token,
+            tags=dict(tags or {}),
             issued_by=local_user(),
         )
 

@@ -87,6 +87,10 @@ def enrol(
             help="Enrol people instead of devices: viewer, operator or releaser (docs/security.md).",
         ),
     ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="KEY=VALUE", help="A tag of these devices; may be repeated."),
+    ] = None,
     days: Days = None,
     out: Out = None,
     home: Home = DEFAULT_HOME,
@@ -96,11 +100,17 @@ def enrol(
     """
     from datetime import timedelta
 
+    from edge_fl.wire.tags import parse
     from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, PERSON_LIFE, Authority
 
     if role and count:
         raise ConfigError("--role: expected the names of people, and no --count")
+    if role and tags:
+        raise ConfigError("--role: expected the names of people, and no --tag")
 
+    given = dict(map(parse, tags or []))
+    if removed := [key for key, value in given.items() if not value]:
+        raise ConfigError(f"--tag {removed[0]}-: expected key=value; 'edge-fl fleet tag' removes tags")
     width = max(3, len(str(count - 1)))
     devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
     if not devices:
@@ -118,7 +128,7 @@ def enrol(
         return
     out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
-    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life)
+    identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life, given)
     one, more = ("identity", "identities") if baked else ("claim", "claims")
     for issued in identities:
         print(issued.folder)

@@ -24,6 +24,7 @@ NAMED = PERSONAL | {"claim", "worker"}
 class Issued(Struct, frozen=True, omit_defaults=True):
     """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed.
 
+    `tags` are those that the device was enrolled with.
     `person`: issued for a person's role, or as the second connection of the person `device`. `issued_by` and `revoked_by` say who did it.
     """
 
@@ -35,6 +36,7 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     device: str = ""
     token: str = ""
     key: str = ""
+    tags: dict[str, str] = {}
     person: bool = False
     issued_by: str = ""
     revoked_by: str = ""

@@ -1,4 +1,4 @@
-"""`edge-fl fleet list` and `edge-fl fleet admit`: the devices of a fleet, and their quarantine."""
+"""`edge-fl fleet list | admit`: the devices of a fleet, and their quarantine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl_server.cli import fleet_tags
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
     HOME,
@@ -19,16 +20,19 @@ from edge_fl_server.cli.options import (
     HostOption,
     PortOption,
 )
+from edge_fl_server.cli.selection import WhereOption
 
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
     group = app.group("fleet", "The devices of a fleet.", "Fleet")
-    group.add(list_devices, "edge-fl fleet list", name="list")
+    group.add(list_devices, "edge-fl fleet list --where 'site=berlin and not status=ready'", name="list")
     group.add(admit, "edge-fl fleet admit pi-07")
+    fleet_tags.register(group)
 
 
 def list_devices(
+    where: WhereOption = "",
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
     fleet: FleetOption = "main",
@@ -43,17 +47,23 @@ def list_devices(
     """
     from edge_fl_server.mqtt.connector import authorities
     from edge_fl_server.mqtt.devices import device_list
-    from edge_fl_server.registry import Database, devices
+    from edge_fl_server.registry import Database, devices, tags
     from edge_fl_server.registry.database import location
     from edge_fl_server.registry.records import DeviceRecord
+    from edge_fl_server.selectors.fleet import selected
 
     registered: dict[str, DeviceRecord] = {}
-    if database or Path(location(database, home)).exists():
+    tagged: dict[str, dict[str, str]] = {}
+    chosen: set[str] | None = None
+    if where or database or Path(location(database, home)).exists():
         with closing(Database.existing(location(database, home))) as db:
             registered = {record.device: record for record in devices.listed(db, fleet)}
+            tagged = tags.of_devices(db, fleet)
+            chosen = set(selected(db, fleet, where)) if where else None
     connect, cas = connect_to(host, port, identity), authorities(identity)
-    known = device_list.devices(connect, fleet, registered, authorities=cas)
-    show_table(known.rows, device_list.COLUMNS, format)
+    known = device_list.devices(connect, fleet, registered, authorities=cas, tagged=tagged)
+    rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
+    show_table(rows, device_list.COLUMNS, format)
     if not known.online:
         print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")
 

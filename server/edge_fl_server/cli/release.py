@@ -16,6 +16,7 @@ from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 from edge_fl_server.cli.release_keys import open_repository
+from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
@@ -44,7 +45,7 @@ def register(app: App) -> None:
     )
     release.add(list_releases, "edge-fl release list", name="list")
     release.add(release_publish.publish, "edge-fl release publish model.onnx --classes cat,dog")
-    release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1")
+    release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(pause, "edge-fl release pause")
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
@@ -101,6 +102,8 @@ def rollout(
             help="Seconds until the devices of a stage must have reported.",
         ),
     ] = 600.0,
+    where: WhereOption = "",
+    yes: YesOption = False,
     wait_s: Wait = WAIT_S,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
@@ -109,11 +112,19 @@ def rollout(
     port: PortOption = None,
     identity: IdentityOption = None,
 ) -> None:
-    """Roll out a kept release (default: the last) in stages, or resume a paused roll-out."""
+    """Roll out a kept release (default: the last) in stages, or resume a paused roll-out. Devices that --where does not select
+    keep their release.
+    """
     plan = rollout_plan(
-        stages, success=success, stage_wait_s=stage_wait_s, gates={"false_abort": false_abort}
+        stages,
+        success=success,
+        stage_wait_s=stage_wait_s,
+        where=where,
+        gates={"false_abort": false_abort},
     )
     with commands(home, fleet, database, host, port, identity) as releases:
+        if where:
+            confirmed(releases.db, fleet, where, "roll out to them", yes=yes)
         carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 

@@ -16,10 +16,12 @@ from typing import Self
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.wire import tags
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import Database, devices, reports, runs, servers
+from edge_fl_server.registry import tags as registered_tags
 from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
@@ -44,9 +46,10 @@ BENIGN = frozenset(
 class Journal:
     """The registry of one fleet, from any thread; in memory without a database.
 
-    A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count then.
-    `denied` is the file with the names of revoked devices next to the server's identity, which `fleet revoke` writes; the registry repeats
-    it for lists, the dashboard and workers. Sessions older than the revocation may still be open, and their reports do not count either.
+    A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count
+    then. `denied` is the file with the names of revoked devices next to the server's identity, which `fleet revoke` writes; the
+    registry repeats it for lists, the dashboard and workers, like the tags that `fleet enrol` writes next to it. Sessions older than
+    the revocation may still be open, and their reports do not count either.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class Journal:
         self.db, self.fleet = db or Database.open(), fleet
         self._quarantine_after = quarantine_after
         self._denied = denied
+        self._tags_file = denied.with_name(tags.TAGS_FILE) if denied else None
+        self._enrolled: dict[str, dict[str, str]] = {}
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
@@ -179,6 +184,13 @@ class Journal:
                 blocked = devices.blocked(self.db, self.fleet)
         return blocked
 
+    def _read_tags(self) -> None:
+        """Add the tags of newly enrolled devices to the registry."""
+        given = tags.read(self._tags_file) if self._tags_file else {}
+        if given != self._enrolled:
+            registered_tags.enrolled(self.db, self.fleet, given)
+            self._enrolled = given
+
     def _run(self) -> None:
         try:
             beat_s = time.monotonic()
@@ -204,6 +216,7 @@ class Journal:
                 self._write_excess(*excess[0])
                 del excess[0]
             self._blocked = self._read_blocked()
+            self._read_tags()
         except EdgeFLError as error:
             log.warning("%s", error)
             with self._lock:

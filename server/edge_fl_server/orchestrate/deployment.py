@@ -39,6 +39,7 @@ from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.selectors import fleet as selectors
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
@@ -66,6 +67,9 @@ class Deployment(RunHooks):
         self._totals, self._progress = totals, progress
         self._rejected: Counter[str] = Counter()
         self._use_head_updates = True
+        db, broker, cohort = server.journal.db, setup.recipe.broker, setup.recipe.cohort
+        selectors.require(db, broker.fleet, cohort.where, setup.recipe.release.rollout.where)
+        server.roster.train_only(selectors.Selection(db, broker.fleet, cohort.where))
         max_norm = setup.recipe.validation.max_norm
         self._screen = Screen(max_norm) if max_norm else None
         self._rollout = self._make_rollout(home)

@@ -53,6 +53,13 @@ def listed(db: Database, fleet: str) -> list[DeviceRecord]:
     return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
 
 
+def names(db: Database, fleet: str) -> list[str]:
+    """The names of all devices ever seen, ascending."""
+    with db.reading() as connection:
+        query = select(devices.c.device).where(devices.c.fleet == fleet).order_by(devices.c.device)
+        return list(connection.execute(query).scalars())
+
+
 def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
     """One device."""
     query = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)

@@ -199,3 +199,9 @@ class RolloutRecord(Struct, frozen=True):
         """Cumulative shares of the fleet, one per stage."""
         shares: list[float] = self.plan.get("stages", [1.0])
         return shares
+
+    @property
+    def where(self) -> str:
+        """The selector of its devices; "" for all."""
+        where: str = self.plan.get("where", "")
+        return where

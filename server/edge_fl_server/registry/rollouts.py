@@ -63,8 +63,10 @@ def listed(db: Database, fleet: str) -> list[RolloutRecord]:
 
 
 def served_release(db: Database, fleet: str) -> int:
-    """The release that a fleet serves (0: none): the one to go back to from a new release."""
+    """The release that a whole fleet serves (0: none): the one to go back to from a new release."""
     for record in listed(db, fleet):
+        if record.where:
+            continue
         if record.state == "completed":
             return record.release
         if record.previous:

@@ -6,7 +6,7 @@
     pi-0*, name=pi-0*                                    device names; * and ? stand for any characters
     @cameras                                             a saved group
 
-A key is one of the attributes below or a tag. A device without the tag has no value: `site=*` does not match it, `site!=berlin` does.
+A key is an attribute (`edge_fl.wire.tags`) or a tag. Without a value `site=*` does not match a device, `site!=berlin` does.
 """
 
 from __future__ import annotations
@@ -17,27 +17,11 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.wire.tags import KEY, NUMBERS, TEXTS
 
-TEXTS = (
-    "name",
-    "status",
-    "standing",
-    "activity",
-    "why",
-    "tier",
-    "head",
-    "arch",
-    "python",
-    "onnxruntime",
-    "agent",
-)
-NUMBERS = ("release", "samples", "memory_mb", "disk_free_mb", "drift")
-"""Attributes that a device reports or the server decides; no tag may have their names."""
 WORDS = ("and", "or", "not")
 MAX_LENGTH, MAX_DEPTH = 1000, 50
 TOKEN = re.compile(r"[()]|[<>!]=|[=<>]|@?[\w.*?:/+,-]+")
-TAG_KEY = re.compile(r"[a-z][a-z0-9_.-]{0,31}\Z")
-TAG_VALUE = re.compile(r"[\w.:/+-]{1,64}\Z", re.ASCII)
 NUMBER = re.compile(r"\d{1,15}(\.\d{1,15})?\Z", re.ASCII)
 EXPECTED = "a device name, key=value, @group, 'not' or '('"
 
@@ -47,7 +31,7 @@ Device = Mapping[str, Value]
 
 
 class SelectorError(ConfigError):
-    """A selector that cannot be parsed, or a tag that none can name."""
+    """A selector that cannot be parsed."""
 
 
 @dataclass(frozen=True)
@@ -140,24 +124,6 @@ def select(devices: Iterable[Device], text: str, groups: Mapping[str, str] | Non
     return [str(device["name"]) for device in devices if matches(device)]
 
 
-def tag(text: str) -> tuple[str, str]:
-    """Parse ``key=value``; ``key-`` gives an empty value, which removes the tag. Raises SelectorError."""
-    key, equals, value = text.partition("=")
-    if not equals and text.endswith("-"):
-        key = text[:-1]
-    elif not (equals and TAG_VALUE.match(value)):
-        raise SelectorError(
-            f"tag {text!r}: expected key=value, or key- to remove it; a value has 1 to 64 of A-Z, a-z, 0-9 and . _ : / + -"
-        )
-    if not TAG_KEY.match(key) or key in WORDS:
-        raise SelectorError(
-            f"tag {text!r}: key {key!r}: expected 1 to 32 of a-z, 0-9 and . _ -, the first a letter"
-        )
-    if key in TEXTS or key in NUMBERS:
-        raise SelectorError(f"tag {text!r}: {key} is an attribute of every device; expected another key")
-    return key, value
-
-
 class _Parser:
     """A recursive descent over the tokens of one selector."""
 
@@ -246,7 +212,7 @@ class _Parser:
         operator = self._token
         if operator in COMPARISONS or operator == "!=":
             key, at = self._tokens[self._next - 1]
-            if key not in TEXTS and not TAG_KEY.match(key):
+            if key not in TEXTS and not KEY.match(key):
                 raise SelectorError(
                     f"selector {self._text!r}: position {at}: {key!r}, expected a key: a tag or one of {', '.join(TEXTS + NUMBERS)}"
                 )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
+from edge_fl.errors import EdgeFLError, nearest
 from edge_fl_server.registry import Database, tags
 from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import devices
 from edge_fl_server.selectors.expression import Selector, Value, parse
 
+log = logging.getLogger(__name__)
+
+REFRESH_S = 5.0
 _ABLE = devices.c.capability
 ATTRIBUTES: dict[str, ColumnElement[Any]] = {
     "name": devices.c.device,
@@ -55,3 +62,42 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
         if selector.matches(device):
             matching.append(values["name"])
     return matching
+
+
+def unknown_tags(db: Database, fleet: str, selector: Selector) -> str:
+    """Format a hint for the keys of a selector that no device of the fleet has; empty if there are none."""
+    known = {key for own in tags.of_devices(db, fleet).values() for key in own} | ATTRIBUTES.keys()
+    missing = sorted(selector.keys - known)
+    return "".join(f"; no device has the tag {key!r}{nearest(key, known)}" for key in missing)
+
+
+class Selection:
+    """The devices that a selector matches at present, read again after REFRESH_S; all devices for an empty selector.
+
+    `device in selection` is safe from any thread. While the registry fails, or the selector names a removed group, the devices that it
+    matched last stay selected.
+    """
+
+    def __init__(self, db: Database, fleet: str, text: str) -> None:
+        self._db, self._fleet, self.text = db, fleet, text
+        self._lock = threading.Lock()
+        self._names: frozenset[str] = frozenset()
+        self._until_s = 0.0
+
+    def __contains__(self, device: str) -> bool:
+        if not self.text:
+            return True
+        with self._lock:
+            if time.monotonic() > self._until_s:
+                self._until_s = time.monotonic() + REFRESH_S
+                try:
+                    self._names = frozenset(selected(self._db, self._fleet, self.text))
+                except EdgeFLError as error:
+                    log.warning("%s; %d devices stay selected", error.message, len(self._names))
+            return device in self._names
+
+
+def require(db: Database, fleet: str, *texts: str) -> None:
+    """Check selectors before something depends on them; empty ones are skipped. Raises SelectorError."""
+    for text in filter(None, texts):
+        parsed(db, fleet, text)

@@ -67,8 +67,12 @@ def require_bufferable(cohort: CohortConfig, method: Method, source: Source) -> 
 
 
 def require_simulable(recipe: Recipe) -> None:
-    """Raise ConfigError for drop-out and slow clients that the run cannot simulate."""
+    """Raise ConfigError for drop-out and slow clients that the run cannot simulate, and for a selection of clients that are no devices."""
     cohort, fleet = recipe.cohort, recipe.source in ("fleet", "none")
+    if cohort.where and recipe.source not in ("fleet", "hybrid"):
+        raise ConfigError(
+            f"cohort.where = {cohort.where!r}: source {recipe.source}, expected fleet or hybrid"
+        )
     conditions = {
         "drop_out": (fleet or cohort.buffer_size > 0, "simulated clients, and buffer_size = 0"),
         "slow_training": (

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -121,6 +122,13 @@ def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
     assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
 
 
+def test_a_selector_narrows_the_fleet_and_a_wrong_one_is_named(db: Database) -> None:
+    found = fleet.page(db, "main", FleetQuery(where="tier=full and not status=lost"))
+    assert {(row.tier, row.status) for row in found.rows} == {("full", "ready")} and not found.wrong
+    wrong = fleet.page(db, "main", FleetQuery(where="tier=full and"))
+    assert wrong.matches == 0 and "position 14: ends" in fleet_page.note(wrong)
+
+
 def test_a_row_shows_the_newest_report(db: Database) -> None:
     row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
     report = device.page(db, "main", "pi-00004")
@@ -165,8 +173,8 @@ def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
 
 
 def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
-    query = FleetQuery("pi", "blocked", "lost", "head", "after", True, 3)
-    pairs = dict(pair.split("=") for pair in fleet_page.address_of(query).split("&"))
+    query = FleetQuery("pi", "blocked", "lost", "head", "after", True, 3, "site=berlin")
+    pairs = dict(parse_qsl(fleet_page.address_of(query)))
     assert fleet_page.query_of(pairs) == query
     assert fleet_page.query_of({"page": "x"}) == FleetQuery()
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
+from edge_fl.cli import main
+from edge_fl_server.mqtt.connector import denied
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import devices, reports
+from edge_fl_server.registry import Database, devices, reports, tags
 
 
 @pytest.fixture
@@ -33,3 +38,24 @@ def test_a_readmitted_device_starts_at_zero(journal):
     devices.readmit(journal.db, "main", "d2")
     (d2,) = devices.listed(journal.db, "main")
     assert (d2.blocked, d2.rejections, d2.outlier_score) == ("", 0, 0.0)
+
+
+def test_tags_given_at_enrolment_reach_the_registry_of_a_running_server(tmp_path: Path) -> None:
+    def enrol(*arguments: str) -> None:
+        assert main(["fleet", "enrol", *arguments, "--home", str(tmp_path)]) == 0
+
+    enrol("pi-01", "--tag", "site=berlin", "--tag", "line=2")
+    db = Database.open()
+    with Journal(db, "main", denied=denied(tmp_path / "server")):
+        enrol("--baked", "pi-02", "--tag", "site=paris")
+        expected = {"pi-01": {"line": "2", "site": "berlin"}, "pi-02": {"site": "paris"}}
+        until = time.monotonic() + 30
+        while tags.of_devices(db, "main") != expected and time.monotonic() < until:
+            time.sleep(0.05)
+    assert tags.of_devices(db, "main") == expected
+
+
+@pytest.mark.parametrize("tag", ["site", "tier=full", "site-"])
+def test_a_wrong_tag_enrols_no_device(tag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fleet", "enrol", "pi-01", "--tag", tag, "--home", str(tmp_path / "ca")]) == 4
+    assert "expected" in capsys.readouterr().err and not (tmp_path / "ca").exists()

@@ -16,8 +16,9 @@ from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_
 from edge_fl_server.mqtt.devices.roster import Device, Roster, fold
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.selectors.fleet import Selection
 from tests.server.conftest import QUICK
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))
@@ -63,6 +64,18 @@ def test_devices_are_listed_by_tier_without_lost_ones(bench):
     bench.devices[0].crash()
     assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
     assert bench.roster.gone_for("d1") == 0 < bench.roster.gone_for("d2")
+
+
+def test_only_selected_devices_train(bench):
+    bench.device("d2"), bench.device("d1")
+    bench.wait_for(full=2)
+    journal = bench.inbox.journal
+    devices.record(journal.db, [DeviceRecord("main", id) for id in ("d1", "d2")])
+    tags.change(journal.db, "main", ["d2"], {"site": "berlin"})
+    bench.roster.train_only(Selection(journal.db, "main", "site=berlin"))
+    assert bench.roster.full_devices() == list(bench.fleet(bench.spec("fedavg")).clients()) == ["d2"]
+    with pytest.raises(DeadlineError, match=r"1 full and 0 head-only devices \(full ones of 'site=berlin'\)"):
+        bench.roster.wait_for(full=2, deadline_s=0.05)
 
 
 def test_a_deadline_error_names_the_known_devices(bench):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl_server.selectors import SelectorError, expression, fleet, parse, select
+from edge_fl.wire import tags
+from edge_fl_server.selectors import SelectorError, fleet, parse, select
 
 DEVICES: list[dict[str, str | float]] = [
     {"name": "pi-01", "site": "berlin", "tier": "full", "arch": "aarch64", "memory_mb": 8000, "samples": 0},
@@ -80,19 +81,5 @@ def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, me
         parse(text, {**GROUPS, "loop": "@ring", "ring": "not @loop"})
 
 
-@pytest.mark.parametrize(
-    "text", ["site", "Site=x", "site=", "site=two words", "=x", "and=x", "tier=full", "memory_mb=3", "-"]
-)
-def test_a_tag_that_no_selector_can_name_is_rejected(text: str) -> None:
-    with pytest.raises(SelectorError, match="expected"):
-        expression.tag(text)
-
-
-def test_a_tag_is_set_or_removed() -> None:
-    assert expression.tag("site=berlin") == ("site", "berlin")
-    assert expression.tag("site-") == ("site", "")
-    assert expression.tag("line-2=a.b:/+-_") == ("line-2", "a.b:/+-_")
-
-
 def test_every_attribute_has_a_column() -> None:
-    assert {*expression.TEXTS, *expression.NUMBERS} == fleet.ATTRIBUTES.keys()
+    assert {*tags.TEXTS, *tags.NUMBERS} == fleet.ATTRIBUTES.keys()

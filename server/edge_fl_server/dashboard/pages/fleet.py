@@ -124,6 +124,8 @@ def groups(page: FleetPage) -> dict[str, str]:
 
 def note(page: FleetPage) -> str:
     """The reason why the table has no rows."""
+    if page.wrong:
+        return empty("Wrong selector", page.wrong)
     if not page.total:
         return empty("No device yet", "Devices appear here when they connect to the broker.", COMMANDS)
     return "" if page.rows else empty("No matching device", "No device matches the search and the filters.")
@@ -163,6 +165,9 @@ def build(board: Board, address: Address) -> None:
         search = ui.input(placeholder="Search  /", value=query.search)
         search.props('type=search dense outlined debounce=200 aria-label="Search devices"')
         search.on_value_change(lambda event: change(search=str(event.value or "")[:80]))
+        where = ui.input(placeholder="Selector, such as site=berlin", value=query.where)
+        where.props('dense outlined debounce=600 aria-label="Select devices by tags and attributes"')
+        where.on_value_change(lambda event: change(where=str(event.value or "").strip()[:1000]))
         only = ui.toggle({query.only: query.only or "all"}, value=query.only).props(TOGGLE)
         only.on_value_change(lambda event: change(only=event.value))
         status = ui.toggle({query.status: query.status or "all states"}, value=query.status).props(TOGGLE)

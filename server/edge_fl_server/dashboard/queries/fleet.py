@@ -10,19 +10,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
 
 from edge_fl.metrics import EPSILON
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import STANDING
 from edge_fl_server.registry.tables import devices, reports, runs
+from edge_fl_server.selectors import SelectorError
+from edge_fl_server.selectors import fleet as selectors
 
 PER_PAGE = 50
 
 
 class FleetQuery(Struct, frozen=True):
-    """Search, filters, order and page; every field may come from the address bar. Without `sort` what needs attention comes first."""
+    """Search, selector (`where`), filters, order and page; every field may come from the address bar.
+
+    Without `sort` what needs attention comes first.
+    """
 
     search: str = ""
     only: str = ""
@@ -31,6 +36,7 @@ class FleetQuery(Struct, frozen=True):
     sort: str = ""
     down: bool = False
     page: int = 0
+    where: str = ""
 
 
 class FleetRow(Struct, frozen=True):
@@ -64,7 +70,10 @@ class FleetRow(Struct, frozen=True):
 
 
 class FleetPage(Struct, frozen=True):
-    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` and `by_only` count all of them."""
+    """The rows of one page out of `matches` in a fleet of `total` devices; `by_status` and `by_only` count all of them.
+
+    `wrong` is why the selector cannot be used; no device matches then.
+    """
 
     rows: tuple[FleetRow, ...]
     matches: int
@@ -73,12 +82,21 @@ class FleetPage(Struct, frozen=True):
     by_only: dict[str, int]
     page: int
     pages: int
+    wrong: str = ""
 
 
 def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
     """One page of the fleet. Raises RunError when the registry does not respond."""
     columns = _columns(fleet)
-    matching = and_(devices.c.fleet == fleet, *_filters(query))
+    matching, wrong = and_(devices.c.fleet == fleet, *_filters(query)), ""
+    if query.where:
+        try:
+            names = selectors.selected(db, fleet, query.where)
+        except SelectorError as error:
+            names, wrong = [], error.message
+        # Literal values: a large fleet has more devices than a statement may have parameters.
+        chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
+        matching = and_(matching, devices.c.device.in_(chosen))
     statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
@@ -86,8 +104,8 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         pages = max(1, -(-matches // per_page))
         number = min(max(query.page, 0), pages - 1)
         order = _order(columns, query)
-        chosen = select(devices.c.device).where(matching).order_by(*order)
-        names = list(connection.execute(chosen.limit(per_page).offset(number * per_page)).scalars())
+        listed = select(devices.c.device).where(matching).order_by(*order)
+        names = list(connection.execute(listed.limit(per_page).offset(number * per_page)).scalars())
     shown = select(*(column.label(name) for name, column in columns.items()))
     rows = {
         row.device: row
@@ -101,6 +119,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         standing.counts(db, fleet, standing.ONLY),
         number,
         pages,
+        wrong,
     )
 
 

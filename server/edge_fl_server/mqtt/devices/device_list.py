@@ -17,6 +17,7 @@ from edge_fl.errors import ProtocolError
 from edge_fl.secure.member import Authorities
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
+from edge_fl.wire.tags import Tags
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold
@@ -33,6 +34,7 @@ COLUMNS: Columns = {
     "score": Column("outlier score", rank=3),
     "tier": "tier",
     "head": "head",
+    "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": "release",
     "machine": Column("machine", rank=5),
@@ -56,7 +58,9 @@ def devices(
     fleet: str,
     registered: Mapping[str, DeviceRecord] = {},
     limits: LeaseLimits = LIMITS,
+    *,
     authorities: Authorities = (),
+    tagged: Mapping[str, Tags] = {},
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
 
@@ -81,7 +85,10 @@ def devices(
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    rows = [_row(device, registered.get(id), signed.get(id, "")) for id, device in sorted(known.items())]
+    rows = [
+        _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
+        for id, device in sorted(known.items())
+    ]
     return DeviceList(online, rows)
 
 
@@ -106,7 +113,7 @@ def _signed(
     return "replayed" if message.signature.number < numbers.get("state", 0) else "yes"
 
 
-def _row(device: Device, record: DeviceRecord | None, signed: str) -> dict[str, object]:
+def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
@@ -116,6 +123,7 @@ def _row(device: Device, record: DeviceRecord | None, signed: str) -> dict[str, 
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",
+        "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
         "machine": capability.machine if capability else "",

@@ -22,6 +22,7 @@ from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.selectors.fleet import Selection
 
 DeviceId = str
 POLL_S = 0.5
@@ -90,6 +91,7 @@ class Roster:
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[ChangeListener] = []
         self._duplicates = DuplicateDetector()
+        self._trained: Selection | None = None
         for kind in ("state", "meta"):
             connection.on(kind, self._on_message)
 
@@ -107,9 +109,14 @@ class Roster:
         device = self._devices.get(id)
         return device.capability.samples if device and device.capability else 0
 
+    def train_only(self, selection: Selection) -> None:
+        """Limit the devices that train to a selection."""
+        self._trained = selection if selection.text else None
+
     def full_devices(self) -> list[DeviceId]:
-        """Ready devices that can train, ascending, without blocked ones."""
-        return self._ready(Tier.FULL)
+        """Ready devices that can train, ascending, without blocked ones and those that the run does not select."""
+        ready = self._ready(Tier.FULL)
+        return ready if self._trained is None else [id for id in ready if id in self._trained]
 
     def head_devices(self) -> list[DeviceId]:
         """Ready head-only devices, ascending, without blocked ones."""
@@ -139,11 +146,14 @@ class Roster:
                 if (left := until - time.monotonic()) <= 0:
                     raise DeadlineError(
                         f"fleet {self._connection.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
-                        f" devices after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
+                        f" devices{self._limit()} after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
                         consequence="the run stops",
                     )
                 self._change.wait(min(left, POLL_S))
                 self._change.wait_for(lambda: False, BATCH_S)
+
+    def _limit(self) -> str:
+        return f" (full ones of {self._trained.text!r})" if self._trained else ""
 
     def _summary(self) -> str:
         known = [f"{id} ({_description(device)})" for id, device in sorted(self._devices.items())]

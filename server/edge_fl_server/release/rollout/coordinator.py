@@ -202,10 +202,8 @@ class RolloutCoordinator:
 
     def missing(self) -> list[str]:
         """Present head-only devices whose stage has started and that have not reported on their release."""
-        stages = self._rollout.stages
-        if stages is None:
-            return []
-        due = [id for id in self._roster.head_devices() if stages.admits(id) or stages.returns(id)]
+        rollout = self._rollout
+        due = [id for id in self._roster.head_devices() if rollout.admits(id) or rollout.returns(id)]
         return [id for id in due if (id, self._target(id)[1]) not in self._reported]
 
     @property
@@ -227,13 +225,14 @@ class RolloutCoordinator:
 
     def _target(self, device: str) -> tuple[Manifest | None, str]:
         """The release that a device should serve now, and its assignment id."""
-        stages, previous = self._rollout.stages, self._rollout.previous
-        if stages is None:
+        rollout = self._rollout
+        if rollout.stages is None:
             return None, ""
-        if stages.admits(device):
-            return self._known.get(stages.release), self._rollout.assignment
-        id = self._rollout.return_assignment if stages.returns(device) else assignment_id(previous)
-        return self._known.get(previous), id
+        if rollout.admits(device):
+            return self._known.get(rollout.stages.release), rollout.assignment
+        before = rollout.before(device)
+        id = rollout.return_assignment(device) if rollout.returns(device) else assignment_id(before)
+        return self._known.get(before), id
 
     def _run(self) -> None:
         refresh_s = time.monotonic() + REFRESH_S

@@ -28,6 +28,7 @@ from edge_fl_server.release.rollout.stages import (
     widened,
     with_outcome,
 )
+from edge_fl_server.selectors.fleet import Selection, require
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +37,12 @@ RETRIES = 5
 
 
 class StoredRollout:
-    """The newest roll-out of one fleet. `stages` is None before the first; `previous` is the release to go back to (0: none).
+    """The newest roll-out of one fleet. `stages` is None before the first; `previous` is what the whole fleet served before it (0: none).
 
-    After a restart an unfinished roll-out continues; with `resume` devices also get the release of one that has ended. `assignment` is the
-    id of the assignments to serve its release, different for a second roll-out of the same release; `return_assignment` that of the
-    assignments to go back.
+    Devices that the roll-out does not select keep the release of the last completed roll-out that selected them. After a restart an
+    unfinished roll-out continues; with `resume` devices also get the release of one that has ended. `assignment` is the id of the
+    assignments to serve its release, different for a second roll-out of the same release; `return_assignment` that of the assignments
+    to go back.
     """
 
     def __init__(self, db: Database, fleet: str, *, resume: bool = False) -> None:
@@ -50,15 +52,30 @@ class StoredRollout:
         self._stage_began_s = time.monotonic()
         self._stored: tuple[RolloutState, int] = ("running", 0)
         self._resumed = False  # assignments have to be published again
+        self._selection = Selection(db, fleet, "")
+        self._partial: list[
+            tuple[int, Selection]
+        ] = []  # completed for selected devices since `previous`, newest first
         self.stages: Stages | None = None
         self.previous = rollouts.served_release(db, fleet)
         newest = self._newest()
         if newest and (resume or newest.state not in OVER):
             self._resume(newest)
 
-    @property
-    def return_assignment(self) -> str:
-        return f"back-{self.previous}-{self._number}"
+    def admits(self, device: str) -> bool:
+        """Whether a device should run the release now."""
+        return self.stages is not None and self.stages.admits(device) and device in self._selection
+
+    def returns(self, device: str) -> bool:
+        """Whether a device should go back to the release before."""
+        return self.stages is not None and self.stages.returns(device) and device in self._selection
+
+    def before(self, device: str) -> int:
+        """The release that a device served before this roll-out (0: none)."""
+        return next((release for release, selection in self._partial if device in selection), self.previous)
+
+    def return_assignment(self, device: str) -> str:
+        return f"back-{self.before(device)}-{self._number}"
 
     @property
     def reported(self) -> Collection[str]:
@@ -71,11 +88,13 @@ class StoredRollout:
         return self.stages is not None and self.stages.state == "running"
 
     def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
-        """Start the roll-out of a new release to a fleet of these devices; it replaces a running one."""
+        """Start the roll-out of a new release to a fleet of these devices; it replaces a running one. Raises SelectorError."""
         with self._lock:
+            require(self._db, self._fleet, plan.where)
+            selection = Selection(self._db, self._fleet, plan.where)
+            devices = [device for device in devices if device in selection]
             self._end_others(release)
-            if self.stages and self.stages.state == "completed":
-                self.previous = self.stages.release
+            self._note_completed()
             plan = widened(resolved(plan, len(devices), self.previous), devices, release)
             fields = msgspec.to_builtins(plan)
             self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
@@ -90,7 +109,7 @@ class StoredRollout:
     def add_outcome(self, device: str, assignment: str, outcome: Outcome) -> None:
         """Add the outcome of a device's assignment with this id."""
         with self._lock:
-            if self.stages and assignment == self.assignment:
+            if self.stages and assignment == self.assignment and device in self._selection:
                 self.stages = with_outcome(self.stages, device, outcome)
 
     def advance(self, present: Collection[str]) -> bool:
@@ -101,6 +120,7 @@ class StoredRollout:
             if self.stages is None:
                 return False
             before = self._stored
+            present = [device for device in present if device in self._selection]
             self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s)
             if self.stages.stage != before[1]:
                 self._stage_began_s = time.monotonic()
@@ -118,8 +138,7 @@ class StoredRollout:
         """Follow the registry: the desired state of this roll-out, or a newer roll-out that another process started."""
         newest = self._newest()
         if newest and newest.number > self._number and newest.state not in OVER:
-            if self.stages and self.stages.state == "completed":
-                self.previous = self.stages.release
+            self._note_completed()
             self._resume(newest)
         record = rollouts.get(self._db, self._number) if self._number else None
         if record and self.stages and not self.stages.over:
@@ -146,6 +165,19 @@ class StoredRollout:
         self.stages, self.assignment, self._stored = stages, assignment, (stored, stages.stage)
         self._stage_began_s = time.monotonic()
 
+        self._selection = Selection(self._db, self._fleet, stages.plan.where)
+        self._partial = []
+        for record in rollouts.listed(self._db, self._fleet):
+            if record.number < self._number and record.state == "completed":
+                if not record.where:
+                    break
+                self._partial.append((record.release, Selection(self._db, self._fleet, record.where)))
+
+    def _note_completed(self) -> None:
+        """Make the release of a completed roll-out that had selected all devices the one to go back to."""
+        if self.stages and self.stages.state == "completed" and not self.stages.plan.where:
+            self.previous = self.stages.release
+
     def _newest(self) -> RolloutRecord | None:
         return next(iter(rollouts.listed(self._db, self._fleet)), None)
 
@@ -163,13 +195,19 @@ class StoredRollout:
 
 
 def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
-    """Request the roll-out of a kept release -> its number; its stages are widened to the head-only devices in the registry."""
+    """Request the roll-out of a kept release -> its number; its stages are widened to the head-only devices in the registry.
+
+    Raises SelectorError.
+    """
+    require(db, fleet, plan.where)
+    selection = Selection(db, fleet, plan.where)
     present = [
         record.device
         for record in devices.listed(db, fleet)
         if (record.capability or {}).get("tier") == "head"
         and record.status not in GONE
         and not record.blocked
+        and record.device in selection
     ]
     previous = rollouts.previous_release(db, fleet, release)
     fields = msgspec.to_builtins(widened(resolved(plan, len(present), previous), present, release))

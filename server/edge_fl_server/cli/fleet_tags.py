@@ -1,0 +1,142 @@
+"""`edge-fl fleet tag` and `edge-fl fleet group list | save | remove`: tags of devices, and saved selectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import Commands, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Columns
+from edge_fl.errors import InputError, nearest
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.selection import YesOption, confirmed
+
+if TYPE_CHECKING:
+    from edge_fl_server.registry import Database
+
+SelectorArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SELECTOR", help="A device's name, or a selector such as 'site=berlin and tier=full'."
+    ),
+]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group: a-z, 0-9 and '-'.")]
+COLUMNS: Columns = {"group": "group", "selector": "selector", "devices": "devices"}
+
+
+def register(fleet: Commands) -> None:
+    """Add `fleet tag` and the group `fleet group`."""
+    fleet.add(tag, "edge-fl fleet tag pi-07 site=berlin line=2\nedge-fl fleet tag 'pi-0*' line-")
+    group = Commands(add_completion=False, help="Saved selectors, used as @GROUP in others.")
+    fleet.add_typer(group, name="group")
+    group.add(list_groups, "edge-fl fleet group list", name="list")
+    group.add(save, "edge-fl fleet group save cameras 'site=berlin and tier=head'")
+    group.add(remove, "edge-fl fleet group remove cameras")
+
+
+def tag(
+    selector: SelectorArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE", help="A tag to set, or KEY- to remove one; several are possible."
+        ),
+    ],
+    yes: YesOption = False,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
+    from edge_fl.wire import tags as given
+    from edge_fl_server.registry import tags
+
+    parsed = dict(map(given.parse, changes))
+    with registry(database, home) as db:
+        names = confirmed(db, fleet, selector, "tag them", yes=yes, none=False)
+        tags.change(db, fleet, names, parsed)
+    for name in names:
+        print(name)
+
+
+def list_groups(
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the saved selectors, and how many devices each matches now."""
+    from edge_fl_server.registry import tags
+    from edge_fl_server.selectors import SelectorError
+    from edge_fl_server.selectors import fleet as selectors
+
+    rows: list[dict[str, object]] = []
+    with registry(database, home) as db:
+        for name, text in tags.saved_groups(db, fleet).items():
+            try:
+                count: int | None = len(selectors.selected(db, fleet, text))
+            except SelectorError as error:  # it names a removed group
+                count = None
+                print_status(f"group {name!r}: {error.message}")
+            rows.append({"group": name, "selector": text, "devices": count})
+    show_table(rows, COLUMNS, format)
+
+
+def save(
+    group: GroupArgument,
+    selector: SelectorArgument,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Save a selector as a group, or change a group; its devices follow from their tags and attributes at the time of use."""
+    from edge_fl.wire.topics import NAME
+    from edge_fl_server.registry import tags
+    from edge_fl_server.selectors import fleet as selectors
+    from edge_fl_server.selectors import parse
+
+    if not NAME.match(group):
+        raise InputError(f"group {group!r}: expected 1 to 32 of a-z, 0-9 and '-'")
+    with registry(database, home) as db:
+        saved = {**tags.saved_groups(db, fleet), group: selector}
+        for name in saved:  # a change must not make any group contain itself
+            parse(f"@{name}", saved)
+        tags.save_group(db, fleet, group, selector)
+        print_status(f"@{group}: {len(selectors.selected(db, fleet, selector))} devices")
+
+
+def remove(
+    group: GroupArgument, fleet: FleetOption = "main", database: DatabaseOption = "", home: HomeOption = HOME
+) -> None:
+    """Delete a saved selector that no other one uses."""
+    from edge_fl_server.registry import tags
+    from edge_fl_server.selectors import SelectorError, parse
+
+    with registry(database, home) as db:
+        saved = tags.saved_groups(db, fleet)
+        if group not in saved:
+            raise InputError(f"fleet {fleet!r}: no group {group!r}{nearest(group, saved)}")
+        del saved[group]
+        for name, text in saved.items():
+            try:
+                parse(text, saved)
+            except SelectorError as error:
+                raise InputError(
+                    f"group {group!r}: used by @{name} ({text}); expected to change that first"
+                ) from error
+        tags.remove_group(db, fleet, group)
+
+
+@contextmanager
+def registry(database: str, home: Path) -> Iterator[Database]:
+    """The existing registry of these options. Raises ConfigError."""
+    from edge_fl_server.registry import Database
+    from edge_fl_server.registry.database import location
+
+    with closing(Database.existing(location(database, home))) as db:
+        yield db
