@@ -41,9 +41,9 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database, devices, reports
-from edge_fl_server.release.director import LIFE_S, Director
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.director import LIFE_S, Director
 from tests.devices import graphs
 from tests.devices.scripted import eventually, running
 from tests.devices.site import DATA

@@ -21,9 +21,9 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, runs
-from edge_fl_server.release.director import Director
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.director import Director
 
 POLL_S = 0.5
 SERVING = RolloutOptions(resume=True)

@@ -23,7 +23,7 @@ LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
 
 
 class SignsAssignments(Protocol):
-    """What signs messages for devices: `edge_fl_server.release.director.Director`."""
+    """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
 
     def sign(self, kind: str, device: str, message: Assignment, *, lasts: bool = ...) -> Assignment: ...
 

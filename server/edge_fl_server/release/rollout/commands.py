@@ -28,7 +28,6 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.class_growth import require_grown
-from edge_fl_server.release.director import Director
 from edge_fl_server.release.export import (
     Description,
     Exported,
@@ -39,6 +38,7 @@ from edge_fl_server.release.export import (
 from edge_fl_server.release.publish import store
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from edge_fl_server.release.rollout.stored_rollout import request
 
