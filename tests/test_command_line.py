@@ -102,7 +102,10 @@ def test_shells_complete_commands_and_options(shell: str) -> None:
     }
     done = subprocess.run(EDGE_FL, capture_output=True, text=True, env=os.environ | variables, timeout=60)
     assert "list" in done.stdout and "admit" not in done.stdout
-    shown = subprocess.run([*EDGE_FL, "--show-completion", shell], capture_output=True, text=True, timeout=60)
+    named = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # otherwise it is the parent's
+    shown = subprocess.run(
+        [*EDGE_FL, "--show-completion", shell], capture_output=True, text=True, env=named, timeout=60
+    )
     assert shown.returncode == 0 and "_EDGE_FL_COMPLETE" in shown.stdout
 
 
@@ -140,10 +143,21 @@ def test_closed_descriptors_are_no_error(closed: str) -> None:
 @pytest.mark.parametrize("after_s", [0.06, 0.1, 0.2, 0.5, 0.9])
 def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Path) -> None:
     command = [*EDGE_FL, "simulate", "--rounds", "100000", "--runs", str(tmp_path)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(after_s)
-    child.send_signal(signal.SIGINT)
-    _, error = child.communicate(timeout=60)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored by background jobs of a shell
+    ) as child:
+        try:
+            time.sleep(after_s)
+            child.send_signal(signal.SIGINT)
+            _, error = child.communicate(timeout=60)
+        finally:
+            child.kill()
     if error.endswith("edge-fl: interrupted\n"):
         assert child.returncode in SHELLS_130 and "Traceback" not in error
     else:  # Python itself was starting, or ending

@@ -32,8 +32,7 @@ from edge_fl_server import recipes
 from edge_fl_server.children import Children
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.registry.database import location
-from edge_fl_server.report import page
-from edge_fl_server.report.facts import RunReport
+from edge_fl_server.report import gains, page
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -110,7 +109,8 @@ def run(options: DemoOptions) -> DemoResult:
     rows = read_devices(path)
     seconds = time.monotonic() - start_s
     note = _note(options, recipe)
-    verdict = _verdict(page.report(Results.open(path)))
+    report = page.report(Results.open(path))
+    verdict = f"{report.verdict} {gains.lowest(report.groups)}"
     return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, verdict, path, seconds)
 
 
@@ -264,14 +264,6 @@ def _keep_registry(folder: Path, path: Path) -> None:
         closing(sqlite3.connect(path / REGISTRY)) as copy,
     ):
         registry.backup(copy)
-
-
-def _verdict(report: RunReport) -> str:
-    """The report's sentence, and the device with the lowest accuracy."""
-    devices = {name: device for group in report.groups for name, device in group.devices.items()}
-    lowest = min(devices, key=lambda name: devices[name].accuracy.value or 0.0)
-    accuracy, tested = devices[lowest].accuracy.value, devices[lowest].test_samples.value
-    return f"{report.verdict} Lowest: {lowest}, {units.percent(accuracy)} of {tested or 0:.0f} test images."
 
 
 def _note(options: DemoOptions, recipe: Recipe) -> str:

@@ -114,8 +114,8 @@ def test_labels_of_all_devices_reach_every_head_and_new_labels_are_added(site: S
     assert record.bytes_each == 6 * length and not record.masked
     report = page.markdown(page.report(first))
     assert f"48 pictures of 4 devices, {record.bytes_each} bytes of each; plain" in report
-    (line,) = [line for line in report.splitlines() if line.startswith("| pi-2 ")]
-    assert line.endswith(f" {record.bytes_each} |")
+    lines = [line for line in report.splitlines() if line.startswith("| pi-2 ")]
+    assert any(line.endswith(f" {record.bytes_each} |") for line in lines)
 
     site.data = partial(labelled, 18)
     with site.fleet((), DEVICES):

@@ -15,6 +15,8 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.registry import Database
+from edge_fl_server.registry.database import location
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -51,6 +53,7 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
         manifest = graphs.manifest_for(payload, release=number)
         Publisher(transport, TOPICS, repository).publish(manifest, {manifest.extractor.sha256: payload})
     transport.close()
+    Database.open(location("", home)).close()
     at = ["--home", str(home), "--fleet", "test"]
     there = ["--host", "127.0.0.1", "--port", str(broker.endpoint.port)]
     rollout = ["release", "rollout", "--stages", "1", "--wait", "60", *at, *there]

@@ -101,6 +101,7 @@ def simulate(
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate.setup import RunRequest
     from edge_fl_server.recipes.changes import scaled, with_method
+    from edge_fl_server.report import gains
     from edge_fl_server.report import page as report
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
@@ -138,10 +139,14 @@ def simulate(
     results, outcome = orchestrator.run(request)
     written = report.write(results)
     _show_accuracies(outcome, format)
+    found = report.report(results)
     if format is Format.TABLE:
-        show_text(f"\n{report.report(results).verdict}")
+        show_text(f"\n{found.verdict} {gains.lowest(found.groups)}".rstrip())
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
+    if not gains.has_baseline(found.groups):
+        data = f"--dataset {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
+        print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
     if outcome.exhausted:
         raise outcome.exhausted
 

@@ -21,7 +21,10 @@
   document.addEventListener("pointerdown", () => (focused = null));
   new MutationObserver(() => {
     show();
-    for (const area of document.querySelectorAll(".q-table__middle.scroll:not([tabindex]), .padded:not([tabindex])")) area.tabIndex = 0; // scrolls with the keyboard
+    for (const area of document.querySelectorAll(".q-table__middle.scroll, .padded")) {
+      if (area.scrollWidth <= area.clientWidth) area.removeAttribute("tabindex");
+      else if (area.tabIndex < 0) area.tabIndex = 0; // scrolls with the keyboard
+    }
     if (focused && document.activeElement === document.body) {
       document.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }

@@ -38,6 +38,7 @@ BASELINES = {
 """In the order in which a verdict names them."""
 PREVIOUS_HEADS = "the heads on the previous release"
 """`PERSONAL_BEFORE` of head-only devices."""
+NO_BASELINE = "Neither training alone nor the shared model was measured, so this does not show what personalised training gains."
 ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
 
 
@@ -94,7 +95,28 @@ def verdict(method: str, state: str, round: int, groups: Sequence[Group]) -> str
     if not groups:
         return f"Nothing was measured.{end}"
     after = f" after round {round}" if state == "running" else ""
-    return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{end}"
+    alone = "" if has_baseline(groups) else f" {NO_BASELINE}"
+    return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{alone}{end}"
+
+
+def has_baseline(groups: Sequence[Group]) -> bool:
+    """Whether training alone or the shared model was measured, too."""
+    known = {BASELINES[metrics.LOCAL_ONLY], BASELINES[metrics.GLOBAL_TEST]}
+    return any(
+        group.metric == metrics.GLOBAL_TEST or any(gain.over in known for gain in group.gains)
+        for group in groups
+    )
+
+
+def lowest(groups: Sequence[Group]) -> str:
+    """One sentence: the client with the lowest accuracy, and of how many test images; "" if nothing was measured."""
+    devices = {name: device for group in groups for name, device in group.devices.items()}
+    if not devices:
+        return ""
+    name = min(devices, key=lambda client: devices[client].accuracy.value or 0.0)
+    tested = devices[name].test_samples.value
+    images = f" of {tested:.0f} test images" if tested else ""
+    return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
 
 
 def interval_text(low: float | None, high: float | None) -> str:

@@ -1,133 +1,245 @@
-"""A registry of any size with devices, runs, releases and roll-outs, for tests of the pages."""
+"""A registry of any size with devices, runs, releases and roll-outs, for tests of the pages. Its figures agree with each other."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from sqlalchemy import Table, update
 
+from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from edge_fl_server.registry import Database, releases, reports, rollouts, runs
-from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry import Database, reports, tables
 from edge_fl_server.registry.records import (
     DeviceRecord,
     Rejection,
     ReleaseRecord,
     ReportRecord,
     RequestRecord,
+    RolloutRecord,
     RoundRecord,
     RunRecord,
 )
-from edge_fl_server.registry.tables import reports as report_table
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
 
 CLASSES = 10
-STATUSES = ("ready", "ready", "ready", "ready", "ready", "ready", "ready", "lost", "sleeping", "alert")
-ROUNDS = 12
-AT = "2026-11-20T10:{:02d}:{:02d}.000+00:00"
+STATUSES = ("ready", "ready", "ready", "lost", "ready", "ready", "ready", "ready", "sleeping", "alert")
+"""By the last digit of a device's number."""
+SEEN_MINUTES = {"ready": 0.1, "lost": 130.0, "sleeping": 38.0, "alert": 1.2, "stopped": 2900.0}
+"""Status -> age of the last message."""
+ROUNDS, ROUND_MINUTES = 12, 24.0
+COHORT = 20
+REVOKED, QUARANTINED, WORST = 6, 7, 4
+"""Numbers of single devices; QUARANTINED is a full device, WORST a head-only one with few samples."""
 
 
 def name(number: int) -> str:
     return f"pi-{number:05d}"
 
 
-def fill(db: Database, devices: int, folder: Path, *, reports_each: int = 3) -> None:
-    """Devices of both tiers with their reports, a run of some rounds, three releases, a roll-out that is over."""
-    rng = np.random.default_rng(5)
-    rows, measured = [], []
+def is_full(number: int) -> bool:
+    return number % 5 == 2
+
+
+def full(devices: int) -> list[int]:
+    """The full devices whose reports count, at most a cohort."""
+    return [n for n in range(devices) if is_full(n) and n != QUARANTINED][:COHORT]
+
+
+def accuracy(round: int) -> float:
+    """Mean personal accuracy of the full devices; the shared model has 8 points less."""
+    return 0.93 - 0.5 * 0.75**round
+
+
+def at(minutes_ago: float) -> str:
+    return (datetime.now(UTC) - timedelta(minutes=minutes_ago)).isoformat(timespec="milliseconds")
+
+
+def after_round(round: int, later: float = 0.0) -> str:
+    """The end of a round of the current run, or `later` minutes after it."""
+    return at((ROUNDS - round) * ROUND_MINUTES + 11 - later)
+
+
+def add(db: Database, table: Table, *records: Any) -> None:
+    """Store records as they are, with their times."""
+    rows = [msgspec.to_builtins(record) for record in records]
+    if table is tables.rollouts:
+        rows = [{key: value for key, value in row.items() if key != "number"} for row in rows]
+    if rows:
+        with db.writing() as connection:
+            connection.execute(table.insert(), rows)
+
+
+def fill(db: Database, devices: int, folder: Path) -> None:
+    """Devices of both tiers with their reports, a failed run and one of some rounds, three releases and their roll-outs."""
+    rng = np.random.default_rng(12)
+    found, measured = [], []
     for number in range(devices):
-        counts = rng.multinomial(80, rng.dirichlet([0.3] * CLASSES)).tolist()
-        tier = "full" if number % 5 == 0 else "head"
-        able = Capability(
-            tier,
-            "Raspberry Pi 4 Model B Rev 1.4",
-            "3.11.2",
-            "1.20.0",
-            21,
-            3792,
-            20480,
-            sum(counts),
-            counts,
-            "" if tier == "full" else ("logistic", "svm", "mlp")[number % 3],
-        )
-        status = STATUSES[number % len(STATUSES)]
-        rows.append(
-            DeviceRecord(
-                "main",
-                name(number),
-                status,
-                "fitting" if number % 11 == 3 and status == "ready" else "idle",
-                3 if number % 4 else 2,
-                "data_changed" if status == "alert" else "",
-                f"boot-{number}",
-                msgspec.to_builtins(able),
-            )
-        )
-        for release in range(1, reports_each + 1):
-            before = float(np.clip(0.7 + 0.05 * release + rng.normal(0, 0.08), 0, 1))
-            measured.append(
-                msgspec.to_builtins(
-                    ReportRecord(
-                        "main", name(number), f"rel-{release}", "toy-1", release, "head", sum(counts), {},
-                        before, min(before + 0.06, 1.0), release, "svm", 1.4, 52_000, 900, "",
-                        AT.format(release, number % 60),
-                    )
-                )
-            )  # fmt: skip
-    registered.record(db, rows)
-    with db.writing() as connection:
-        if measured:
-            connection.execute(report_table.insert(), measured)
-    registered.quarantine(db, "main", name(7), "3 reports rejected, the last one because of norm")
-    registered.score(db, "main", {name(5): 0.2, name(7): 22.8})
-    registered.set_revoked(db, "main", {name(6)})
-    runs.begin(db, RunRecord("toy-0", "main", "fedavg", "digits", "fleet", 4, str(folder)))
-    runs.end(db, "toy-0", "failed", "round 3: 1 of 4 clients responded, at least 2 required")
-    runs.begin(db, RunRecord("toy-1", "main", "fedrep", "digits", "fleet", ROUNDS + 8, str(folder)))
-    with (folder / "round_metrics.jsonl").open("w") as file:
-        for round in range(1, ROUNDS + 1):
-            mean = 0.93 - 0.5 * 0.75**round
-            summary = {
-                "mean": mean,
-                "weighted_mean": mean,
-                "std": 0.09,
-                "bottom_decile": mean - 0.2,
-                "clients": 20,
-            }
-            other = {**summary, "mean": mean - 0.08}
-            metrics = {"personal.test_acc.before": summary, "global.test_acc": other}
-            file.write(
-                round_metrics.encode(
-                    RoundMetrics(
-                        round=round,
-                        selected=tuple(map(name, range(20))),
-                        responded=tuple(map(name, range(19))),
-                        seconds=3.5,
-                        metrics=msgspec.convert(metrics, dict[str, Summary]),
-                    )
-                ).decode()
-            )
-            means = {"personal.test_acc.before": mean, "global.test_acc": mean - 0.08}
-            runs.record_round(db, RoundRecord("toy-1", round, 20, 19, 3.5, 1_200_000, 1_180_000, means))
-    requested = [
-        RequestRecord("main", name(n), "t-13", "toy-1", ROUNDS + 1, "train") for n in range(min(20, devices))
-    ]
-    runs.add_requests(db, [*requested, RequestRecord("main", name(0), "t-4", "toy-1", 4, "train")])
-    runs.settle_requests(db, "main", "t-4", "timed_out")
-    for number in range(min(9, devices)):
-        runs.settle_requests(db, "main", "t-13", "succeeded", device=name(number))
-    reports.reject(
-        db,
-        Rejection("main", name(7), "t-3", "toy-1", 3, "norm", "an update of norm 912, at most 40 expected"),
-    )
+        record, sent = _device(number, rng)
+        found.append(record)
+        measured += sent
+    add(db, tables.devices, *found)
+    add(db, tables.reports, *measured)
+    _runs(db, full(devices), folder)
+    heads = [one for one in found if one.capability["tier"] == "head"]
     for release in (1, 2, 3):
-        releases.record(
-            db, ReleaseRecord("main", release, "toy-1", 4 * release, "fedrep", 64 * str(release), 51_000)
+        origin = ("toy-1", 4 * release, "fedrep", 64 * str(release), 51_000)
+        add(
+            db,
+            tables.releases,
+            ReleaseRecord("main", release, *origin, published_at=after_round(4 * release, 0.2)),
         )
-        number = rollouts.begin(db, "main", release, previous=release - 1, plan={"stages": [0.05, 0.25, 1.0]})
-        record = rollouts.get(db, number)
-        assert record is not None
-        rollouts.advance(db, record, state="completed", stage=2, reason="18 of 18 devices succeeded")
+        present = [one for one in heads if not (release == 3 and one.revoked)]
+        running = [one for one in present if release < 3 or one.release == 3]
+        add(
+            db,
+            tables.rollouts,
+            RolloutRecord(
+                0, "main", release, release - 1, {"stages": [0.05, 0.25, 1.0], "success": 0.8},
+                state="completed", stage=2, reason=f"{len(running)} of {len(present)} devices succeeded",
+                created_at=after_round(4 * release, 0.3), changed_at=after_round(4 * release, 7.5),
+            ),
+        )  # fmt: skip
+
+
+def _device(number: int, rng: np.random.Generator) -> tuple[DeviceRecord, list[ReportRecord]]:
+    """A device, and for a head-only one its reports on the releases: those in alert could not install the last one."""
+    status = "stopped" if number == REVOKED else STATUSES[number % len(STATUSES)]
+    samples = 40 if number == WORST else int(rng.integers(64, 132))
+    spread = [0.08] * CLASSES if number == WORST else [0.5] * CLASSES
+    counts = rng.multinomial(samples, rng.dirichlet(spread)).tolist()
+    tier = "full" if is_full(number) else "head"
+    head = "" if tier == "full" else ("logistic", "svm", "mlp")[number % 3]
+    able = Capability(
+        tier, "Raspberry Pi 4 Model B Rev 1.4", "3.11.2", "1.20.0", 21, 3792, 20480, samples, counts, head
+    )
+    has_newest = status != "alert" and number != REVOKED
+    busy = "training" if tier == "full" else "fitting"
+    blocked = {
+        REVOKED: {"revoked": True, "blocked_at": at(2880)},
+        QUARANTINED: {
+            "quarantine": "3 reports rejected, the last one because of norm",
+            "blocked_at": after_round(3),
+            "rejections": 3,
+            "outlier_score": 22.8,
+        },
+        5: {"outlier_score": 0.2},
+    }
+    record = DeviceRecord(
+        "main",
+        name(number),
+        status,
+        busy if number % 11 == 3 and status == "ready" else "idle",
+        0 if tier == "full" else 3 if has_newest else 2,
+        "enospc" if status == "alert" else "",
+        f"boot-{number}",
+        msgspec.to_builtins(able),
+        seen_at=at(SEEN_MINUTES[status] + number % 7),
+        first_seen_at=at(43_000 - 3 * (number % 500)),
+        **blocked.get(number, {}),
+    )
+    if tier == "full":
+        return record, []
+    images = samples // 2
+    skill = 0.52 if number == WORST else float(np.clip(rng.normal(0.83, 0.05), 0, 0.9))
+    sent, before = [], None
+    for release in (1, 2) if number == REVOKED else (1, 2, 3):
+        failed = release == 3 and not has_newest
+        gained = 0.035 * (release - 1) + rng.normal(0, 0.015)
+        after = None if failed else min(round(images * (skill + gained)), images) / images
+        values = {
+            metrics.PERSONAL_BEFORE: before,
+            metrics.PERSONAL_AFTER: after,
+            metrics.TEST_SAMPLES: images,
+        }
+        sent.append(
+            ReportRecord(
+                "main", name(number), f"rel-{release}", "toy-1", 4 * release, "head", samples,
+                {} if failed else {key: value for key, value in values.items() if value is not None},
+                None if failed else before, after, release, head, 1.1 + number % 8 / 10, 52_000, 900,
+                "enospc" if failed else "", after_round(4 * release, 0.5 + number % 60 / 10),
+            )
+        )  # fmt: skip
+        before = after
+    return record, sent
+
+
+def _runs(db: Database, cohort: list[int], folder: Path) -> None:
+    """A run that failed, and one whose round 13 is under way; the quarantined device's reports of rounds 1 to 3 were rejected."""
+    failure = "round 3: 1 of 4 clients responded, at least 2 required"
+    add(
+        db,
+        tables.runs,
+        RunRecord(
+            "toy-0", "main", "fedavg", "digits", "fleet", 4, str(folder), "failed", failure,
+            created_at=at(4400), ended_at=at(4380),
+        ),
+        RunRecord(
+            "toy-1", "main", "fedrep", "digits", "fleet", ROUNDS + 8, str(folder), created_at=after_round(0)
+        ),
+    )  # fmt: skip
+    n = len(cohort)
+    with (folder / round_metrics.FILE).open("w") as file:
+        for number in range(1, ROUNDS + 1):
+            responded = cohort[1:] if number < 5 else cohort
+            summary = {}
+            for metric, mean in (
+                (metrics.PERSONAL_BEFORE, accuracy(number)),
+                (metrics.GLOBAL_TEST, accuracy(number) - 0.08),
+            ):
+                summary[metric] = Summary(mean, mean, 0.09, mean - 0.12, n)
+            line = RoundMetrics(
+                round=number,
+                selected=tuple(map(name, cohort)),
+                responded=tuple(map(name, responded)),
+                seconds=3.5,
+                metrics=summary,
+            )
+            file.write(round_metrics.encode(line).decode())
+            means = {metric: one.mean for metric, one in summary.items()}
+            add(
+                db,
+                tables.rounds,
+                RoundRecord(
+                    "toy-1", number, n, len(responded), 3.1 + number % 5 / 5, 60_000 * n, 59_000 * len(responded),
+                    means, dict.fromkeys(means, n), after_round(number),
+                ),
+            )  # fmt: skip
+    if cohort:
+        late = ("timed_out", "", after_round(4, -3), after_round(4))
+        add(
+            db,
+            tables.requests,
+            RequestRecord("main", name(cohort[0]), "t-4", "toy-1", 4, "train", *late),
+        )
+    for place, number in enumerate(cohort):
+        ended = ("succeeded", "", at(1), at(0.5)) if place < 9 else ("queued", "", at(1))
+        add(
+            db,
+            tables.requests,
+            RequestRecord("main", name(number), "t-13", "toy-1", ROUNDS + 1, "train", *ended),
+        )
+    for number in (1, 2, 3):
+        detail = f"an update of norm {900 + 4 * number}, at most 40 expected"
+        reports.reject(
+            db, Rejection("main", name(QUARANTINED), f"t-{number}", "toy-1", number, "norm", detail)
+        )
+        with db.writing() as connection:
+            mine = tables.rejections.c.id == f"t-{number}"
+            connection.execute(update(tables.rejections).where(mine).values(received_at=after_round(number)))
+
+
+def evaluate(db: Database, devices: int) -> None:
+    """Full devices' reports of the newest round: their personal models and the shared one on the same images."""
+    cohort = full(devices)
+    apart = np.linspace(-0.06, 0.06, len(cohort))
+    gains = 0.08 + np.roll(apart, len(cohort) // 3) / 2
+    for number, own, gain in zip(cohort, accuracy(ROUNDS) + apart, gains, strict=True):
+        values = {metrics.PERSONAL_BEFORE: float(own), metrics.GLOBAL_TEST: float(own - gain)}
+        sent = ReportRecord("main", name(number), "e-12", "toy-1", ROUNDS, "evaluation", 80, values)
+        add(db, tables.reports, msgspec.structs.replace(sent, received_at=after_round(ROUNDS)))

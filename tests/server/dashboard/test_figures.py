@@ -11,9 +11,11 @@ from sqlalchemy import text
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl_server.dashboard import prometheus
+from edge_fl_server.dashboard.pages import charts
+from edge_fl_server.dashboard.pages import device as device_page
 from edge_fl_server.dashboard.pages import releases as releases_page
 from edge_fl_server.dashboard.pages import run as run_page
-from edge_fl_server.dashboard.queries import releases, run
+from edge_fl_server.dashboard.queries import device, releases, run
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry import releases as released
 from edge_fl_server.registry.records import (
@@ -89,6 +91,54 @@ def test_a_mean_over_few_clients_is_no_point_of_the_line(db: Database) -> None:
     line, apart = chart.options["series"]
     assert line["data"] == [90.0, 90.0, None] and apart["data"] == [None, None, 100.0]
     assert chart.options["xAxis"]["data"] == ["1\nn = 27", "2\nn = 25", "3\nn = 2"]
+
+
+def test_a_point_says_its_own_number_of_clients_and_the_axis_ends_at_100() -> None:
+    personal = charts.Curve("personal", {1: 0.9, 2: 1.0}, {1: 0.02, 2: 0.03}, clients={1: 3, 2: 7})
+    chart = charts.lines([personal, charts.Curve("global", {1: 0.8}, clients={1: 27})], "round")
+    assert chart is not None
+    assert '{"personal": [3, 7], "global": [27, null]}' in chart.options["tooltip"][":formatter"]
+    assert (chart.options["yAxis"]["min"], chart.options["yAxis"]["max"]) == (80, 100)
+    same = charts.lines([charts.Curve("after", {1: 1.0, 2: 1.0})], "report")
+    assert same is not None and (same.options["yAxis"]["min"], same.options["yAxis"]["max"]) == (95, 100)
+
+
+@pytest.mark.parametrize(
+    ("after", "images", "samples", "drift", "expected"),
+    [
+        (0.889, 27, 73, 0.0, "may be chance: it is within the 95 % range of 27 images"),
+        (0.6, 27, 73, 0.0, "No likely cause"),
+        (0.6, 27, 40, 0.0, "Likely cause: few samples"),
+        (0.6, 27, 40, 1.3, "Likely cause: its images have changed"),
+    ],
+)
+def test_a_device_is_compared_with_the_others_on_its_release(
+    db: Database, after: float, images: int, samples: int, drift: float, expected: str
+) -> None:
+    for number, has in enumerate((samples, 90, 101, 120)):
+        able = {"tier": "head", "samples": has, "samples_per_class": [has, 0], "drift": drift}
+        devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready", release=2, capability=able)])
+        own = after if number == 0 else 0.95
+        values = {metrics.TEST_SAMPLES: images}
+        reports.accept(
+            db, ReportRecord("main", f"pi-{number}", "r", "toy", 1, "head", has, values, None, own, 2)
+        )
+    page = device.page(db, "main", "pi-0")
+    assert page is not None and page.median_samples == 90
+    shown = device_page.standing(page)
+    mean = (after + 3 * 0.95) / 4
+    assert f"{100 * after:.1f} % of 27 test images (one image is 3.7 points)" in shown and expected in shown
+    assert f"release 2: {100 * mean:.1f} % (n = 4)" in shown and "in 1 of 2 classes" in shown
+    best = device.page(db, "main", "pi-1")
+    assert best is not None and "cause" not in device_page.standing(best)
+
+
+def test_a_run_that_ended_before_a_round_waits_for_none(db: Database) -> None:
+    page = run.page(db, "main")
+    assert page is not None and "appear here as soon as" in run_page.summary(page)
+    runs.end(db, "toy", "failed", "no device")
+    page = run.page(db, "main")
+    assert page is not None and "ended before its first round" in run_page.summary(page)
 
 
 def test_the_headline_is_the_newest_evaluated_round_with_its_clients(db: Database) -> None:

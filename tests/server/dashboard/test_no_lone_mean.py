@@ -43,6 +43,8 @@ FIGURE = re.compile(r"[-+−]?\d+\.\d")
 N = re.compile(r"\bn = (\d+)(?: to (\d+))?\b")
 RELEASES = 3
 NAMES = (metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+FINAL = (*NAMES, metrics.PERSONAL_AFTER, metrics.LOCAL_ONLY)
+ROUND = 5
 
 shares = st.integers(0, 1000).map(lambda n: n / 1000)
 
@@ -65,9 +67,18 @@ histories = st.lists(
     st.dictionaries(st.sampled_from(NAMES), st.tuples(shares, st.integers(1, 9))), max_size=4
 )
 """Metric -> mean and number of clients, of each round."""
+Evaluated = list[dict[str, float]]
+evaluations = st.lists(st.dictionaries(st.sampled_from(FINAL), shares), max_size=6)
+"""Metric -> accuracy, of each full device in the newest evaluated round."""
 
 
-def fill(db: Database, fleet: Fleet, history: History) -> None:
+def fill(db: Database, fleet: Fleet, history: History, evaluated: Evaluated) -> None:
+    for number, values in enumerate(evaluated):
+        own = {key: value for key, value in values.items() if key == metrics.PERSONAL_AFTER}
+        others = {key: value for key, value in values.items() if key not in own}
+        for kind, sent in (("evaluation", others), ("personal", own)):
+            if sent:
+                reports.accept(db, ReportRecord("main", f"full-{number}", kind, "toy", ROUND, kind, 9, sent))
     runs.begin(db, RunRecord("toy", "main", "fedrep", "digits", "fleet", 9, ""))
     for round, found in enumerate(history, 1):
         means, clients = ({name: one[place] for name, one in found.items()} for place in (0, 1))
@@ -166,31 +177,44 @@ class Fact:
         return least <= self.n <= most and len(printed) == len(self.values) and all(close)
 
 
-def expected(fleet: Fleet, history: History) -> dict[str, list[Fact]]:
+def add_comparison(facts: dict[str, list[Fact]], pairs: list[tuple[float, float]]) -> None:
+    """Add the comparison and the difference of values before and after on the same devices, if there are any."""
+    if pairs:
+        gained = [100 * (after - before) for before, after in pairs]
+        ends = metrics.interval(gained) if len(gained) > 1 else ()
+        means = tuple(100 * fmean(column) for column in zip(*pairs, strict=True))
+        facts["→"].append(Fact(len(pairs), means))
+        facts["points"].append(Fact(len(pairs), (fmean(gained), *ends)))
+
+
+def expected(fleet: Fleet, history: History, evaluated: Evaluated) -> dict[str, list[Fact]]:
     """The means, the comparisons ("→") and the differences ("points") that a page may show."""
     facts = {"": [Fact(n, (100 * mean,)) for found in history for mean, n in found.values()]}
     facts |= {"→": [], "points": []}
+    for own in (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE):
+        if measured := [one[own] for one in evaluated if own in one]:
+            facts[""].append(Fact(len(measured), (100 * fmean(measured),)))
+        for baseline in {*FINAL} - {own, metrics.PERSONAL_AFTER}:
+            both = [(one[baseline], one[own]) for one in evaluated if own in one and baseline in one]
+            add_comparison(facts, both)
     for release in range(1, RELEASES + 1):
         of_release = [found for sent in fleet if (found := [one for one in sent if one.release == release])]
         after = [found[-1].after for found in of_release if found[-1].after is not None]
         pairs = [[one for one in found if None not in (one.before, one.after)] for found in of_release]
         both = [(found[0].before, found[0].after) for found in pairs if found]  # later ones: the same release
-        for kind, columns in (("", [after]), ("→", [*zip(*both, strict=True)])):
-            if columns and columns[0]:
-                facts[kind].append(Fact(len(columns[0]), tuple(100 * fmean(values) for values in columns)))
-        if gained := [100 * (end - begin) for begin, end in both]:
-            ends = metrics.interval(gained) if len(gained) > 1 else ()
-            facts["points"].append(Fact(len(gained), (fmean(gained), *ends)))
+        if after:
+            facts[""].append(Fact(len(after), (100 * fmean(after),)))
+        add_comparison(facts, both)
     return facts
 
 
-@given(fleets, histories)
+@given(fleets, histories, evaluations)
 def test_every_mean_has_its_n_and_every_comparison_is_of_the_same_devices(
-    fleet: Fleet, history: History
+    fleet: Fleet, history: History, evaluated: Evaluated
 ) -> None:
-    facts = expected(fleet, history)
+    facts = expected(fleet, history, evaluated)
     with closing(Database.open()) as db:
-        fill(db, fleet, history)
+        fill(db, fleet, history, evaluated)
         for path in PAGES:
             for statement in statements(db, path, {"id": "toy"}):
                 figures = tuple(map(float, FIGURE.findall(statement)))

@@ -65,8 +65,18 @@ def test_training_alone_is_the_first_baseline_and_equal_models_are_no_gain() -> 
     )
     same = {client: {PERSONAL_BEFORE: 0.8, PERSONAL_AFTER: 0.8} for client in found}
     assert gains.verdict("fedrep", "completed", 3, gains.of_lines([line(same)], [])) == (
-        "fedrep reaches a mean accuracy of 80.0 % over 4 clients."
+        f"fedrep reaches a mean accuracy of 80.0 % over 4 clients. {gains.NO_BASELINE}"
     )
+
+
+def test_a_run_without_a_baseline_says_so_and_names_its_lowest_client() -> None:
+    found = {"c0": {PERSONAL_AFTER: 0.9, TEST_SAMPLES: 10}, "c1": {PERSONAL_AFTER: 0.7, TEST_SAMPLES: 20}}
+    groups = gains.of_lines([line(found)], [])
+    assert gains.verdict("repper", "completed", 3, groups) == (
+        f"repper reaches a mean accuracy of 80.0 % over 2 clients. {gains.NO_BASELINE}"
+    )
+    assert gains.lowest(groups) == "Lowest: c1, 70.0 % of 20 test images."
+    assert gains.lowest([]) == ""
 
 
 def test_a_verdict_says_how_a_run_ended() -> None:

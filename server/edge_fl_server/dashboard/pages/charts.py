@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from math import isfinite, sqrt
+from math import ceil, floor, isfinite, sqrt
 from typing import Any
 
 from msgspec import Struct
@@ -100,19 +101,20 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 {"type": "scatter", "id": f"few {number}", "name": curve.name, "data": apart, **hollow}
             )
     legend = {"left": 0, "top": 0, "textStyle": QUIET, "data": [curve.name for curve in shown]}
-    narrow = {
-        "legend": {"orient": "vertical"},
-        "grid": {"top": 16 + 22 * len(shown)},
-    }
+    wide = {"legend": {"orient": "horizontal"}, "grid": {"top": 38}}
+    narrow = {"legend": {"orient": "vertical"}, "grid": {"top": 16 + 22 * len(shown)}}
     options = {
         **BASE,
-        "grid": {**BASE["grid"], "top": 38},
         "legend": legend,
-        "tooltip": {**BASE["tooltip"], "formatter": f"{{a}}, {step} {{b}}: {{c}} %"},
+        "tooltip": {**BASE["tooltip"], **_hint(shown, places, step)},
         "xAxis": {**AXIS, "boundaryGap": False, "data": [_place(shown, place) for place in places]},
-        "yAxis": {"scale": True, "axisLabel": QUIET, "splitLine": {"lineStyle": {"color": "var(--line)"}}},
+        "yAxis": {
+            **_range(shown),
+            "axisLabel": QUIET,
+            "splitLine": {"lineStyle": {"color": "var(--line)"}},
+        },
         "series": series,
-        "media": [{"query": {"maxWidth": 560}, "option": narrow}],
+        "media": [{"query": {"maxWidth": 560}, "option": narrow}, {"option": wide}],
     }
     return Chart(options, height)
 
@@ -172,6 +174,28 @@ def _place(curves: Sequence[Curve], place: int) -> str:
     if not clients:
         return str(place)
     return f"{place}\nn = {clients[0]}" + (f" to {clients[-1]}" if len(clients) > 1 else "")
+
+
+def _hint(curves: Sequence[Curve], places: Sequence[int], step: str) -> dict[str, str]:
+    """The text at a point: its curve, place and value, and its own number of clients where it is known."""
+    if not any(curve.clients for curve in curves):
+        return {
+            "formatter": f"{{a}}, {step} {{b}}: {{c}} %"
+        }  # escaped by ECharts, unlike the result of a function
+    clients = {curve.name: [curve.clients.get(place) for place in places] for curve in curves}
+    shown = f"${{p.seriesName}}, {step} ${{parseInt(p.name)}}: ${{p.value.toFixed(1)}} %"
+    return {
+        ":formatter": f"(p) => `{shown} (n = ${{{json.dumps(clients)}[p.seriesName][p.dataIndex] || '?'}})`"
+    }
+
+
+def _range(curves: Sequence[Curve]) -> dict[str, float]:
+    """The ends of the axis in per cent: multiples of 5 around all points and bands, within 0 to 100."""
+    points = [(mean, curve.std.get(x, 0.0)) for curve in curves for x, mean in curve.mean.items()]
+    known = [(mean, std if isfinite(std) else 0.0) for mean, std in points if isfinite(mean)]
+    low = 5 * floor(20 * max(min(mean - std for mean, std in known), 0.0))
+    high = 5 * ceil(20 * min(max(mean + std for mean, std in known), 1.0))
+    return {"min": min(low, 95), "max": max(high, low + 5) if low < 100 else 100}
 
 
 def _percent(values: Mapping[int, float], places: Sequence[int]) -> list[float | None]:

@@ -50,7 +50,7 @@ def build(board: Board, address: Address) -> None:
     board.html(find, body)
     board.chart(find, lambda page: charts.dots(page.counts), "Samples per device and class")
     pages = ui.pagination(1, 1, value=place + 1, on_change=turn)
-    pages.props("max-pages=7")
+    pages.props("max-pages=7").set_visibility(False)
 
     def show(page: DataPage) -> None:
         update(pages, "max", page.pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import sqrt
 
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl.remedies import REMEDIES
@@ -36,6 +37,8 @@ DESCRIPTION = {
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
+NORMAL_95 = 1.96  # standard errors
+FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
     Column("Received, UTC", "received_at", clock),
     Column("Kind", "kind"),
@@ -113,6 +116,36 @@ def summary(page: DevicePage) -> str:
     )
 
 
+def standing(page: DevicePage) -> str:
+    """How the device's accuracy compares with that of all devices on its release, and the likely cause where it is lower."""
+    newest = next((report for report in page.reports if report.after is not None), None)
+    if newest is None or newest.after is None or page.fleet.after is None:
+        return ""
+    able, images = page.record.capability or {}, int(newest.metrics.get(TEST_SAMPLES, 0))
+    counts, samples = able.get("samples_per_class") or (), int(able.get("samples", 0))
+    of = f" of {number(images)} test images (one image is {100 / images:.1f} points)" if images else ""
+    said = [
+        f"{share(newest.after)} %{of}; mean of all devices on release {page.record.release}:"
+        f" {share(page.fleet.after)} % (n = {number(page.fleet.measured)}).",
+        f"{number(samples)} samples (median of the fleet: {number(page.median_samples)})"
+        + (f" in {sum(map(bool, counts))} of {len(counts)} classes." if counts else "."),
+    ]
+    if newest.after < page.fleet.after:
+        said.append(_cause(page, newest.after, page.fleet.after, images, samples))
+    return f'<p class="after">{escape(" ".join(said))}</p>'
+
+
+def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int) -> str:
+    """Why the accuracy may be below the mean, from what the device reports."""
+    if (page.record.capability or {}).get("drift"):
+        return "Likely cause: its images have changed since its head was fitted."
+    if images and mean - own <= NORMAL_95 * sqrt(mean * (1 - mean) / images):
+        return f"The difference from the mean may be chance: it is within the 95 % range of {number(images)} images."
+    if samples < FEW_SAMPLES * page.median_samples:
+        return "Likely cause: few samples to fit its head on."
+    return "No likely cause in what it reports: look at its images."
+
+
 def description(page: DevicePage) -> str:
     """The hardware and software of the device, and its notes."""
     able = page.record.capability or {}
@@ -155,7 +188,7 @@ def build(board: Board, address: Address) -> None:
     """Add the page's parts."""
     find = partial(device.page, board.context.db, board.context.fleet, address["id"])
     board.html(find, title, absent(address["id"]))
-    board.html(find, summary)
+    board.html(find, lambda page: summary(page) + standing(page))
     board.chart(find, history, "Accuracy, % by report")
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")

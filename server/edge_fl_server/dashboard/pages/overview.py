@@ -148,7 +148,7 @@ def summary(page: Overview, fleet: str) -> str:
     if not page.total and page.run is None:
         others = f" This registry has devices of: {', '.join(page.fleets)} (--fleet)." if page.fleets else ""
         text = f"Fleet {fleet} has no device and no run.{others} Start with one of these:"
-        return heading("Overview") + empty("Nothing here yet", text, fleets.COMMANDS)
+        return empty("Nothing here yet", text, fleets.COMMANDS)
     states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
     attention = sum(page.health.values())
     shown = facts(
@@ -160,7 +160,7 @@ def summary(page: Overview, fleet: str) -> str:
         },
         big=True,
     )
-    return heading("Overview") + shown
+    return shown
 
 
 def _release(page: Overview) -> str:
@@ -182,6 +182,7 @@ def build(board: Board, _: Address) -> None:
     context = board.context
     find = partial(overview.page, context.db, context.fleet)
     server_up = context.command("server up")
+    ui.html(heading("Overview"), sanitize=False)
     board.html(find, lambda page: summary(page, context.fleet))
     with ui.element("div").classes("halves"):
         board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")

@@ -73,10 +73,11 @@ def _replaces(row: ReleaseRow | None) -> str:
 
 
 def _compared(row: ReleaseRow) -> str:
-    before = (
-        f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces and row.reports.paired else ""
-    )
-    return before + _paired(row.reports)
+    """The means of the same devices, and below them the mean difference."""
+    if not row.reports.paired:
+        return NOTHING
+    before = f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces else ""
+    return f"<p>{before}{_paired(row.reports)}</p><p>{gain(row.reports.gain)}</p>"
 
 
 def _origin(row: ReleaseRow) -> str:
@@ -100,7 +101,6 @@ RELEASES = (
     Column("Failed", "reports.failed", number),
     Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
     Column("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
-    Column("Difference", "reports.gain", share, cell=lambda row: gain(row.reports.gain)),
     Column("Method", "record.method", minor=True),
     Column("Run", "record.run", cell=_origin, minor=True),
     Column("Size", "record.bytes", size, minor=True),

@@ -128,8 +128,11 @@ def summary(page: RunPage) -> str:
         },
         big=True,
     )
-    waiting = empty("No completed round", "Rounds appear here as soon as their cohort has responded.")
-    return shown if page.rounds else shown + waiting
+    if page.rounds:
+        return shown
+    soon = "Rounds appear here as soon as their cohort has responded."
+    waiting = soon if record.state == "running" else "The run ended before its first round was complete."
+    return shown + empty("No completed round", waiting)
 
 
 def curves(page: RunPage) -> Chart | None:

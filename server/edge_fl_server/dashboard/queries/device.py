@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from edge_fl_server.dashboard.queries.releases import HeadReports, head_reports
 from edge_fl_server.registry import Database
@@ -16,13 +16,17 @@ NEWEST = 60
 
 
 class DevicePage(Struct, frozen=True):
-    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first; `fleet` are all reports on its release."""
+    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first; `fleet` are all reports on its release.
+
+    `median_samples` is that of the fleet's devices with data (0: none).
+    """
 
     record: DeviceRecord
     reports: tuple[ReportRecord, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
     rejections: tuple[Rejection, ...] = ()
     fleet: HeadReports = HeadReports()
+    median_samples: int = 0
 
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
@@ -36,7 +40,18 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
         tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
         head_reports(db, fleet).get(records[0].release, HeadReports()),
+        _median_samples(db, fleet),
     )
+
+
+def _median_samples(db: Database, fleet: str) -> int:
+    """The lower median of the samples of a fleet's devices."""
+    samples = devices.c.capability["samples"].as_integer()
+    mine = (devices.c.fleet == fleet) & (samples > 0)
+    with db.reading() as connection:
+        count = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
+        middle = select(samples).where(mine).order_by(samples).limit(1).offset(max(count - 1, 0) // 2)
+        return int(connection.execute(middle).scalar() or 0)
 
 
 def _of(table: Any, fleet: str, device: str, order: str = "") -> Any:
