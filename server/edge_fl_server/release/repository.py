@@ -28,7 +28,7 @@ from typing import Any
 import tuf.repository
 from msgspec import Struct, to_builtins
 from tuf.api.exceptions import UnsignedMetadataError
-from tuf.api.metadata import Metadata, MetaFile, Role, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
@@ -201,26 +201,6 @@ class Repository(tuf.repository.Repository):
     def take_out(self, role: str, folder: Path) -> list[str]:
         """Move the available keys of a role to `folder` -> their ids. They are needed again to sign, and exist nowhere else."""
         return self.keys.take_out(self.root().roles[role].keyids, folder)
-
-    def sign_online(self, content: bytes) -> dict[str, str]:
-        """Sign with the online keys (role timestamp), for devices that trust this root -> signatures in hex by key id.
-
-        Raises InputError if fewer keys are available than the role requires.
-        """
-        keyids = self.keys.require(self.online_keys, self._online.threshold)
-        return {keyid: self.keys.signer(keyid).sign(content).signature for keyid in keyids}
-
-    @property
-    def online_keys(self) -> list[str]:
-        """The ids of the current online keys; another process may have replaced them."""
-        if (self._metadata / _file_name(Root.type, self._current[Root.type].signed.version + 1)).exists():
-            self.reload()
-        return list(self._online.keyids)
-
-    @property
-    def _online(self) -> Role:
-        role: Role = self._current[Root.type].signed.roles[Timestamp.type]
-        return role
 
     def key_rows(self) -> list[KeyRow]:
         """All keys with their role, threshold, expiry of the metadata they signed, and folder."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from msgspec.structs import replace
+from tuf.api.metadata import Role, Timestamp
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
@@ -49,7 +50,7 @@ class Director:
         expires = int(self.clock() + LIFE_S) if lasts else 0
         signature = ServerSignature(self.fleet, device, self._next_number(), expires)
         content = signed.to_device(kind, signature, encode(replace(message, signature=None)))
-        signature = replace(signature, signatures=self.repository.sign_online(content))
+        signature = replace(signature, signatures=self._signatures(content))
         return replace(message, signature=signature)
 
     def is_stale(self, message: Assignment) -> bool:
@@ -58,7 +59,19 @@ class Director:
             return True
         expires = message.signature.expires
         near_expiry = expires and expires - self.clock() < LIFE_S / 3
-        return bool(near_expiry) or not message.signature.signatures.keys() <= {*self.repository.online_keys}
+        return bool(near_expiry) or not message.signature.signatures.keys() <= {*self._role().keyids}
+
+    def _signatures(self, content: bytes) -> dict[str, str]:
+        role, keys = self._role(), self.repository.keys
+        keyids = keys.require(role.keyids, role.threshold)
+        return {keyid: keys.signer(keyid).sign(content).signature for keyid in keyids}
+
+    def _role(self) -> Role:
+        """The current online keys; another process may have replaced them."""
+        repository = self.repository
+        if (repository.folder / "metadata" / f"{repository.root().version + 1}.root.json").exists():
+            repository.reload()
+        return repository.root().roles[Timestamp.type]
 
     def _next_number(self) -> int:
         with self._lock:
