@@ -58,6 +58,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     With fewer than `cross_validate_below` images in a folder the head is fitted on all of them, and its accuracy is cross-validated.
     Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
     the labelled images than all but a share of `false_alarm` of these (0: none).
+    With `remote_logs` off the device answers no query for its log or a diagnostics bundle.
     `mirror` is the address of an exported repository, http(s):// or file://, from which releases are taken first; missing parts come
     from the broker.
     """
@@ -81,6 +82,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
+    remote_logs: bool = True
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
     budget: Budget = Budget()
     capture: CaptureConfig = CaptureConfig()

@@ -66,7 +66,10 @@ def stop_on_signal(runner: Runner) -> None:
 
 def log_warnings() -> None:
     """Log warnings to stderr; under `--quiet` only errors."""
-    logging.basicConfig(level=logging.ERROR if is_quiet() else logging.WARNING, format="%(message)s")
+    level = logging.ERROR if is_quiet() else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(level)  # the agent's own log takes more (`edge_fl_devices.remote.log_file`)
 
 
 def full_worker() -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from math import isfinite
 
+from edge_fl.errors import InputError
+
 NOTHING = "-"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -35,3 +37,19 @@ def seconds(value: float, digits: int = 1) -> str:
     if value < 100:
         return f"{value:.{digits}f} s"
     return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
+
+
+DURATIONS = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Parse "90", "90s", "15min", "2h" or "3d" into seconds. Raises InputError that names the option."""
+    number = text.rstrip("smindh")
+    unit = text[len(number) :].strip() or "s"
+    try:
+        value = float(number) * DURATIONS[unit]
+    except (ValueError, KeyError):
+        value = -1.0
+    if not 0 <= value <= 1e9:
+        raise InputError(f"{option} {text!r}: expected a duration such as 90s, 15min, 2h or 3d")
+    return value

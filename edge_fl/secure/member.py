@@ -1,84 +1,36 @@
-"""Signatures with the enrolled identities: who sent the keys of a secure sum, and what was signed.
-
-A certificate counts if a CA of the fleet signed it, its name is that of the sender, and that is the name of a device. Its dates are left to
-the broker: a board without a clock cannot check them.
-"""
+"""Signatures with the enrolled identities: who sent the keys of a secure sum, and what was signed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-import msgspec
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from edge_fl.errors import SecureSumError
-from edge_fl.wire import identity
-from edge_fl.wire.identity import Key
-from edge_fl.wire.topics import role_of
+from edge_fl.wire import signatures
+from edge_fl.wire.identity import IdentityError
+from edge_fl.wire.signatures import Authorities, Signer, canonical
 
-Authorities = Sequence[x509.Certificate]
-
-ALGORITHM = ec.ECDSA(hashes.SHA256())
+__all__ = ["Authorities", "Member", "canonical", "require_signed"]
 
 
 @dataclass(frozen=True)
-class Member:
+class Member(Signer):
     """A device's certificate (DER) and key, and the CAs of its fleet."""
 
-    certificate: bytes
-    key: Key
     authorities: Authorities
 
     @classmethod
     def of(cls, folder: Path) -> Member:
         """Read an identity folder. Raises ConfigError."""
-        identity.read(folder)
-        certificate = x509.load_pem_x509_certificate((folder / identity.CERT_FILE).read_bytes())
-        key = identity.load_key((folder / identity.KEY_FILE).read_bytes())
-        authorities = x509.load_pem_x509_certificates((folder / identity.CA_FILE).read_bytes())
-        return cls(certificate.public_bytes(serialization.Encoding.DER), key, authorities)
-
-    def sign(self, content: object) -> bytes:
-        """Sign a value of builtins and structs."""
-        return self.key.sign(canonical(content), ALGORITHM)
-
-
-def canonical(content: object) -> bytes:
-    """The bytes of a value that are signed or hashed."""
-    return msgspec.json.encode(content, order="deterministic")
+        own = Signer.of(folder)
+        return cls(own.certificate, own.key, signatures.authorities(folder))
 
 
 def require_signed(
-    certificate: bytes, name: str, content: Any, signature: bytes, authorities: Authorities
+    certificate: bytes, name: str, content: object, signature: bytes, authorities: Authorities
 ) -> None:
     """Raise SecureSumError unless `signature` is that of the device `name` on `content`."""
     try:
-        owner, key = _issued(certificate, tuple(authorities))
-    except (ValueError, identity.IdentityError) as error:
-        raise SecureSumError(f"{name}: unreadable certificate", "forged") from error
-    if owner != name or role_of(name) != "device":
-        found = f"certificate of {owner!r}" if owner else "certificate of another CA"
-        raise SecureSumError(f"{name}: {found}, expected this device's, from its fleet's CA", "forged")
-    try:
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise InvalidSignature
-        key.verify(signature, canonical(content), ALGORITHM)
-    except InvalidSignature as error:
-        raise SecureSumError(
-            f"{name}: its signature is not on this message: forged or replayed", "forged"
-        ) from error
-
-
-@lru_cache(4096)
-def _issued(certificate: bytes, authorities: tuple[x509.Certificate, ...]) -> tuple[str, object]:
-    """Name ("" if none of the CAs signed it) and key of a certificate; cached, because a device shows the same one again and again."""
-    known = x509.load_der_x509_certificate(certificate)
-    issued = any(identity.is_signed_by(known, ca) for ca in authorities)
-    return identity.common_name(known.subject) if issued else "", known.public_key()
+        signatures.require_signed(certificate, name, content, signature, authorities)
+    except IdentityError as error:
+        raise SecureSumError(error.message, "forged") from error

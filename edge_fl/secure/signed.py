@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from edge_fl.errors import ProtocolError, SecureSumError
-from edge_fl.secure.member import Authorities, Member, canonical, require_signed
+from edge_fl.errors import ProtocolError
 from edge_fl.wire.fields import DeviceSignature, ServerSignature
+from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
+from edge_fl.wire.signatures import Authorities, Signer, canonical, require_signed
 
 Statement = DeviceState | Capability | Report
 STATEMENTS: dict[type, str] = {DeviceState: "state", Capability: "meta", Report: "rpt"}
@@ -42,10 +43,10 @@ def from_device(kind: str, fleet: str, device: str, number: int, payload: bytes)
     return ["from device", kind, fleet, device, number, _unsigned_fields(payload)]
 
 
-def stated(message: Statement, member: Member, fleet: str, device: str, number: int) -> Statement:
+def stated(message: Statement, signer: Signer, fleet: str, device: str, number: int) -> Statement:
     """Sign a device's message."""
     content = from_device(STATEMENTS[type(message)], fleet, device, number, encode(message))
-    signature = DeviceSignature(member.certificate, number, member.sign(content))
+    signature = DeviceSignature(signer.certificate, number, signer.sign(content))
     return replace(message, signature=signature)
 
 
@@ -56,8 +57,8 @@ def require_stated(
     content = from_device(kind, fleet, device, signature.number, payload)
     try:
         require_signed(signature.certificate, device, content, signature.signature, authorities)
-    except SecureSumError as error:
-        raise ForgedError(error.message, error.why) from error
+    except IdentityError as error:
+        raise ForgedError(error.message, "forged") from error
 
 
 def _unsigned_fields(payload: bytes) -> dict[str, Any]:

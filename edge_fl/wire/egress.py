@@ -15,12 +15,12 @@ from edge_fl import metrics
 from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import auto
-from edge_fl.wire import tensors
+from edge_fl.wire import diagnostics, tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
 
-SAID = ("state", "meta", "rpt", "req", "log", "echo", "sum_reply")
-"""Messages that a device sends, by the kind of their topic; chunks of reports, masked vectors and certificate requests are sent in
-addition."""
+SAID = ("state", "meta", "rpt", "req", "log", "echo", "sum_reply", "query_reply")
+"""Messages that a device sends, by the kind of their topic; chunks of reports, masked vectors and answers to queries, and
+certificate requests, are sent in addition."""
 
 NUMBERS = (
     metrics.GLOBAL_TEST,
@@ -55,11 +55,45 @@ HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their
 """Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""
 
 
+ANSWERS = {what: kind.__struct_fields__ for what, kind in diagnostics.ANSWERS.items()}
+"""Fields of the answers to an operator's queries, by `Query.what`; none are sent where the owner has switched `remote_logs` off."""
+
+SETTINGS = (
+    *(
+        "tier",
+        "head",
+        "seed",
+        "test_fraction",
+        "validation_fraction",
+        "head_budget_s",
+        "balanced",
+        "keep",
+        "policy",
+    ),
+    *(
+        "watch_s",
+        "refit_every_s",
+        "guard",
+        "threads",
+        "uploads",
+        "epsilon",
+        "precision",
+        "latency_ms",
+        "remote_logs",
+    ),
+    *("cross_validate_below", "min_precision", "false_alarm", "broker.host", "broker.port", "broker.fleet"),
+    *("budget.megabytes", "budget.cpu_s", "budget.kilojoules", "budget.watts"),
+    *("capture.every_s", "capture.max_pictures", "capture.max_mb"),
+)
+"""Settings of a device that a diagnostics bundle contains: no folders, class names, sources or addresses with passwords."""
+
+
 class Egress(Struct, frozen=True, forbid_unknown_fields=True):
     """What may leave a device of one tier: fields by message, numbers in a report, parts by the kind of their report.
 
     Parts are sent with `compression`; under `privacy` they are noisy and the report counts the epsilon spent. `sums`: what vectors for sums
-    over devices contain, by subject; with a certificate only masked ones are sent (docs/class-statistics.md).
+    over devices contain, by subject; with a certificate only masked ones are sent (docs/class-statistics.md). `answers`: fields of the
+    answers to queries, by kind; `settings`: names of the settings in a diagnostics bundle.
     """
 
     tier: TierName
@@ -68,6 +102,8 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacyConfig = PrivacyConfig()
     numbers: tuple[str, ...] = NUMBERS
     sums: Mapping[str, tuple[str, ...]] = {}
+    answers: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ANSWERS)
+    settings: tuple[str, ...] = SETTINGS
     messages: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {kind: MESSAGES[kind].__struct_fields__ for kind in SAID}
     )

@@ -19,7 +19,7 @@ from edge_fl.errors import ProtocolError, brief
 from edge_fl.wire.blob import Blob, digest
 from edge_fl.wire.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 
-PROTOCOL = "1.0"
+PROTOCOL = "1.1"
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Value of `Report.error` and `DeviceState.why` once a device's privacy budget is exhausted."""
 
@@ -35,6 +35,7 @@ Mode = Literal["serve", "train", "evaluate", "personalise", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
 GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
 """States of a device that is not connected."""
+LogLevel = Literal["debug", "info", "warning", "error"]
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
 
@@ -183,7 +184,7 @@ class Request(Struct, frozen=True):
 class Log(Struct, frozen=True):
     """up/log, rate-limited: one log line."""
 
-    level: Literal["debug", "info", "warning", "error"]
+    level: LogLevel
     text: Text
 
 
@@ -269,6 +270,38 @@ class SumReply(Struct, frozen=True):
     reason: Annotated[str, Meta(max_length=64)] = ""
 
 
+Age = Annotated[float, Meta(ge=0, le=1e9)]
+MAX_ANSWER_BYTES = 256 * 1024
+
+
+class Query(Struct, frozen=True):
+    """dn/query, never retained, expires: a request for lines of the device's log or for a diagnostics bundle (`edge_fl.wire.diagnostics`).
+
+    Log lines of at least `level` that are between `until_s` and `since_s` seconds old by the device's clock (0: no limit), the newest of
+    them up to `max_bytes`.
+    """
+
+    id: Id
+    what: Literal["logs", "diagnostics"]
+    level: LogLevel = "info"
+    since_s: Age = 0.0
+    until_s: Age = 0.0
+    max_bytes: Annotated[int, Meta(ge=1024, le=MAX_ANSWER_BYTES)] = MAX_ANSWER_BYTES
+
+
+class QueryReply(Struct, frozen=True):
+    """up/query: the descriptor of the answer to a query, whose chunks follow, or the reason why there is none.
+
+    `certificate` (DER) and `signature` are empty on a device without a certificate.
+    """
+
+    id: Id
+    blob: Blob | None = None
+    certificate: Annotated[bytes, Meta(max_length=4096)] = b""
+    signature: Annotated[bytes, Meta(max_length=128)] = b""
+    reason: Annotated[str, Meta(max_length=64)] = ""
+
+
 MESSAGES: dict[str, type[Struct]] = {
     "server_state": ServerState,
     "beat": Beat,
@@ -284,6 +317,8 @@ MESSAGES: dict[str, type[Struct]] = {
     "log": Log,
     "sum": SumStep,
     "sum_reply": SumReply,
+    "query": Query,
+    "query_reply": QueryReply,
     "enrol_req": CertificateRequest,
     "enrol_rsp": CertificateAnswer,
 }

@@ -16,6 +16,9 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
     d/DEVICE/dn/sum                   server                    the next stage of a secure sum
     d/DEVICE/up/sum                   device                    the answer to it
     d/DEVICE/up/sum/ID/INDEX          device                    one chunk of a masked vector
+    d/DEVICE/dn/query                 operator, server          a request for log lines or diagnostics
+    d/DEVICE/up/query                 device                    the answer to it
+    d/DEVICE/up/query/ID/INDEX        device                    one chunk of its content
     enroll/NAME/{req,rsp}             claim, device             a certificate for a claim, or a device's next one
 
 Outside this branch a device may publish its predictions where Home Assistant expects them:
@@ -33,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
+from edge_fl.fleet.roles import ACTIONS, PERSON_ROLES
 
 MAJOR = 1
 GROUP = 16  # chunks per group: one subscription fetches one group
@@ -87,6 +90,8 @@ FAMILIES = {
     "state": "d/+/up/state",
     "meta": "d/+/up/meta",
     "log": "d/+/up/log",
+    "query": "d/+/dn/query",
+    "answers": "d/+/up/query/#",
 }
 """Families of topics in the table of what people may do -> pattern."""
 
@@ -181,6 +186,15 @@ class Topics:
         """Subscription to the replies of all devices to secure sums."""
         return f"{self.root}/d/+/up/sum/#"
 
+    def query(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/query"
+
+    def query_reply(self, device: str) -> str:
+        return f"{self.root}/d/{device}/up/query"
+
+    def query_chunk(self, device: str, id: str, index: int | str) -> str:
+        return f"{self.root}/d/{device}/up/query/{id}/{index}"
+
     def log(self, device: str) -> str:
         return f"{self.root}/d/{device}/up/log"
 
@@ -231,7 +245,7 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("assignment" | "cmd" | "ack" | "echo" | "sum") as kind] | [
+        case ["dn", ("assignment" | "cmd" | "ack" | "echo" | "sum" | "query") as kind] | [
             "up",
             ("state" | "meta" | "req" | "log") as kind,
         ]:
@@ -244,6 +258,10 @@ def _parse_device(device: str, path: list[str]) -> Address | None:
             return Address("sum_reply", device)
         case ["up", "sum", id, index] if ID.match(id) and NUMBER.match(index):
             return Address("sum_chunk", device, (id, index))
+        case ["up", "query"]:
+            return Address("query_reply", device)
+        case ["up", "query", id, index] if ID.match(id) and NUMBER.match(index):
+            return Address("query_chunk", device, (id, index))
     return None
 
 

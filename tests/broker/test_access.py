@@ -22,10 +22,10 @@ import pytest
 from paho.mqtt.client import topic_matches_sub
 
 from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.fleet.roles import PERSON_ROLES
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 from edge_fl_broker.check import CheckResult
@@ -64,6 +64,9 @@ def topics_of(device: str) -> dict[str, str]:
         "dn/sum": FLEET.sum(device),
         "up/sum": FLEET.sum_reply(device),
         "up/sum chunk": FLEET.sum_chunk(device, "id", 0),
+        "dn/query": FLEET.query(device),
+        "up/query": FLEET.query_reply(device),
+        "up/query chunk": FLEET.query_chunk(device, "id", 0),
         "enroll/req": FLEET.enrol_request(device),
         "enroll/rsp": FLEET.enrol_response(device),
     }
@@ -92,7 +95,12 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
         ALL,
     ),
     "viewer": (set(), {"srv/state", "tuf"}, set(), STATES),
-    "operator": (set(), {"srv/state", "tuf"}, {"dn/cmd"}, STATES),
+    "operator": (
+        set(),
+        {"srv/state", "tuf"},
+        {"dn/cmd", "dn/query"},
+        STATES | {"up/query", "up/query chunk"},
+    ),
     "releaser": (
         {"srv/state", "tuf", "art"},
         BROADCAST,

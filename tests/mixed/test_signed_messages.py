@@ -17,10 +17,10 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl.capability import Tier
-from edge_fl.secure.member import Member
 from edge_fl.secure.signed import stated
 from edge_fl.wire.messages import Assignment, Capability, DeviceState, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.signatures import Signer
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import Settings
@@ -35,7 +35,7 @@ from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
-from edge_fl_server.mqtt.connector import authorities
+from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LeaseLimits
@@ -82,7 +82,7 @@ class Scene:
         """Start a server, with an earlier one's data."""
         journal = self.stack.enter_context(Journal(self.db, "main"))
         director = Director(self.repository, "main") if signs else None
-        cas = authorities(self.home / "ca" / "server")
+        cas = fleet_authorities(self.home / "ca" / "server")
         return self.stack.enter_context(
             connected(self.connect, journal, takeover=True, director=director, authorities=cas)
         )
@@ -256,7 +256,7 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
         eventually(lambda: (state := known()) and state.release == 1 and not device.state.work)
         before = next(p for p in scene.sent if p.topic == topic)
         lie = DeviceState("ready", device.state.boot, 10**6, release=9)
-        other = Member.of(scene.home / "ca" / "pi-02")
+        other = Signer.of(scene.home / "ca" / "pi-02")
         lies = {
             "unsigned": lie,
             "forged": stated(lie, other, "main", "pi-01", 2**52),
@@ -275,7 +275,7 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
         scene.inject(topic, lies["forged"])
         scene.attacker.drain(10)
         record = {"pi-01": record} if (record := devices.get(scene.db, "main", "pi-01")) else {}
-        cas = authorities(scene.home / "ca" / "operator")
+        cas = fleet_authorities(scene.home / "ca" / "operator")
         rows = device_list.devices(
             scene.connect, "main", record, LeaseLimits(settle_s=0.2), authorities=cas
         ).rows

@@ -100,7 +100,7 @@ def enrol(
     """
     from datetime import timedelta
 
-    from edge_fl.wire.tags import parse
+    from edge_fl.fleet.tags import parse
     from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, PERSON_LIFE, Authority
 
     if role and count:

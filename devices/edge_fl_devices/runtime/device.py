@@ -22,18 +22,20 @@ from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
-from edge_fl.wire.blob import Assembly, digest, split
+from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
+from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
-from edge_fl_devices.agent.outbox import Outbox
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
+from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
+from edge_fl_devices.remote.log_file import note
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
-from edge_fl_devices.runtime.signatures import KeysRefreshed, Signer, Verifier
+from edge_fl_devices.runtime.report_packets import report_packets
+from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
@@ -52,6 +54,7 @@ class Device:
     worker: Worker
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
+    answer_query: AnswerQuery = decline
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -66,12 +69,12 @@ class Device:
     _timestamp: str = ""
     _sums: SumParticipant = field(init=False)
     _verifier: Verifier = field(init=False)
-    _signer: Signer = field(init=False)
+    _signer: StatementSigner = field(init=False)
 
     def __post_init__(self) -> None:
         fleet, summed = self.state.topics.fleet, self.worker.summed
         self._verifier = Verifier(fleet, self.name, self.worker.trust)
-        self._signer = Signer(fleet, self.name, self.identity, self.state.memory.starts)
+        self._signer = StatementSigner(fleet, self.name, self.identity, self.state.memory.starts)
         self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
     @property
@@ -100,8 +103,6 @@ class Device:
         if self.crashed:
             return math.inf
         return min([state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())])
-
-    # connection
 
     def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
         """Connect to the broker; events arrive through `handle`."""
@@ -135,8 +136,6 @@ class Device:
         if self._download and self._download.begun:
             self._scheduler.end_fetch()
 
-    # events
-
     def handle(self, event: DeviceEvent) -> None:
         """Process one event and carry out its effects."""
         if self.crashed:
@@ -151,7 +150,7 @@ class Device:
             case MayFetch():
                 self._begin_download()
                 return
-            case SumAnswered():
+            case SumAnswered() | QueryAnswered():
                 self._send_answer(event)
                 return
             case KeysRefreshed():
@@ -164,6 +163,7 @@ class Device:
                     self._carry_out(transfer.begin(self._now_s) if transfer.begun else ())
                 return
             case Disconnected(reason, final):
+                log.info("%s: connection lost: %s", self.name, reason)
                 self.denied = reason if final else ""
                 for transfer in self._fetches():
                     transfer.wake_s = math.inf  # time without a connection does not count
@@ -189,23 +189,25 @@ class Device:
                 if packet.payload and not packet.retain:
                     step = decode(packet.payload, SumStep)
                     self._scheduler.submit(self, partial(self._sums.answer, step))
+            elif address.kind == "query":
+                if packet.payload and not packet.retain:
+                    self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
             elif address.kind in MESSAGES:
-                if event := self._verifier.received(address, packet):
-                    self._receive_message(event)
-                elif self._metadata_fetch is None:
-                    self._fetch_metadata()
+                self._receive_message(address, packet)
         except ProtocolError as error:
             log.warning("%s: %s", self.name, error)
 
-    def _receive_message(self, event: events.Received) -> None:
+    def _receive_message(self, address: Address, packet: Packet) -> None:
+        if (event := self._verifier.received(address, packet)) is None:
+            if self._metadata_fetch is None:
+                self._fetch_metadata()
+            return
         if isinstance(event.message, Ack):
             self.acknowledged[event.message.status] += 1
         elif isinstance(event.message, Echo) and self._metadata_fetch:
             self._metadata_fetch.echo(event.message, self._now_s)
             self._advance_metadata(self._metadata_fetch)
         self._step(event)
-
-    # fetches
 
     def _fetches(self) -> list[Download | MetadataFetch]:
         return [transfer for transfer in (self._download, self._metadata_fetch) if transfer]
@@ -270,8 +272,6 @@ class Device:
         elif metadata_fetch.release:
             self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
 
-    # effects
-
     def _carry_out(self, requested: Iterable[effects.Effect]) -> None:
         for effect in requested:
             try:
@@ -288,6 +288,7 @@ class Device:
             case effects.SpreadReconnects(over_s):
                 self._connection.spread(over_s)
             case effects.Publish(topic, message, retain, expiry_s):
+                note(self.name, message)
                 self._publish(Packet(topic, encode(self._signer.signed(message)), retain, expiry_s=expiry_s))
             case effects.Send():
                 self._send(effect)
@@ -315,26 +316,24 @@ class Device:
 
     def _send(self, effect: effects.Send) -> None:
         """Send a report, its blob's chunks first."""
-        topics, parcel, report = self.state.topics, effect.parcel, effect.parcel.report
-        if report.blob:
-            payload = self.worker.store.blob(report.id) or b""
-            for index, chunk in enumerate(split(payload, report.blob.chunk_bytes)):
-                topic = topics.blob(self.name, report.id, index)
-                self._publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
+        report = effect.parcel.report
         self._count(report)
-        topic = topics.report(self.name, parcel.run_id, parcel.round)
-        self._publish(Packet(topic, encode(self._signer.signed(report)), expiry_s=effect.expiry_s))
+        payload = self.worker.store.blob(report.id) or b"" if report.blob else b""
+        for packet in report_packets(
+            self.state.topics, self.name, effect, self._signer.signed(report), payload
+        ):
+            self._publish(packet)
 
     def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
         return None if self.state.over_budget else self.worker.offer(request)
 
-    def _send_answer(self, answered: SumAnswered) -> None:
+    def _send_answer(self, answered: SumAnswered | QueryAnswered) -> None:
         try:
             for packet in answered.packets(self.state.topics, self.name):
                 self._publish(packet)
         except EdgeFLError as error:
-            log.warning("%s: secure sum: %s; dropping out", self.name, error)
+            log.warning("%s: %s was not sent: %s", self.name, type(answered).__name__, error)
 
     def _publish(self, packet: Packet) -> None:
         self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)
@@ -381,19 +380,15 @@ def start(
 
     data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
     """
-    release, now_s = worker.boot(), time.monotonic()
-    memory = worker.store.begin() if identity else worker.store.memory()
-    waiting: Outbox = ()
-    for parcel in worker.store.outbox():
-        waiting = outbox.put(waiting, parcel, now_s)
+    release, store = worker.boot(), worker.store
     initial = AgentState(
         device=name,
         boot=secrets.token_hex(8),
         topics=topics,
         capability=capability,
         limits=limits,
-        memory=memory,
-        outbox=waiting,
+        memory=store.begin() if identity else store.memory(),
+        outbox=outbox.restored(store.outbox(), time.monotonic()),
         release=release,
         data_problem=data_problem,
     )

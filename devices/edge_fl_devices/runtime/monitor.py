@@ -26,6 +26,7 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record, sources
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
+from edge_fl_devices.remote.log_file import LOCAL
 from edge_fl_devices.runtime.device import Device
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class DeviceMonitor:
             self._counted = found
             self.deliver(DataChanged(found, refit=False))
             for line in known.report.local_notes:
-                log.warning("%s: %s", self.config.id, line)
+                log.warning("%s: %s", self.config.id, line, extra=LOCAL)
 
     def _check_images(self) -> None:
         stamp, now_s = self._stamp(), self.clock()
@@ -143,7 +144,7 @@ def inspector(
         if inspection.out_of_memory:
             raise MemoryError(inspection.trouble)
         if inspection.report is None:
-            log.warning("%s: %s", config.id, inspection.trouble)
+            log.warning("%s: %s", config.id, inspection.trouble, extra=LOCAL)
             return None
         counts = list(inspection.report.samples_per_class)
         notes = [*capability.notes[:1], *inspection.notes]

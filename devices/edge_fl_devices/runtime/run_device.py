@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PrecisionLimits
+from edge_fl_devices.remote.answering import Responder
+from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
@@ -37,6 +40,8 @@ from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 15.0
 
@@ -57,7 +62,10 @@ def run_device(
     Raises InputError for unusable settings, data or folder, ConnectError if the broker denies access.
     """
     store = Store(Path(config.folder))
-    with store.owned():
+    with ExitStack() as stack:
+        stack.enter_context(store.owned())
+        file = LogFile(store.folder, config.id, private_paths(config))
+        stack.enter_context(recording(file))
         if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
             store.keep_answers(answers)
         with suppress(OSError):  # only `device serve` misses them
@@ -81,6 +89,8 @@ def run_device(
             data_problem=data_problem,
             identity=certificate.folder if certificate else None,
         )
+        log.info("%s: agent %s started", config.id, capability.agent)
+        agent.answer_query = Responder(config, file, agent.identity).receive
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
 from edge_fl.secure import signed
-from edge_fl.secure.member import Member
 from edge_fl.secure.signed import Statement
 from edge_fl.wire.fields import ServerSignature
 from edge_fl.wire.identity import CERT_FILE
 from edge_fl.wire.messages import MESSAGES, decode
+from edge_fl.wire.signatures import Signer
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Packet
 from edge_fl_devices.agent.events import Failed, Received
@@ -96,7 +96,7 @@ class Verifier:
 
 
 @dataclass(eq=False, slots=True)
-class Signer:
+class StatementSigner:
     """Signs what the device in `device` reports, with the identity in `folder`; None: it signs nothing.
 
     Numbers begin with `start`, which grows from start to start.
@@ -107,7 +107,7 @@ class Signer:
     folder: Path | None
     start: int
     _count: int = 0
-    _member: Member | None = None
+    _signer: Signer | None = None
     _stamp: int = 0
 
     def signed(self, message: Struct) -> Struct:
@@ -116,14 +116,14 @@ class Signer:
             return message
         try:
             if (stamp := (self.folder / CERT_FILE).stat().st_mtime_ns) != self._stamp:  # renewed since
-                self._member, self._stamp = Member.of(self.folder), stamp
+                self._signer, self._stamp = Signer.of(self.folder), stamp
         except (ConfigError, OSError, ValueError) as error:
             log.warning("%s: not signed: %s", self.device, error)
-        if self._member is None:
+        if self._signer is None:
             return message
         self._count += 1
         number = self.start * NUMBERS_PER_START + self._count
-        return signed.stated(message, self._member, self.fleet, self.device, number)
+        return signed.stated(message, self._signer, self.fleet, self.device, number)
 
 
 def _content(address: Address, packet: Packet) -> Struct | None:

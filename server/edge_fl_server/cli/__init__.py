@@ -7,6 +7,7 @@ from edge_fl_server.cli import (
     compare,
     data,
     demo,
+    device,
     fleet,
     lists,
     methods,
@@ -34,4 +35,5 @@ def register(app: App) -> None:
     data.register(app)
     server.register(app)
     fleet.register(app)
+    device.register(app)
     release.register(app)

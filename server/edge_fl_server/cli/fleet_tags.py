@@ -53,7 +53,7 @@ def tag(
     home: HomeOption = HOME,
 ) -> None:
     """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
-    from edge_fl.wire import tags as given
+    from edge_fl.fleet import tags as given
     from edge_fl_server.registry import tags
 
     parsed = dict(map(given.parse, changes))

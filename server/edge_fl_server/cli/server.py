@@ -142,7 +142,7 @@ def up(
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(host, port, identity)
     from edge_fl_server.dashboard import child
-    from edge_fl_server.mqtt.connector import authorities, denied
+    from edge_fl_server.mqtt.connector import denied, fleet_authorities
     from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
@@ -151,7 +151,7 @@ def up(
     registry = location(database, home)
     with closing(Database.open(registry)) as db, child.dashboard(dashboard, registry, fleet, home):
         server = FleetServer(
-            connect, fleet, home, db, denied(identity or ""), workers, authorities=authorities(identity)
+            connect, fleet, home, db, denied(identity or ""), workers, authorities=fleet_authorities(identity)
         )
         try:
             server.serve(threading.Event())
@@ -181,14 +181,14 @@ def worker(
     identity: IdentityOption = None,
 ) -> None:
     """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
-    from edge_fl_server.mqtt.connector import authorities
+    from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.journal import Journal
     from edge_fl_server.mqtt.updates.workers import UpdateWorker
     from edge_fl_server.registry import Database
 
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
     connect = connect_to(host, port, identity)
-    with journal, UpdateWorker(connect, journal, authorities(identity)) as worker:
+    with journal, UpdateWorker(connect, journal, fleet_authorities(identity)) as worker:
         print_status(f"worker of fleet {fleet}: receiving reports")
         try:
             threading.Event().wait()

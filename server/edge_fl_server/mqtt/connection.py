@@ -313,7 +313,7 @@ def _content(kind: str, packet: Packet) -> Struct | bytes | None:
         if packet.content_type != SAFETENSORS:
             raise ProtocolError(f"content type {packet.content_type!r}, expected {SAFETENSORS!r}")
         return packet.payload
-    if kind == "sum_chunk":
+    if kind in ("sum_chunk", "query_chunk"):  # queries are read by the command that sent them
         return packet.payload
     if kind not in MESSAGES:
         raise ProtocolError(f"unexpected message of kind {kind!r}")

@@ -7,17 +7,15 @@ identity is not accepted: the broker would hide the fleet from it and disconnect
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from cryptography import x509
-
 from edge_fl.errors import ConfigError
-from edge_fl.secure.member import Authorities
-from edge_fl.wire import identity
+from edge_fl.fleet.roles import PERSON_ROLES, may
+from edge_fl.wire import identity, signatures
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl.wire.roles import PERSON_ROLES
+from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 
@@ -28,12 +26,6 @@ SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 def denied(folder: Path | str) -> Path | None:
     """The file with the names of revoked devices in the folder of the server's identity; None without an identity."""
     return Path(folder) / identity.DENIED_FILE if folder else None
-
-
-def authorities(folder: Path | str | None) -> Authorities:
-    """The CAs that sign the certificates of the fleet's devices; none without an identity with a certificate. Raises ConfigError."""
-    own = identity.certificate_in(folder)
-    return x509.load_pem_x509_certificates((own.folder / identity.CA_FILE).read_bytes()) if own else ()
 
 
 def connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
@@ -71,3 +63,17 @@ def connector(host: str, port: int = 0, folder: Path | str | None = None) -> Ser
         )
 
     return connect
+
+
+def operator_connector(host: str, port: int = 0, folder: Path | str | None = None) -> ServerConnect:
+    """A function that connects a client which may query devices. Raises ConfigError for an identity that may not."""
+    if (own := identity.certificate_in(folder)) and not (own.role == "admin" or may([own.role], "diagnose")):
+        raise ConfigError(
+            f"{folder}: the identity of {own.name!r} ({own.role}), expected that of an operator (runs/identities/operator)"
+        )
+    return partial(MqttTransport, identity.endpoint(host, port, folder))
+
+
+def fleet_authorities(folder: Path | str | None) -> Authorities:
+    """The CAs that sign the certificates of the fleet's devices; none without a certificate in the folder. Raises ConfigError."""
+    return signatures.authorities(Path(folder)) if folder and identity.certificate_in(folder) else ()

@@ -16,7 +16,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
-from edge_fl.wire import tags
+from edge_fl.fleet import tags
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line

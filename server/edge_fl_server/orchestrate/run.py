@@ -22,7 +22,7 @@ from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.mqtt.connector import authorities, denied
+from edge_fl_server.mqtt.connector import denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.orchestrate import setup as setups
@@ -116,7 +116,7 @@ def _connect(request: RunRequest, stack: ExitStack) -> Server:
             takeover=request.takeover,
             workers=request.workers,
             director=Director(Repository(request.home / recipe.broker.fleet), recipe.broker.fleet),
-            authorities=authorities(recipe.broker.identity),
+            authorities=fleet_authorities(recipe.broker.identity),
         )
     )
 

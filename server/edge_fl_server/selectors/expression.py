@@ -6,7 +6,7 @@
     pi-0*, name=pi-0*                                    device names; * and ? stand for any characters
     @cameras                                             a saved group
 
-A key is an attribute (`edge_fl.wire.tags`) or a tag. Without a value `site=*` does not match a device, `site!=berlin` does.
+A key is an attribute (`edge_fl.fleet.tags`) or a tag. Without a value `site=*` does not match a device, `site!=berlin` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from edge_fl.errors import ConfigError, nearest
-from edge_fl.wire.tags import KEY, NUMBERS, TEXTS
+from edge_fl.fleet.tags import KEY, NUMBERS, TEXTS
 
 WORDS = ("and", "or", "not")
 MAX_LENGTH, MAX_DEPTH = 1000, 50

@@ -13,12 +13,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 
 from edge_fl.errors import SecureSumError
-from edge_fl.secure import fixed_point, masks, member
+from edge_fl.secure import fixed_point, masks
 from edge_fl.secure.device import SumDevice
 from edge_fl.secure.fixed_point import Numbers, Vector
 from edge_fl.secure.member import Member
 from edge_fl.secure.server import SumServer
 from edge_fl.seeds import generator
+from edge_fl.wire import signatures
 from edge_fl.wire.messages import SumRequest, SumStep
 from tests.edge_fl.secure.cohorts import (
     FLEET,
@@ -164,7 +165,7 @@ class Repeatable:
     ) -> None:
         self._thirty, self._gone, self._patch = thirty, gone, patch
         self._used: dict[str, set[bytes]] = {}
-        patch.setattr(member, "ALGORITHM", ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
+        patch.setattr(signatures, "ALGORITHM", ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
 
     def run(
         self, values: Mapping[str, Vector], pair: tuple[str, str], shift: Numbers | None = None

@@ -85,7 +85,16 @@ def test_no_personal_part_of_any_method_may_leave(name: str) -> None:
         for listed in egress.parts.values():
             assert not personal & set(listed)
         assert {"images", "labels", "features"}.isdisjoint(egress.numbers)
-        assert set(egress.messages) == {"state", "meta", "rpt", "req", "log", "echo", "sum_reply"}
+        assert set(egress.messages) == {
+            "state",
+            "meta",
+            "rpt",
+            "req",
+            "log",
+            "echo",
+            "sum_reply",
+            "query_reply",
+        }
     assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.updates).parts["head"])
     assert of_full(method).parts["update"] == of_full(method).parts["personal"]
 

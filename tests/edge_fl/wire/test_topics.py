@@ -36,6 +36,9 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "sum": ("server", "sum", lambda a: FLEET.sum(a.device)),
     "sum_reply": ("device", "sum_reply", lambda a: FLEET.sum_reply(a.device)),
     "sum_chunk": ("device", "sum_chunk", lambda a: FLEET.sum_chunk(a.device, *a.path)),
+    "query": ("server", "query", lambda a: FLEET.query(a.device)),
+    "query_reply": ("device", "query_reply", lambda a: FLEET.query_reply(a.device)),
+    "query_chunk": ("device", "query_chunk", lambda a: FLEET.query_chunk(a.device, *a.path)),
     "enrol_request": ("claim", "enrol_req", lambda a: FLEET.enrol_request(a.device)),
     "enrol_response": ("server", "enrol_rsp", lambda a: FLEET.enrol_response(a.device)),
 }
@@ -58,6 +61,7 @@ ADDRESSES: dict[str, st.SearchStrategy[Address]] = {
     "round": st.builds(lambda run_id: Address("round", path=(run_id,)), names),
     "rpt": st.builds(lambda d, run_id, n: Address("rpt", d, (run_id, str(n))), names, names, numbers),
     "blob": st.builds(lambda d, id, n: Address("blob", d, (id, str(n))), names, ids, numbers),
+    "query_chunk": st.builds(lambda d, id, n: Address("query_chunk", d, (id, str(n))), names, ids, numbers),
     "sum_chunk": st.builds(lambda d, id, n: Address("sum_chunk", d, (id, str(n))), names, ids, numbers),
 }
 every_kind = pytest.mark.parametrize("kind", ADDRESSES)

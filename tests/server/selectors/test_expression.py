@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl.wire import tags
+from edge_fl.fleet import tags
 from edge_fl_server.selectors import SelectorError, fleet, parse, select
 
 DEVICES: list[dict[str, str | float]] = [

@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
-from edge_fl.secure.member import Authorities
+from edge_fl.fleet.tags import Tags
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
-from edge_fl.wire.tags import Tags
+from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold

@@ -19,7 +19,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.manifest import Manifest
-from edge_fl.secure.member import Authorities
+from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal

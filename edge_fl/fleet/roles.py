@@ -43,6 +43,7 @@ ACTIONS: dict[str, Action] = {
     "view": Action(EVERYONE, reads=STATES),  # states and logs, not models, updates or certificate requests
     "audit": Action(OPERATOR | RELEASER),
     "command": Action(OPERATOR, writes=("cmd",)),
+    "diagnose": Action(OPERATOR, reads=("answers",), writes=("query",)),
     "stop": Action(OPERATOR),
     "admit": Action(OPERATOR),
     "revoke": Action(OPERATOR),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire import tags
+from edge_fl.fleet import tags
 
 
 @pytest.mark.parametrize(

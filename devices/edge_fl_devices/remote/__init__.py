@@ -1,0 +1,1 @@
+"""Answers to the operator's queries: the agent's log and diagnostics bundles."""

@@ -1,0 +1,117 @@
+"""Answer queries of the operator: one at a time, in a thread of their own, so that a long fit delays no answer.
+
+A device answers at most MAX_ANSWERS in INTERVAL_S, and none where the owner has switched `remote_logs` off; the reply then says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edge_fl.errors import EdgeFLError
+from edge_fl.wire import diagnostics
+from edge_fl.wire.blob import describe, split
+from edge_fl.wire.messages import MAX_ANSWER_BYTES, Query, QueryReply, decode, encode
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import UNTYPED, Packet
+from edge_fl_devices.agent.state import AgentState
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.remote.log_file import LogFile
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWERS, INTERVAL_S = 6, 60.0
+EXPIRY_S = 60
+OFF, TOO_OFTEN, BUSY, BUDGET, ERROR = "off", "too_often", "busy", "budget", "error"
+"""Reasons of a reply without an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAnswered:
+    """The reply to a query, and the content that it describes."""
+
+    reply: QueryReply
+    payload: bytes = b""
+
+    def packets(self, topics: Topics, device: str) -> Iterator[Packet]:
+        """Yield the reply, then the chunks of its content."""
+        yield Packet(topics.query_reply(device), encode(self.reply), expiry_s=EXPIRY_S)
+        for index, chunk in enumerate(split(self.payload)):
+            topic = topics.query_chunk(device, self.reply.id, index)
+            yield Packet(topic, bytes(chunk), content_type=UNTYPED, expiry_s=EXPIRY_S)
+
+
+Deliver = Callable[[QueryAnswered], None]
+AnswerQuery = Callable[[bytes, AgentState, Deliver], None]
+"""Answers an encoded query on the state of the agent by one call of the third argument, or not at all; must not wait.
+
+Raises ProtocolError for bytes that are no query.
+"""
+
+
+def decline(query: bytes, state: AgentState, deliver: Deliver) -> None:
+    """Answer no query: a simulated device has no log of its own."""
+    deliver(QueryAnswered(QueryReply(decode(query, Query).id, reason=OFF)))
+
+
+class Responder:
+    """Answers the queries of one device. `receive` is called on one thread."""
+
+    def __init__(self, config: DeviceConfig, file: LogFile, identity: Path | None = None) -> None:
+        self._config, self._file, self._identity = config, file, identity
+        self._started_s = time.monotonic()
+        self._recent: deque[float] = deque(maxlen=2 * MAX_ANSWERS)
+        self._busy = threading.Lock()
+
+    def receive(self, payload: bytes, state: AgentState, deliver: Deliver) -> None:
+        """Answer in a thread, or decline at once; above twice the limit the device does not even decline."""
+        query, now_s = decode(payload, Query), time.monotonic()
+        recent = [at for at in self._recent if at > now_s - INTERVAL_S]
+        if len(recent) >= 2 * MAX_ANSWERS:
+            return
+        self._recent.append(now_s)
+        reason = OFF if not self._config.remote_logs else ""
+        reason = reason or (TOO_OFTEN if len(recent) >= MAX_ANSWERS else BUDGET if state.over_budget else "")
+        if reason or not self._busy.acquire(blocking=False):
+            deliver(QueryAnswered(QueryReply(query.id, reason=reason or BUSY)))
+            return
+        threading.Thread(target=self._answer, args=(query, state, deliver), daemon=True).start()
+
+    def _answer(self, query: Query, state: AgentState, deliver: Deliver) -> None:
+        try:
+            deliver(self._answered(query, state))
+        except (EdgeFLError, OSError) as error:
+            log.warning("query for %s: %s", query.what, error)
+            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
+        except Exception:
+            log.exception("query for %s failed", query.what)
+            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
+        finally:
+            self._busy.release()
+
+    def _answered(self, query: Query, state: AgentState) -> QueryAnswered:
+        answer: diagnostics.Logs | diagnostics.Diagnostics
+        if query.what == "logs":
+            answer = self._file.matching(query)
+        else:
+            from edge_fl_devices.remote.bundle import collect
+
+            answer = collect(self._config, state, self._file, time.monotonic() - self._started_s)
+        payload = msgspec.json.encode(answer)
+        if len(payload) > MAX_ANSWER_BYTES:
+            raise EdgeFLError(f"{len(payload)} bytes, at most {MAX_ANSWER_BYTES}", "not sent")
+        blob = describe(payload)
+        if not self._identity:
+            return QueryAnswered(QueryReply(query.id, blob), payload)
+        from edge_fl.wire.signatures import Signer
+
+        own = Signer.of(self._identity)
+        content = diagnostics.signed_content(state.topics.fleet, state.device, query.id, blob.sha256)
+        return QueryAnswered(QueryReply(query.id, blob, own.certificate, own.sign(content)), payload)

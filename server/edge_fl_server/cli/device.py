@@ -1,0 +1,187 @@
+"""`edge-fl device logs` and `edge-fl device diagnose`: the operator asks one device over the broker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.console import units
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+
+if TYPE_CHECKING:
+    from edge_fl.wire.messages import Query
+    from edge_fl_server.mqtt.devices.queries import Answer
+
+DeviceArgument = Annotated[
+    str, typer.Argument(metavar="DEVICE", help="A device of 'edge-fl fleet list' that is connected.")
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait",
+        metavar="SECONDS",
+        rich_help_panel="Connection",
+        min=1,
+        max=600,
+        help="Longest time to wait for the answer, in seconds.",
+    ),
+]
+LINE_COLUMNS: Columns = {
+    "at": Column("time, UTC", rank=1),
+    "level": "level",
+    "text": Column("text", prose=True),
+}
+CHECK_COLUMNS: Columns = {
+    "check": "check",
+    "state": "state",
+    "found": Column("found", prose=True),
+    "remedy": Column("remedy", prose=True),
+}
+
+
+class Level(StrEnum):
+    """Lowest level of the lines."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def register(app: App) -> None:
+    """Add the server's part of the group `device`."""
+    group = app.group("device")
+    group.add(logs, "edge-fl device logs pi-07 --level warning --since 2h")
+    group.add(diagnose, "edge-fl device diagnose pi-07 --out pi-07.zip")
+
+
+def logs(
+    device: DeviceArgument,
+    level: Annotated[
+        Level, typer.Option(metavar="LEVEL", help="Lowest level to show: info, warning or error.")
+    ] = Level.INFO,
+    since: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Show lines that are at most this old, such as 15min, 2h or 3d."),
+    ] = "",
+    until: Annotated[
+        str, typer.Option(metavar="AGE", help="Show lines that are at least this old, such as 1h.")
+    ] = "",
+    wait: WaitOption = 20.0,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    identity: IdentityOption = None,
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show the newest lines of a device's log, which it keeps in 256 KiB and sends on request; the times are those of its clock."""
+    from msgspec.structs import asdict
+
+    from edge_fl.errors import InputError
+    from edge_fl.wire.diagnostics import Logs
+    from edge_fl.wire.messages import Query
+    from edge_fl_server.mqtt.device_text import one_line
+
+    since_s = units.parse_duration(since, "--since") if since else 0.0
+    until_s = units.parse_duration(until, "--until") if until else 0.0
+    if since and until_s >= since_s:
+        raise InputError(f"--until {until} is not after --since {since}: expected an age below {since}")
+    query = Query("none", "logs", level.value, since_s, until_s)
+    answer = _ask(device, query, wait, host, port, fleet, identity, database, home)
+    assert isinstance(answer.content, Logs)
+    rows = [{**asdict(line), "text": one_line(line.text)} for line in answer.content.lines]
+    if format is Format.TABLE:
+        rows = [{**row, "at": one_line(row["at"][:19].replace("T", " "))} for row in rows]
+    show_table(rows, LINE_COLUMNS, format)
+    count = "no line" if not rows else "1 line" if len(rows) == 1 else f"{len(rows)} lines"
+    if older := answer.content.left_out:
+        count += f", {older} older ones did not fit (--since, --level or --until select fewer)"
+    print_status(f"{device}: {count}; {_origin(answer)}")
+
+
+def diagnose(
+    device: DeviceArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="New folder, or new .zip file, for the bundle [diagnostics-DEVICE-TIME].",
+        ),
+    ] = None,
+    wait: WaitOption = 120.0,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    fleet: FleetOption = "main",
+    identity: IdentityOption = None,
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Get a diagnostics bundle from a device: checks, versions, recent errors and settings without secrets, signed by the device."""
+    from msgspec.structs import asdict
+
+    from edge_fl.wire.diagnostics import Diagnostics
+    from edge_fl.wire.messages import Query
+    from edge_fl_server.mqtt.device_text import one_line
+    from edge_fl_server.mqtt.devices import bundles
+
+    bundles.require_new(out)
+    answer = _ask(device, Query("none", "diagnostics"), wait, host, port, fleet, identity, database, home)
+    found = answer.content
+    assert isinstance(found, Diagnostics)
+    where = bundles.write(answer, fleet, out)
+    show_table(
+        [{key: one_line(text) for key, text in asdict(check).items()} for check in found.checks],
+        CHECK_COLUMNS,
+        Format.TABLE,
+    )
+    errors = f"{len(found.errors)} recent warnings and errors"
+    agent = one_line(found.versions.get("edge-fl", "of unknown version"))
+    why = f" ({one_line(found.why)})" if found.why else ""
+    print_status(
+        f"{device}: {found.status}, {found.activity}{why}; agent {agent}, {errors}; {_origin(answer)}"
+    )
+    print(where)
+
+
+def _ask(
+    device: str,
+    query: Query,
+    wait: float,
+    host: str,
+    port: int | None,
+    fleet: str,
+    identity: Path | None,
+    database: str,
+    home: Path,
+) -> Answer:
+    """Ask a device, unless the registry knows that it was revoked. Raises ConnectError then, and the errors of `queries.ask`."""
+    from contextlib import closing
+
+    from edge_fl.errors import ConnectError
+    from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
+    from edge_fl_server.mqtt.devices import queries
+    from edge_fl_server.registry import Database, devices
+    from edge_fl_server.registry.database import location
+
+    connect, authorities = operator_connector(host, port or 0, identity), fleet_authorities(identity)
+    if database or Path(location(database, home)).exists():
+        with closing(Database.existing(location(database, home))) as db:
+            record = devices.get(db, fleet, device)
+        if record and record.revoked:
+            raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
+    return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait)
+
+
+def _origin(answer: Answer) -> str:
+    if answer.signed:
+        return f"signed with the certificate of {answer.device}"
+    return "not signed: without certificates anyone on the broker could have written it"
