@@ -1,1 +1,1 @@
-"""What operators give to devices and people of a fleet: tags and roles."""
+"""What server, broker and devices share about the devices of a fleet."""

@@ -129,6 +129,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
+    `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 
     tier: TierName
@@ -145,6 +146,7 @@ class Capability(Struct, frozen=True):
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    certificate_until: Count = 0
     signature: DeviceSignature | None = None
 
 

@@ -16,8 +16,10 @@ from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.wire import identity
+from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from edge_fl_devices.agent.events import DataChanged
 from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
@@ -81,6 +83,7 @@ def run_device(
             return_freed_blocks()  # torch would allocate more slowly
         topics = Topics(config.broker.fleet)
         certificate = identity.certificate_in(config.broker.identity)
+        capability = replace(capability, certificate_until=_certificate_until(certificate))
         agent = device.start(
             config.id,
             topics,
@@ -101,6 +104,10 @@ def run_device(
         def done() -> bool:
             tick()
             status.update()
+            known = agent.state.capability
+            if (until := _certificate_until(certificate)) != known.certificate_until:  # renewed
+                changed = replace(known, certificate_until=until)
+                runner.deliver(agent, DataChanged(changed, agent.state.data_problem, refit=False))
             return bool(agent.denied)
 
         stopped = threading.Event()
@@ -152,6 +159,18 @@ def measure(
         )
     capability = replace(capability, notes=[*capability.notes, *inspection.notes])
     return capability, "out_of_memory" if inspection.out_of_memory else ""
+
+
+def _certificate_until(certificate: Identity | None) -> int:
+    """When the current certificate of this identity ends, in seconds since 1970; 0 without one."""
+    if certificate is None:
+        return 0
+    return _expiry(certificate.folder, (certificate.folder / CERT_FILE).stat().st_mtime_ns)
+
+
+@lru_cache(1)
+def _expiry(folder: Path, written_ns: int) -> int:
+    return int(identity.read(folder).expires.timestamp())
 
 
 def _make_head_worker(

@@ -10,7 +10,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl_server.cli import fleet_tags
+from edge_fl_server.cli import fleet_alerts, fleet_tags
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
     HOME,
@@ -29,6 +29,7 @@ def register(app: App) -> None:
     group.add(list_devices, "edge-fl fleet list --where 'site=berlin and not status=ready'", name="list")
     group.add(admit, "edge-fl fleet admit pi-07")
     fleet_tags.register(group)
+    fleet_alerts.register(group)
 
 
 def list_devices(

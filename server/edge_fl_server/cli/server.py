@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -112,6 +112,7 @@ def run(
     connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     # These import torch: invalid settings are reported before.
+    from edge_fl_server.alerts import watcher
     from edge_fl_server.dashboard import child
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate import setup
@@ -120,7 +121,13 @@ def run(
     user_imports.allow()
     logs.configure(log_format)
     request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
-    with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home):
+    identity = Path(chosen.broker.identity) if chosen.broker.identity else None
+    alerts = (
+        nullcontext()
+        if chosen.source == "simulated"
+        else watcher.watching(request.registry, chosen.broker.fleet, home, identity)
+    )
+    with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home), alerts:
         results, outcome = orchestrator.run(request)
         report.write(results)
         if outcome.exhausted:
@@ -141,6 +148,7 @@ def up(
 ) -> None:
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(host, port, identity)
+    from edge_fl_server.alerts import watcher
     from edge_fl_server.dashboard import child
     from edge_fl_server.mqtt.connector import denied, fleet_authorities
     from edge_fl_server.orchestrate.serving import FleetServer
@@ -149,7 +157,11 @@ def up(
 
     logs.configure(log_format)
     registry = location(database, home)
-    with closing(Database.open(registry)) as db, child.dashboard(dashboard, registry, fleet, home):
+    with (
+        closing(Database.open(registry)) as db,
+        child.dashboard(dashboard, registry, fleet, home),
+        watcher.watching(registry, fleet, home, identity),
+    ):
         server = FleetServer(
             connect, fleet, home, db, denied(identity or ""), workers, authorities=fleet_authorities(identity)
         )

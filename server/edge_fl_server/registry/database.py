@@ -120,9 +120,12 @@ class Database:
         keys = {column.name for column in table.primary_key}
         insert = self._insert(table)
         changes = {name: insert.excluded[name] for name in rows[0] if name not in keys and name not in keep}
-        connection.execute(
-            insert.on_conflict_do_update(index_elements=sorted(keys), set_=changes), [*map(dict, rows)]
+        statement = (
+            insert.on_conflict_do_update(index_elements=sorted(keys), set_=changes)
+            if changes
+            else insert.on_conflict_do_nothing()
         )
+        connection.execute(statement, [*map(dict, rows)])
 
     def insert_new(self, connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
         """Insert a row unless its key exists; return whether it was new."""

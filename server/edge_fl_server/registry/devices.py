@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, select, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import devices
+from edge_fl_server.registry.tables import boots, devices
 
 KEPT_COLUMNS = (
     "first_seen_at",
@@ -23,6 +24,8 @@ KEPT_COLUMNS = (
     "dropped",
 )
 """Columns that a message of the device does not change."""
+NO_BOOT = "none"
+"""The boot of a device whose state is not known."""
 UNKNOWN = DeviceRecord("", "").status
 STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
 """Why the reports of a device do not count, "" if they do."""
@@ -36,8 +39,29 @@ def record(db: Database, records: Iterable[DeviceRecord]) -> None:
         {**msgspec.to_builtins(record), "seen_at": at, "first_seen_at": record.first_seen_at or at}
         for record in records
     ]
+    now_s = int(time.time())
+    started = [
+        {"fleet": row["fleet"], "device": row["device"], "boot": row["boot"], "at_s": now_s}
+        for row in rows
+        if row["boot"] not in ("", NO_BOOT)
+    ]
     with db.writing() as connection:
         db.upsert(connection, devices, rows, *KEPT_COLUMNS)
+        db.upsert(connection, boots, started, "at_s")
+
+
+def restarts(db: Database, fleet: str, since_s: int) -> dict[str, int]:
+    """Device -> the number of agent processes of which a first message came since then."""
+    mine = boots.c.fleet == fleet
+    query = select(boots.c.device, func.count()).where(mine, boots.c.at_s >= since_s)
+    with db.reading() as connection:
+        return {row[0]: row[1] for row in connection.execute(query.group_by(boots.c.device))}
+
+
+def forget_boots(db: Database, fleet: str, before_s: int) -> None:
+    """Delete the agent processes first seen before that time."""
+    with db.writing() as connection:
+        connection.execute(delete(boots).where(boots.c.fleet == fleet, boots.c.at_s < before_s))
 
 
 def mark_unknown(db: Database, fleet: str, sequences: range) -> None:

@@ -174,6 +174,21 @@ class ServerRecord(Struct, frozen=True):
     beat_s: int = 0
 
 
+class AlertRecord(Struct, frozen=True):
+    """One alert: a rule's condition that holds, or held, for a subject: a device, "server", "fleet" or a release.
+
+    Times are seconds since 1970; `resolved_s` is 0 while the condition holds.
+    """
+
+    number: int
+    fleet: str
+    rule: str
+    subject: str
+    text: str
+    raised_s: int
+    resolved_s: int = 0
+
+
 class RolloutRecord(Struct, frozen=True):
     """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 

@@ -101,6 +101,35 @@ groups = Table(
     PrimaryKeyConstraint("fleet", "name"),
 )
 
+boots = Table(
+    "boots",
+    metadata,
+    *_texts("fleet", "device", "boot"),
+    *_integers("at_s"),  # by the clock of the server
+    PrimaryKeyConstraint("fleet", "device", "boot"),
+)
+
+alerts = _table("alerts", records.AlertRecord, "number")
+Index("alerts_once", alerts.c.fleet, alerts.c.rule, alerts.c.subject, alerts.c.resolved_s, unique=True)
+
+alert_deliveries = Table(
+    "alert_deliveries",
+    metadata,
+    *_integers("number"),
+    *_texts("channel", "event"),
+    Column("sent", Boolean, nullable=False),
+    *_integers("at_s"),
+    PrimaryKeyConstraint("number", "channel", "event"),
+)
+
+silences = Table(
+    "silences",
+    metadata,
+    *_texts("fleet", "name"),
+    *_integers("until_s"),
+    PrimaryKeyConstraint("fleet", "name"),
+)
+
 round_requests = Table(
     "round_requests",
     metadata,

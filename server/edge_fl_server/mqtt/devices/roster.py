@@ -21,6 +21,7 @@ from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.selectors.fleet import Selection
 
@@ -191,7 +192,7 @@ class Roster:
 
 
 def _record(fleet: str, device: Device, numbers: Mapping[str, int]) -> DeviceRecord:
-    state = device.state or DeviceState("init", "none")
+    state = device.state or DeviceState("init", NO_BOOT)
     capability = replace_fields(device.capability, signature=None) if device.capability else None
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
     added |= {f"signed_{kind}": number for kind, number in numbers.items() if kind != "rpt"}

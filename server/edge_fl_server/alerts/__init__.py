@@ -1,0 +1,1 @@
+"""Alerts: rules over the registry, and their delivery to mail, webhooks, MQTT and other services; docs/alerts.md."""

@@ -1,0 +1,189 @@
+"""The conditions of alerts: what holds now for which devices, for the server or for a release, according to the registry.
+
+Each kind gives {subject: text}, or None while it cannot tell, so that its alerts stay as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import ColumnElement, func, select
+
+from edge_fl.wire import identity
+from edge_fl_server.registry import Database, rollouts, servers
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.tables import devices, reports
+
+Found = Mapping[str, str] | None
+"""Subject -> text; None: unknown at present."""
+DAY_S = 86_400
+RESTARTS_S = 3600  # the time in which restarts are counted
+MIN_PAIRS = 10  # devices, for a comparison of bottom deciles
+SILENT = ("lost", "unknown", "disconnected")
+IDENTITIES = (
+    "",
+    "reader",
+    "../broker",
+    "../operator",
+    "../registrar",
+)  # from the server's, if the CA is on this machine
+_ABLE = devices.c.capability
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rules look: the registry and the server's folders on this machine; `identity` is that of the server, if any."""
+
+    db: Database
+    fleet: str
+    folders: tuple[Path, ...] = ()
+    identity: Path | None = None
+
+    def now_s(self) -> int:
+        """Seconds since 1970."""
+        return int(time.time())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold."""
+
+    limit: float
+    unit: str
+    find: Callable[[Place, float], Found]
+    of_devices: bool = True
+
+
+def silent(place: Place, limit: float) -> Found:
+    """Devices without a connection; the time before this server was online does not count."""
+    presence = servers.presence(place.db, place.fleet)
+    if not presence.online:
+        return None
+    since_s = datetime.fromisoformat(presence.since).timestamp()
+    found = {}
+    query = devices.c.status.in_(SILENT) & (devices.c.seen_at != "")
+    for name, status, seen_at in _rows(place, query, devices.c.status, devices.c.seen_at):
+        seen_s = datetime.fromisoformat(seen_at).timestamp()
+        if place.now_s() - max(seen_s, since_s) >= limit:
+            found[name] = f"{status}, last message {seen_at[:16].replace('T', ' ')} UTC"
+    return found
+
+
+def drift(place: Place, limit: float) -> Found:
+    """Devices whose images have drifted since the last fit."""
+    drifted = func.coalesce(_ABLE["drift"].as_float(), 0.0)
+    return {
+        name: f"images drifted by {value:.1f} standard deviations"
+        for name, value in _rows(place, drifted > limit, drifted)
+    }
+
+
+def quarantine(place: Place, limit: float) -> Found:
+    """Devices in quarantine."""
+    return dict(_rows(place, devices.c.quarantine != "", devices.c.quarantine))
+
+
+def decile(place: Place, limit: float) -> Found:
+    """The bottom decile of accuracy on the served release, compared with the release before on the same devices."""
+    served = rollouts.served_release(place.db, place.fleet)
+    before = rollouts.previous_release(place.db, place.fleet, served)
+    if not before:
+        return {}
+    old, new = (_accuracies(place, release) for release in (before, served))
+    both = sorted(old.keys() & new.keys())
+    if len(both) < MIN_PAIRS:
+        return {}
+    was, now = (float(np.quantile([values[name] for name in both], 0.1)) for values in (old, new))
+    if was - now < limit:
+        return {}
+    text = f"bottom decile {100 * now:.1f} %, {100 * was:.1f} % on release {before} (n = {len(both)})"
+    return {f"release {served}": text}
+
+
+def certificate(place: Place, limit: float) -> Found:
+    """Devices, and identities on this machine, whose certificate ends soon; both are renewed long before."""
+    until = func.coalesce(_ABLE["certificate_until"].as_integer(), 0)
+    soon_s = place.now_s() + int(limit * DAY_S)
+    found = {
+        name: f"certificate ends {datetime.fromtimestamp(value, UTC):%Y-%m-%d}"
+        for name, value in _rows(place, (until > 0) & (until < soon_s), until)
+    }
+    folders = [place.identity / name for name in IDENTITIES] if place.identity else []
+    for folder in folders:
+        if not (folder / identity.CERT_FILE).exists():
+            continue
+        own = identity.read(folder)
+        if own.expires.timestamp() < soon_s:
+            found[own.name] = f"certificate in {folder.resolve()} ends {own.expires:%Y-%m-%d}"
+    return found
+
+
+def disk(place: Place, limit: float) -> Found:
+    """Devices and folders of this machine with little free space."""
+    free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == "enospc"
+    low = full | ((free > 0) & (free < limit))  # 0: not measured
+    found = {
+        name: "disk is full" if why == "enospc" else f"{mb} MB free"
+        for name, why, mb in _rows(place, low, devices.c.why, free)
+    }
+    for folder in place.folders:
+        if folder.exists() and (mb := shutil.disk_usage(folder).free >> 20) < limit:
+            found["server"] = f"{mb} MB free at {folder.resolve()}"
+    return found
+
+
+def restarts(place: Place, limit: float) -> Found:
+    """Devices whose agent has started repeatedly."""
+    counts = registered.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
+    return {
+        name: f"{count} starts of the agent in an hour" for name, count in counts.items() if count > limit
+    }
+
+
+def rollout(place: Place, limit: float) -> Found:
+    """The newest roll-out, if it is paused, or was aborted by a gate."""
+    newest = next(iter(rollouts.listed(place.db, place.fleet)), None)
+    if newest is None or newest.state not in ("paused", "aborted"):
+        return {}
+    if newest.state == "aborted" and newest.reason == "by hand":
+        return {}
+    return {f"release {newest.release}": f"roll-out {newest.state}: {newest.reason or 'no reason given'}"}
+
+
+KINDS = {
+    "silent": Kind(3600, "seconds without a connection", silent),
+    "drift": Kind(0, "standard deviations", drift),
+    "decile": Kind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
+    "quarantine": Kind(0, "", quarantine),
+    "certificate": Kind(30, "days", certificate),
+    "disk": Kind(500, "MB", disk),
+    "rollout": Kind(0, "", rollout, of_devices=False),
+    "restarts": Kind(5, "starts in an hour", restarts),
+}
+"""Kind of rule -> its condition; `limit` of a rule replaces the threshold."""
+
+
+def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
+    """(name, columns ...) of the devices that meet a condition, without revoked ones."""
+    query = select(devices.c.device, *columns).where(
+        devices.c.fleet == place.fleet, ~devices.c.revoked, condition
+    )
+    with place.db.reading() as connection:
+        return [tuple(row) for row in connection.execute(query.order_by(devices.c.device))]
+
+
+def _accuracies(place: Place, release: int) -> dict[str, float]:
+    """The newest accuracy of each head-only device on a release."""
+    row = reports.c
+    mine = (
+        (row.fleet == place.fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
+    )
+    with place.db.reading() as connection:
+        found = connection.execute(select(row.device, row.after).where(mine).order_by(row.received_at))
+        return {row.device: row.after for row in found}
