@@ -6,7 +6,7 @@ import re
 import traceback
 from importlib import metadata
 
-LARGEST_FIRST = ("scale", "server", "full", "flash")
+LARGEST_FIRST = ("mcp", "scale", "server", "full", "flash")
 
 
 def hint(error: BaseException) -> str:

@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
+from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 from edge_fl.wire.blob import Blob, digest
-from edge_fl.wire.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 
 PROTOCOL = "1.1"
 BUDGET_EXHAUSTED = "budget_exhausted"

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_fl.errors import ProtocolError
-from edge_fl.fleet.roles import ACTIONS, PERSON_ROLES
+from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 
 MAJOR = 1
 GROUP = 16  # chunks per group: one subscription fetches one group

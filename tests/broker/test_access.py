@@ -22,10 +22,10 @@ import pytest
 from paho.mqtt.client import topic_matches_sub
 
 from edge_fl.errors import ConnectError, DeadlineError
-from edge_fl.fleet.roles import PERSON_ROLES
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 from edge_fl_broker.check import CheckResult

@@ -133,7 +133,8 @@ def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
         "operator": {f"topic read {root}/#", "topic read homeassistant/sensor/+/#"}
         | {f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")}
         | {f"topic read {root}/d/+/up/{each}" for each in ("state", "meta", "log")}
-        | {f"topic write {root}/{each}" for each in ("srv/#", "tuf/#", "art/#", "d/+/dn/#", "d/+/dn/cmd")},
+        | {f"topic write {root}/{each}" for each in ("srv/#", "tuf/#", "art/#", "d/+/dn/#", "d/+/dn/cmd")}
+        | {f"topic read {root}/d/+/up/query/#", f"topic write {root}/d/+/dn/query"},
         "registrar": {f"topic readwrite {root}/enroll/#"},
         "viewer-ann": {
             *(f"topic read {root}/{each}" for each in ("srv/#", "tuf/#", "d/+/dn/assignment")),

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
-from edge_fl.fleet.roles import PERSON_ROLES
+from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import RESERVED, Role, role_of
 
 MAX_ISSUED = 1_000_000

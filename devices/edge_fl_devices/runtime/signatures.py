@@ -15,9 +15,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
+from edge_fl.fleet.fields import ServerSignature
 from edge_fl.secure import signed
 from edge_fl.secure.signed import Statement
-from edge_fl.wire.fields import ServerSignature
 from edge_fl.wire.identity import CERT_FILE
 from edge_fl.wire.messages import MESSAGES, decode
 from edge_fl.wire.signatures import Signer

@@ -115,7 +115,7 @@ class Sender:
             pause_s = min(RETRY_S[0] * 2**self._failures, RETRY_S[1])
             self._again_s, self._failures = time.monotonic() + pause_s, self._failures + 1
             if self._failures == 1:
-                print_status(f"{error.message}; {len(due)} wait, trying again")
+                print_status(f"{error.message}; {len(due)} alert{'s' * (len(due) > 1)} to send, trying again")
         finally:
             alerts.settle(place.db, name, due, sent=sent)
         if sent and self._failures:

@@ -12,6 +12,7 @@ from edge_fl_server.cli import (
     lists,
     methods,
     new,
+    people,
     recipes,
     release,
     report,
@@ -35,5 +36,6 @@ def register(app: App) -> None:
     data.register(app)
     server.register(app)
     fleet.register(app)
+    people.register(app)
     device.register(app)
     release.register(app)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
+
 if TYPE_CHECKING:
     from edge_fl_server.mqtt.reader import ServerConnect
+    from edge_fl_server.registry import Database
 
 
 def connect_to(host: str, port: int | None, identity: Path | str | None) -> ServerConnect:
@@ -14,3 +19,31 @@ def connect_to(host: str, port: int | None, identity: Path | str | None) -> Serv
     from edge_fl_server.mqtt.connector import connector
 
     return connector(host, port or 0, identity)
+
+
+def acting_as(folder: Path | str | None) -> Person:
+    """Who runs a command with this identity: the name and role of its certificate, else the local user. Raises ConfigError.
+
+    The check of the role protects from mistakes: who can write the registry can change it without a command.
+    """
+    from edge_fl.wire import identity
+
+    certificate = identity.certificate_in(folder)
+    if certificate is None:
+        return local_person()
+    if certificate.role in ("admin", "server"):
+        return Person(certificate.name, ADMINISTRATOR)
+    roles = frozenset(role for role in PERSON_ROLES if role == certificate.role)
+    return Person(certificate.name, "certificate", roles)
+
+
+@contextmanager
+def acting(
+    db: Database, fleet: str, action: str, target: str, folder: Path | None = None
+) -> Iterator[Person]:
+    """Run the block as who runs the command, with a row in the audit log. Raises NotPermittedError."""
+    from edge_fl_server.registry.people import audit
+
+    person = acting_as(folder)
+    with audit.acting(db, fleet, person, action, target):
+        yield person

@@ -11,7 +11,7 @@ import typer
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl_server.cli import fleet_alerts, fleet_tags
-from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.connection import acting, connect_to
 from edge_fl_server.cli.options import (
     HOME,
     DatabaseOption,
@@ -84,7 +84,8 @@ def admit(
     known = {record.device: record for record in devices.listed(db, fleet)}
     if device not in known:
         raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-    devices.readmit(db, fleet, device)
+    with acting(db, fleet, "admit", device):
+        devices.readmit(db, fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
     if known[device].revoked:

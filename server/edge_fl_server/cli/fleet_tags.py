@@ -13,6 +13,7 @@ from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Columns
 from edge_fl.errors import InputError, nearest
+from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 from edge_fl_server.cli.selection import YesOption, confirmed
 
@@ -59,7 +60,8 @@ def tag(
     parsed = dict(map(given.parse, changes))
     with registry(database, home) as db:
         names = confirmed(db, fleet, selector, "tag them", yes=yes, none=False)
-        tags.change(db, fleet, names, parsed)
+        with acting(db, fleet, "tag", f"{selector}: {' '.join(changes)}"):
+            tags.change(db, fleet, names, parsed)
     for name in names:
         print(name)
 
@@ -106,7 +108,8 @@ def save(
         saved = {**tags.saved_groups(db, fleet), group: selector}
         for name in saved:  # a change must not make any group contain itself
             parse(f"@{name}", saved)
-        tags.save_group(db, fleet, group, selector)
+        with acting(db, fleet, "group", f"@{group}: {selector}"):
+            tags.save_group(db, fleet, group, selector)
         print_status(f"@{group}: {len(selectors.selected(db, fleet, selector))} devices")
 
 
@@ -129,7 +132,8 @@ def remove(
                 raise InputError(
                     f"group {group!r}: used by @{name} ({text}); expected to change that first"
                 ) from error
-        tags.remove_group(db, fleet, group)
+        with acting(db, fleet, "group", f"@{group}: removed"):
+            tags.remove_group(db, fleet, group)
 
 
 @contextmanager

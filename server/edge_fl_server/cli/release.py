@@ -13,7 +13,7 @@ from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError
 from edge_fl_server.cli import release_keys, release_publish
-from edge_fl_server.cli.connection import connect_to
+from edge_fl_server.cli.connection import acting_as, connect_to
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 from edge_fl_server.cli.release_keys import open_repository
 from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
@@ -234,7 +234,7 @@ def commands(
     opened = Database.open if new else Database.existing
     with closing(opened(location(database, home))) as db:
         connect = connect_to(host, port, identity)
-        yield ReleaseCommands(connect, fleet, home, db, fleet_authorities(identity))
+        yield ReleaseCommands(connect, fleet, home, db, acting_as(identity), fleet_authorities(identity))
 
 
 def carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:

@@ -18,7 +18,7 @@ Host = Annotated[
     typer.Option(
         metavar="HOST",
         rich_help_panel="Connection",
-        help="Address to listen on; all but loopback require the token.",
+        help="Address to listen on; all but loopback require a login.",
     ),
 ]
 Port = Annotated[
@@ -55,17 +55,27 @@ def dashboard(
     port: Port = 8080,
     cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for TLS (PEM).")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate (PEM).")] = None,
+    login: Annotated[
+        bool, typer.Option("--login", help="Require a token on loopback too, for example behind a proxy.")
+    ] = False,
+    oidc: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."
+        ),
+    ] = None,
 ) -> None:
     """Show the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
 
-    On addresses other than loopback the token EDGE_FL_DASHBOARD_TOKEN is required; if it is not set, one is generated and printed.
+    On addresses other than loopback a login is required: a personal token (edge-fl token create), or the shared one in
+    EDGE_FL_DASHBOARD_TOKEN; if there is neither, a shared one is generated and printed.
     """
     from edge_fl_server.dashboard.serve import Settings, serve
     from edge_fl_server.registry import database as registries
 
     registry = registries.location(database, home)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
-    serve(Settings(registry, fleet, home, host, port, token, cert, key), print_status)
+    serve(Settings(registry, fleet, home, host, port, token, cert, key, login, oidc), print_status)
 
 
 def report(

@@ -1,4 +1,4 @@
-"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates in separate processes."""
+"""`edge-fl server run | up | mcp | worker`: train over MQTT, serve a fleet between runs, inform assistants, validate updates elsewhere."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def register(app: App) -> None:
     group = app.group("server", "The server: train over MQTT, release extractors, collect reports.", "Fleet")
     group.add(run, "edge-fl server run demo --set rounds=5")
     group.add(up, "edge-fl server up --dashboard 8080")
+    group.add(mcp, "edge-fl server mcp")
     group.add(worker, "edge-fl server worker --database postgresql://user@host/name")
 
 
@@ -169,6 +170,16 @@ def up(
             server.serve(threading.Event())
         except KeyboardInterrupt:
             print_status(f"fleet {fleet!r}: offline")
+
+
+def mcp(database: DatabaseOption = "", fleet: FleetOption = "main", home: HomeOption = HOME) -> None:
+    """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
+    from edge_fl_server import assistant
+    from edge_fl_server.registry import Database
+    from edge_fl_server.registry.database import location
+
+    with closing(Database.existing(location(database, home))) as db:
+        assistant.server(db, fleet).run()
 
 
 def worker(

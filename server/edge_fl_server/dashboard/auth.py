@@ -1,28 +1,65 @@
-"""Access to the dashboard as ASGI middleware for HTTP and web sockets: local clients on loopback, clients with the token elsewhere.
+"""Access to the dashboard as ASGI middleware for HTTP and web sockets: who sends a request, by token, by OIDC, or locally.
 
-Without a token the Host header must be a loopback name, which prevents DNS rebinding; requests from another origin are always rejected. The
-token is given once in the address (`?token=`), which sets a cookie, or as `Authorization: Bearer`, as Prometheus sends it.
+Where no login is required (on loopback), the Host header must be a loopback name, which prevents DNS rebinding; requests from another
+origin are always rejected. A token is given in the form, or once in the address (`?token=`), which sets a cookie, or as `Authorization:
+Bearer`, as Prometheus sends it. The pages find who it was in the request's scope, under `ACCESS`.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from hmac import compare_digest
+from html import escape
 from ipaddress import ip_address
+from typing import Protocol
 from urllib.parse import urlencode, urlsplit
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from edge_fl.wire.roles import LOCAL_USER, Person
+
 COOKIE = "edge_fl_token"
-UNAUTHORISED = (
+ACCESS = "edge_fl.access"
+LOGIN, LOGOUT = "/login", "/logout"
+PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
     "<meta name=color-scheme content='light dark'><title>edge-fl</title>"
-    "<body style='font:15px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 20px'>"
-    "<h1 style='font-size:19px;margin:0 0 8px'>Token required</h1>"
-    "<p style='margin:0'>Open the address with <code>?token=</code> that <code>edge-fl server dashboard</code> printed.</p>"
+    "<body style='font:15px/1.5 system-ui,sans-serif;max-width:34em;margin:18vh auto;padding:0 20px'><main>"
+    "<h1 style='font-size:19px;margin:0 0 8px'>{title}</h1>{rest}</main>"
 )
+FORM = (
+    "<form method=post action=/login><label>Token <input type=password name=token autocomplete=current-password required autofocus></label>"
+    " <button>Sign in</button></form>"
+    "<p>Personal tokens: <code>edge-fl token create NAME --role viewer</code>.</p>"
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who opened a page, and whether that still holds, which may ask the registry."""
+
+    person: Person
+    holds: Callable[[], bool] = lambda: True
+
+
+LOCAL = Access(Person("this machine", LOCAL_USER))
+FindPerson = Callable[[str], Person | None]
+
+
+class SignOn(Protocol):
+    """Single sign-on (`edge_fl_server.dashboard.single_sign_on`)."""
+
+    async def answer(self, request: Request) -> Response | None: ...
+
+    def access(self, request: HTTPConnection) -> Access | None: ...
+
+    def link(self) -> str: ...
 
 
 def is_loopback(host: str) -> bool:
@@ -35,14 +72,29 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class TokenAuth:
-    """Passes authorised requests to `app`; with an empty token these are requests to a loopback name."""
+class Login:
+    """Passes requests of known people to `app`, and all to a loopback name where no login is `required`.
 
-    def __init__(self, app: ASGIApp, token: str = "") -> None:
-        self._app, self._token = app, token
+    `token` is the shared one, with all roles; `find` gives the person of a personal token.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str = "",
+        find: FindPerson = lambda secret: None,
+        *,
+        required: bool = False,
+        sign_on: SignOn | None = None,
+    ) -> None:
+        self._app, self._token, self._find, self._sign_on = app, token, find, sign_on
+        self._required = bool(required or token or sign_on)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self._check(HTTPConnection(scope)) if scope["type"] in ("http", "websocket") else None
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        response = await self._check(scope, receive)
         if response is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -51,29 +103,78 @@ class TokenAuth:
             response.headers["cache-control"] = "no-store"
             await response(scope, receive, send)
 
-    def _check(self, request: HTTPConnection) -> Response | None:
+    async def _check(self, scope: Scope, receive: Receive) -> Response | None:
         """The response to a request that `app` must not see; None for all others."""
+        request = HTTPConnection(scope)
         host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
         local = is_loopback(urlsplit(f"//{host}").hostname or "")
-        if (origin and urlsplit(origin).netloc.lower() != host.lower()) or not (self._token or local):
+        if (origin and urlsplit(origin).netloc.lower() != host.lower()) or not (self._required or local):
             return PlainTextResponse("wrong host or origin\n", 403)
-        if not self._token:
-            return None
-        if request.scope["type"] == "http" and self._matches(request.query_params.get("token", "")):
-            return self._with_cookie(request)
+        if scope["type"] == "http" and (answer := await self._answer(Request(scope, receive))):
+            return answer
+        access = await self._access(request)
+        if access is None and not self._required:
+            access = LOCAL
+        if access is None:
+            return self._form()
+        scope[ACCESS] = access
+        return None
+
+    async def _answer(self, request: Request) -> Response | None:
+        """The response to a sign-in or sign-out; None for all other requests."""
+        path, given = request.scope["path"], request.query_params.get("token", "")
+        if path == LOGIN and request.method == "POST":
+            given = str((await request.form()).get("token", ""))
+            return (
+                _with_cookie(request, given, "/")
+                if await self._person(given)
+                else self._form("Unknown token")
+            )
+        if path == LOGOUT and request.method == "POST":
+            response = RedirectResponse("/", 303)
+            response.delete_cookie(COOKIE)
+            if "session" in request.scope:
+                request.session.clear()
+            return response
+        if self._sign_on and (answer := await self._sign_on.answer(request)):
+            return answer
+        if given and await self._person(given):
+            rest = urlencode({name: value for name, value in request.query_params.items() if name != "token"})
+            path = "/" + path.lstrip("/")  # "//host" would lead elsewhere
+            return _with_cookie(request, given, f"{path}?{rest}" if rest else path)
+        return None
+
+    async def _access(self, request: HTTPConnection) -> Access | None:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._matches(request.cookies.get(COOKIE, "")) or self._matches(bearer):
-            return None
-        return HTMLResponse(UNAUTHORISED, 401)
+        for secret in filter(None, (bearer, request.cookies.get(COOKIE, ""))):
+            if person := await self._person(secret):
+                return Access(person, partial(self._holds, secret))
+        return self._sign_on.access(request) if self._sign_on else None
+
+    async def _person(self, secret: str) -> Person | None:
+        if self._matches(secret):
+            return Person("shared token", "the dashboard's token")
+        return await asyncio.to_thread(self._find, secret) if secret else None
+
+    def _holds(self, secret: str) -> bool:
+        return self._matches(secret) or self._find(secret) is not None
 
     def _matches(self, given: str) -> bool:
-        return compare_digest(given.encode(), self._token.encode())
+        return bool(self._token) and compare_digest(given.encode(), self._token.encode())
 
-    def _with_cookie(self, request: HTTPConnection) -> Response:
-        """Move the token from the address, which browsers store and show, to a cookie."""
-        rest = urlencode({name: value for name, value in request.query_params.items() if name != "token"})
-        path = "/" + request.scope["path"].lstrip("/")  # "//host" would lead elsewhere
-        response = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-        secure = request.url.scheme == "https"
-        response.set_cookie(COOKIE, self._token, httponly=True, samesite="strict", secure=secure)
-        return response
+    def _form(self, title: str = "Sign in") -> Response:
+        link = self._sign_on.link() if self._sign_on else ""
+        return page(title, link + FORM, 401)
+
+
+def page(title: str, rest: str, status: int) -> Response:
+    """A page of the sign-in; `rest` is markup."""
+    return HTMLResponse(PAGE.format(title=escape(title), rest=rest), status)
+
+
+def _with_cookie(request: Request, token: str, target: str) -> Response:
+    """Keep the token in a cookie, not in the address, which browsers store and show."""
+    response = RedirectResponse(target, 303)
+    secure = request.url.scheme == "https"
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
+    return response

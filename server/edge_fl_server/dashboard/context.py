@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import EdgeFLError
+from edge_fl_server.dashboard.auth import LOCAL, Access
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location, shown
 
@@ -15,12 +16,13 @@ FLEET = "main"
 
 @dataclass(frozen=True)
 class PageContext:
-    """The fleet that the pages show. `home`: the folder of its releases; `registry`: where `db` was opened."""
+    """The fleet that the pages show, and to whom. `home`: the folder of its releases; `registry`: where `db` was opened."""
 
     db: Database
     fleet: str
     home: Path | None = None
     registry: str = ""
+    access: Access = LOCAL
 
     def kept(self) -> frozenset[int] | None:
         """The releases whose files still exist; None where the repository is not on this machine."""

@@ -14,13 +14,16 @@ from typing import Any
 from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
+from edge_fl.wire.roles import NotPermittedError
 from edge_fl_server.dashboard.actions import ACTIONS, Question
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart
 from edge_fl_server.dashboard.pages.parts import Column, cells
+from edge_fl_server.registry.people import audit
 from edge_fl_server.report.formatting import escape
 
 EVERY_S = 1.5
+SIGNED_OUT = "the sign-in has expired or was revoked: reload the page to sign in"
 PLAIN: dict[str, Any] = {
     "color": "plain",
     "textColor": "plain",
@@ -136,6 +139,7 @@ class Board:
     async def refresh(self) -> None:
         """Update every part; a value that several parts share is read once."""
         try:
+            await asyncio.to_thread(self._require, "view")
             finds = dict.fromkeys(find for find, _ in self._parts)
             values = {find: await asyncio.to_thread(find) for find in finds}
             for find, show in self._parts:
@@ -155,18 +159,47 @@ class Board:
 
     async def _pressed(self, event: Any) -> None:
         name, _, target = str(event.args).partition(":")
-        action = ACTIONS.get(name)
-        if action is None:
+        if name not in ACTIONS:
             return
         try:
-            question = await asyncio.to_thread(action.ask, self.context, target)
+            question = await asyncio.to_thread(self._ask, name, target)
             if not await _confirmed(question):
                 return
-            message = await asyncio.to_thread(action.do, self.context, target)
+            message = await asyncio.to_thread(self._act, name, target)
         except (EdgeFLError, ValueError) as error:
             message = str(error)
         ui.notify(message, position="top", timeout=20_000, close_button="Close", **PLAIN)
         await self.refresh()
+
+    def _require(self, action: str) -> None:
+        """Raise NotPermittedError if the person may not, or is not signed in any more."""
+        if not self.context.access.holds():
+            raise NotPermittedError(SIGNED_OUT)
+        self.context.access.person.require(action)
+
+    def _ask(self, name: str, target: str) -> Question:
+        """The question before an action; the audit log has it if the person may not ask."""
+        try:
+            self._require(name)
+        except NotPermittedError as error:
+            self._record(name, target, str(error))
+            raise
+        return ACTIONS[name].ask(self.context, target)
+
+    def _act(self, name: str, target: str) -> str:
+        """Do an action that was confirmed; the audit log has it."""
+        result = audit.DONE
+        try:
+            self._require(name)
+            return ACTIONS[name].do(self.context, target)
+        except Exception as error:
+            result = str(error)
+            raise
+        finally:
+            self._record(name, target, result)
+
+    def _record(self, name: str, target: str, result: str) -> None:
+        audit.record(self.context.db, self.context.fleet, self.context.access.person, name, target, result)
 
 
 def update(element: Any, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Serve the dashboard and /metrics: on loopback without a token, elsewhere with one."""
+"""Serve the dashboard and /metrics: on loopback without a login if none is required, elsewhere with one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Response
 from nicegui import ui
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.types import ASGIApp
 
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl_server.dashboard import prometheus
-from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
+from edge_fl_server.dashboard.auth import Login, is_loopback
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.site import build
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.people import tokens
+
+if TYPE_CHECKING:
+    from edge_fl_server.dashboard.single_sign_on import SingleSignOn
 
 MIN_TOKEN = 16
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Registry, fleet and address of the dashboard. A `token` is generated if one is required and none is given."""
+    """Registry, fleet and address of the dashboard.
+
+    A login is required on addresses other than loopback, with a shared `token`, and on request. A shared token is generated if a login is
+    required and nobody could sign in otherwise.
+    """
 
     registry: str
     fleet: str = "main"
@@ -36,6 +48,8 @@ class Settings:
     token: str = ""
     certificate: Path | None = None
     key: Path | None = None
+    login: bool = False
+    oidc: Path | None = None
 
     def __post_init__(self) -> None:
         if self.token and len(self.token) < MIN_TOKEN:
@@ -54,8 +68,11 @@ class Settings:
 
 def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
     """Serve until Ctrl-C; `status` receives the address as soon as it can be opened. Raises ConfigError, ConnectError."""
-    token = settings.token or ("" if is_loopback(settings.host) else secrets.token_urlsafe(24))
+    sign_on = _single_sign_on(settings.oidc)
     db = Database.existing(settings.registry)
+    required = bool(settings.login or settings.token or sign_on or not is_loopback(settings.host))
+    others = any(tokens.state(token) == "valid" for token in tokens.listed(db, settings.fleet))
+    token = settings.token or (secrets.token_urlsafe(24) if required and not (others or sign_on) else "")
     listener = _listen(settings.host, settings.port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
@@ -69,8 +86,15 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
         reconnect_timeout=10.0,
         show_welcome_message=False,
     )
+    entrance: ASGIApp = Login(
+        app, token, partial(tokens.find, db, settings.fleet), required=required, sign_on=sign_on
+    )
+    if sign_on:  # "lax": the browser comes from the identity provider when the session is needed first
+        https = sign_on.settings.address.startswith("https:")
+        key = secrets.token_urlsafe(32)
+        entrance = SessionMiddleware(entrance, key, max_age=None, same_site="lax", https_only=https)
     config = uvicorn.Config(
-        TokenAuth(app, token),
+        entrance,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -81,7 +105,7 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
     scheme = "https" if settings.certificate else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     status(f"{scheme}://{host}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}")
-    if token and not settings.certificate:
+    if required and not settings.certificate and not is_loopback(settings.host):
         status(
             "warning: without TLS the token can be read on the network; give --cert and --key, or use a proxy"
         )
@@ -90,6 +114,14 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
     finally:
         listener.close()
         db.close()
+
+
+def _single_sign_on(path: Path | None) -> SingleSignOn | None:
+    if path is None:
+        return None
+    from edge_fl_server.dashboard import single_sign_on
+
+    return single_sign_on.SingleSignOn.of(*single_sign_on.read(path))
 
 
 def _metrics(db: Database, fleet: str) -> Response:

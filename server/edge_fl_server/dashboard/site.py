@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from fastapi import Request
 from nicegui import ui
 
+from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
+from edge_fl_server.dashboard.auth import ACCESS, LOGOUT
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages import data, device, fleet, log, overview, releases, run
@@ -49,7 +52,7 @@ def build(context: PageContext) -> None:
 def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request], Awaitable[None]]:
     async def page(request: Request) -> None:
         address = {**request.query_params, **request.path_params}
-        board = Board(context)
+        board = Board(replace(context, access=request.scope.get(ACCESS, context.access)))
         with _frame(board, entry, str(address.get("id", MENU[entry]))):
             parts(board, address)
             await board.start()
@@ -66,7 +69,9 @@ def _frame(board: Board, entry: str, title: str) -> Iterator[None]:
         f'<a href="{path}"{" aria-current=page" if path == entry else ""}>{name}</a>'
         for path, name in MENU.items()
     )
-    fleet = board.context.fleet
+    fleet, person = board.context.fleet, board.context.access.person
+    hidden = [f'[data-act^="{name}:"]' for name in ACTIONS if not may(person.roles, name)]
+    ui.add_head_html(f"<style>{', '.join(hidden)} {{ display: none }}</style>")
     ui.html('<a class="skip" href="#main">Skip to content</a>', sanitize=False)
     with ui.element("header").classes("top"):
         ui.html(
@@ -76,7 +81,18 @@ def _frame(board: Board, entry: str, title: str) -> Iterator[None]:
         ).classes("parts")
         state = partial(servers.presence, board.context.db, fleet)
         board.html(state, server_state).classes("server")
-        ui.html('<button class="plain" data-theme-button>◐</button>', sanitize=False)
+        ui.html(_signed_in(person) + '<button class="plain" data-theme-button>◐</button>', sanitize=False)
     with ui.element("div").props("id=main"):  # inside NiceGUI's <main>
         board.alarm()
         yield
+
+
+def _signed_in(person: Person) -> str:
+    """Who is signed in, with a button to sign out; nothing where no login is required."""
+    if person.known_by == LOCAL_USER:
+        return ""
+    roles = ", ".join(sorted(person.roles))
+    return (
+        f'<form class="person" method="post" action="{LOGOUT}"><span title="{escape(roles)}">{escape(person.name)}</span>'
+        ' <button class="plain">Sign out</button></form>'
+    )

@@ -174,6 +174,33 @@ class ServerRecord(Struct, frozen=True):
     beat_s: int = 0
 
 
+class TokenRecord(Struct, frozen=True):
+    """A personal token for the dashboard: roles separated by commas, the SHA-256 of its secret, its end in seconds since 1970."""
+
+    fleet: str
+    name: str
+    roles: str
+    sha256: str
+    expires_s: int
+    created_at: str = ""
+    created_by: str = ""
+    revoked_at: str = ""
+    used_at: str = ""
+
+
+class AuditRecord(Struct, frozen=True):
+    """What a person did, or tried to do. `known_by` says how the name is known, `result` is "done" or the error."""
+
+    number: int
+    at: str
+    fleet: str
+    who: str
+    known_by: str
+    action: str
+    target: str
+    result: str
+
+
 class AlertRecord(Struct, frozen=True):
     """One alert: a rule's condition that holds, or held, for a subject: a device, "server", "fleet" or a release.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct, inspect
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Boolean,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    event,
 )
 
 from edge_fl_server.registry import records
@@ -73,6 +75,10 @@ rejections = _table("rejections", records.Rejection, "number")
 releases = _table("releases", records.ReleaseRecord, "fleet", "release")
 rollouts = _table("rollouts", records.RolloutRecord, "number")
 servers = _table("servers", records.ServerRecord, "fleet")
+tokens = _table("tokens", records.TokenRecord, "fleet", "name")
+audit = _table("audit", records.AuditRecord, "number")
+Index("tokens_by_sha256", tokens.c.sha256)
+Index("audit_by_time", audit.c.fleet, audit.c.at)
 Index("requests_by_round", requests.c.run, requests.c.round)
 Index("reports_by_run", reports.c.run, reports.c.round)
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
@@ -157,3 +163,21 @@ shared_reports = Table(
     Column("payload", LargeBinary),
     UniqueConstraint("fleet", "device", "id", name="shared_report_once"),
 )
+
+APPEND_ONLY = {
+    "sqlite": [
+        f"CREATE TRIGGER audit_{verb.lower()} BEFORE {verb} ON audit"
+        " BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
+        for verb in ("UPDATE", "DELETE")
+    ],
+    "postgresql": [
+        "CREATE FUNCTION audit_append_only() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN RAISE EXCEPTION 'the audit log is append-only'; END $$",
+        "CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
+        " FOR EACH STATEMENT EXECUTE FUNCTION audit_append_only()",
+    ],
+}
+"""Dialect -> statements after which rows of the audit log can only be added."""
+for _dialect, _statements in APPEND_ONLY.items():
+    for _statement in _statements:
+        event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))

@@ -30,6 +30,7 @@ from edge_fl_broker.provision.register_sync import RegisterSync
 from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime.certificates import RESEND_S, Renewal, enrol
 from edge_fl_devices.runtime.connector import connector, own_connector
+from edge_fl_devices.runtime.run_device import _certificate_until
 
 pytestmark = pytest.mark.broker
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event
@@ -195,3 +196,12 @@ def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(sit
     while not isinstance(heard.get(timeout=WAIT_S), Connected):
         pass
     device.close()
+
+
+def test_a_device_reports_when_its_current_certificate_ends(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "home")
+    (found,) = authority.bake({"pi-7": tmp_path / "pi-7"}, timedelta(days=30))
+    assert _certificate_until(found) == int(found.expires.timestamp())
+    renewed = authority.rotate(found.folder)
+    assert _certificate_until(found) == int(renewed.expires.timestamp()) > int(found.expires.timestamp())
+    assert _certificate_until(None) == 0

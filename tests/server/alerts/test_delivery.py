@@ -105,7 +105,7 @@ def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_late
     Evaluator(place, AT_ONCE).look()
     Sender(place, AT_ONCE, down).send()
     error = capsys.readouterr().err
-    assert error.startswith("alert channel 'chat': ") and "; 1 wait, trying again" in error
+    assert error.startswith("alert channel 'chat': ") and "; 1 alert to send, trying again" in error
     assert error.count("\n") == 1 and "secret" not in error
     Sender(place, AT_ONCE, Channel.open("hook", hook[1])).send()
     assert hook[0].received == [RAISED]

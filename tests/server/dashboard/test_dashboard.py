@@ -28,7 +28,7 @@ from edge_fl.metrics import Summary
 from edge_fl.remedies import REMEDIES
 from edge_fl.wire.messages import Capability
 from edge_fl_server.dashboard import actions, prometheus
-from edge_fl_server.dashboard.auth import TokenAuth, is_loopback
+from edge_fl_server.dashboard.auth import Login, is_loopback
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages import charts, parts
 from edge_fl_server.dashboard.pages import data as data_page
@@ -290,7 +290,7 @@ def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> 
 
 
 def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:
-    app = TokenAuth(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
+    app = Login(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(app)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.manifest import Manifest
+from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
@@ -26,6 +27,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
@@ -45,6 +47,8 @@ from edge_fl_server.release.rollout.stored_rollout import request
 POLL_S = 0.2
 NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
+STEERING = {"paused": "pause", "running": "resume", "aborted": "abort", "rolled_back": "rollback"}
+"""Desired state -> action, as in `edge_fl.wire.roles`."""
 Request = Callable[[], int]
 """Writes a desired state into the registry -> the number of the roll-out."""
 COLUMNS: Columns = {
@@ -68,6 +72,7 @@ class ReleaseCommands:
     fleet: str
     home: Path
     db: Database
+    person: Person = field(default_factory=local_person)
     authorities: Authorities = ()
 
     @property
@@ -113,7 +118,8 @@ class ReleaseCommands:
             manifest, payloads = assemble(exported, description, origin, quantiser=lambda *_: int8)
             if kept and _same(kept[-1], manifest):
                 return kept[-1]
-            store(repository, manifest, payloads)
+            with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
+                store(repository, manifest, payloads)
         releases.record(self.db, releases.published(self.fleet, manifest))
         return manifest
 
@@ -122,23 +128,36 @@ class ReleaseCommands:
         unfinished = rollouts.current(self.db, self.fleet)
         return unfinished is None and rollouts.served_release(self.db, self.fleet) == release
 
-    def roll_out(self, release: int | None, plan: RolloutConfig) -> Request:
+    def roll_out(self, release: int | None, plan: RolloutConfig, action: str = "start") -> Request:
         """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
-            return partial(self._steer, unfinished.number, "running")
+            return self._audited(
+                "resume", unfinished.release, partial(self._steer, unfinished.number, "running")
+            )
         kept = [manifest.release for manifest in self.repository.releases()]
         target = kept[-1] if release is None and kept else release
         if target is None or target not in kept:
             raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
-        return partial(request, self.db, self.fleet, target, plan)
+        return self._audited(action, target, partial(request, self.db, self.fleet, target, plan))
+
+    def _audited(self, action: str, release: int, write: Request) -> Request:
+        """The request, with a row in the audit log."""
+
+        def audited() -> int:
+            with audit.acting(self.db, self.fleet, self.person, action, f"release {release}"):
+                return write()
+
+        self.person.require(action)  # before anything connects
+        return audited
 
     def steer(self, desired: DesiredRolloutState) -> Request:
         """Pause or abort the current roll-out. Raises InputError if there is none."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished is None:
             raise InputError(f"fleet {self.fleet!r}: no roll-out is under way")
-        return partial(self._steer, unfinished.number, desired)
+        write = partial(self._steer, unfinished.number, desired)
+        return self._audited(STEERING[desired], unfinished.release, write)
 
     def roll_back(self, release: int | None) -> Request:
         """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
@@ -149,7 +168,7 @@ class ReleaseCommands:
         target = release or (last.previous if last else 0)
         if not target:
             raise InputError(f"fleet {self.fleet!r}: there is no release to go back to")
-        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE))
+        return self.roll_out(target, RolloutConfig(stages=ALL_AT_ONCE), "rollback")
 
     def carry_out(
         self, request: Request, report: Callable[[str], None], deadline_s: float, watch: Watch = unwatched

@@ -20,8 +20,8 @@ from tuf.api.metadata import Role, Timestamp
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.fleet.fields import ServerSignature
 from edge_fl.secure import signed
-from edge_fl.wire.fields import ServerSignature
 from edge_fl.wire.messages import Assignment, encode
 from edge_fl_server.release.repository import Repository
 

@@ -23,6 +23,7 @@ class NotPermittedError(EdgeFLError):
     """An action that the role does not include."""
 
     exit_code = 2
+    consequence = "nothing was changed"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,16 @@ OPERATOR: frozenset[PersonRole] = frozenset({"operator"})
 RELEASER: frozenset[PersonRole] = frozenset({"releaser"})
 STATES = ("srv", "tuf", "assignment", "state", "meta", "log")
 
+ADMINISTRATORS = Action(frozenset())
+
 ACTIONS: dict[str, Action] = {
     "view": Action(EVERYONE, reads=STATES),  # states and logs, not models, updates or certificate requests
     "audit": Action(OPERATOR | RELEASER),
     "command": Action(OPERATOR, writes=("cmd",)),
     "diagnose": Action(OPERATOR, reads=("answers",), writes=("query",)),
     "stop": Action(OPERATOR),
+    "tag": Action(OPERATOR),
+    "group": Action(OPERATOR),
     "admit": Action(OPERATOR),
     "revoke": Action(OPERATOR),
     "pause": Action(OPERATOR | RELEASER),
@@ -54,7 +59,9 @@ ACTIONS: dict[str, Action] = {
     "rollback": Action(RELEASER),
     # where no server is online, the command acts as the server
     "publish": Action(RELEASER, reads=("all",), writes=("srv", "tuf", "art", "down")),
-    "token": Action(frozenset()),  # only the administrator
+    "token create": ADMINISTRATORS,
+    "token renew": ADMINISTRATORS,
+    "token revoke": ADMINISTRATORS,
 }
 """Actions of people; the dashboard's have the names of its buttons."""
 
@@ -64,9 +71,38 @@ def may(roles: Iterable[str], action: str) -> bool:
     return not ACTIONS[action].roles.isdisjoint(roles)
 
 
+@dataclass(frozen=True)
+class Person:
+    """Who acts: a name, what it is known by, and the roles."""
+
+    name: str
+    known_by: str
+    roles: frozenset[PersonRole] = EVERYONE
+
+    def require(self, action: str) -> None:
+        """Raise NotPermittedError unless one of the roles includes the action."""
+        if self.known_by in UNLIMITED or may(self.roles, action):
+            return
+        needed = (
+            " or ".join(role for role in PERSON_ROLES if role in ACTIONS[action].roles) or "the administrator"
+        )
+        has = ", ".join(sorted(self.roles)) or "no role"
+        raise NotPermittedError(f"{action}: {self.name} ({self.known_by}) has {has}, expected {needed}")
+
+
+LOCAL_USER, ADMINISTRATOR = "local user", "administrator's certificate"
+UNLIMITED = frozenset({LOCAL_USER, ADMINISTRATOR})
+"""What those are known by who may do everything: they can write the registry, or have the fleet's CA."""
+
+
 def local_user() -> str:
     """Who runs this process, for records of what people did: the user of the operating system."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
         return f"uid {os.getuid()}"
+
+
+def local_person() -> Person:
+    """Who runs this process, without an identity."""
+    return Person(local_user(), LOCAL_USER)

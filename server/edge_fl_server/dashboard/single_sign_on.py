@@ -1,0 +1,150 @@
+"""Single sign-on with OpenID Connect (authlib): a claim of the identity provider gives the roles.
+
+    discovery = "https://login.example/.well-known/openid-configuration"
+    client_id = "edge-fl"
+    client_secret_file = "oidc-secret"     # next to this file; or EDGE_FL_OIDC_SECRET
+    address = "https://fleet.example"      # of the dashboard, as browsers open it
+    claim = "groups"                       # a text or a list of texts
+
+    [roles]
+    viewer = ["staff"]
+    operator = ["fleet-operators"]
+
+A sign-in holds for `hours`; it is a signed cookie, whose key lives as long as the dashboard's process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from authlib.integrations.starlette_client import OAuth
+from msgspec import Struct
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+
+from edge_fl import toml_tree
+from edge_fl.errors import ConfigError
+from edge_fl.wire.roles import Person, PersonRole
+from edge_fl_server.dashboard.auth import Access, is_loopback, page
+
+log = logging.getLogger(__name__)
+
+START, RETURN = "/login/oidc", "/login/return"
+SECRET = "EDGE_FL_OIDC_SECRET"
+SESSION = "person"
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The file of `--oidc`."""
+
+    discovery: str
+    client_id: str
+    address: str
+    roles: dict[PersonRole, tuple[str, ...]]
+    client_secret_file: str = ""
+    claim: str = "groups"
+    scope: str = "openid profile email"
+    hours: float = 8.0
+
+
+def read(path: Path) -> tuple[Settings, str]:
+    """The settings, and the client's secret. Raises ConfigError."""
+    try:
+        text = path.read_text()
+        settings = msgspec.convert(toml_tree.parse(text, str(path)), Settings)
+        secret = os.environ.get(SECRET, "")
+        if not secret and settings.client_secret_file:
+            secret = (path.parent / settings.client_secret_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--oidc {path}: {error}; expected a TOML file, and its client_secret_file"
+        ) from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"--oidc {path}: {error}; expected the settings in docs/running-a-fleet.md"
+        ) from error
+    if not secret:
+        raise ConfigError(f"--oidc {path}: no secret; expected client_secret_file, or {SECRET}")
+    for name, url in (("discovery", settings.discovery), ("address", settings.address)):
+        parts = urlsplit(url)
+        if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))):
+            raise ConfigError(
+                f"--oidc {path}: {name} = {url!r}: expected https://..., or http:// on loopback"
+            )
+    return settings, secret
+
+
+@dataclass(frozen=True)
+class SingleSignOn:
+    """Answers the two requests of a sign-in, and tells from the session who a request is from."""
+
+    settings: Settings
+    client: Any
+
+    @classmethod
+    def of(cls, settings: Settings, secret: str) -> SingleSignOn:
+        """The provider is asked for its metadata at the first sign-in."""
+        oauth = OAuth()
+        client = oauth.register(
+            "provider",
+            server_metadata_url=settings.discovery,
+            client_id=settings.client_id,
+            client_secret=secret,
+            client_kwargs={"scope": settings.scope, "code_challenge_method": "S256"},
+        )
+        return cls(settings, client)
+
+    async def answer(self, request: Request) -> Response | None:
+        """The response to a request of a sign-in; None for all others."""
+        path = request.scope["path"]
+        if path not in (START, RETURN):
+            return None
+        try:
+            if path == START:
+                address = self.settings.address.rstrip("/") + RETURN
+                response: Response = await self.client.authorize_redirect(request, address)
+                return response
+            return self._sign_in(request, await self.client.authorize_access_token(request))
+        except Exception as error:  # whatever the provider answers, and a forged return
+            log.warning("single sign-on: %s: %s", type(error).__name__, error)
+            return page(
+                "Sign-in failed", "The identity provider did not confirm it. <a href=/>Try again</a>", 403
+            )
+
+    def access(self, request: HTTPConnection) -> Access | None:
+        """Who the request is from; None without a sign-in, or after its end."""
+        try:
+            name, roles, end_s = request.session[SESSION]
+        except (KeyError, ValueError, TypeError):
+            return None
+        person = Person(str(name), "single sign-on", frozenset(roles))
+        access = Access(person, lambda: time.time() < end_s)
+        return access if access.holds() else None
+
+    def link(self) -> str:
+        """Markup that starts a sign-in."""
+        return f"<p><a href={START}>Sign in with single sign-on</a></p>"
+
+    def _sign_in(self, request: Request, answer: dict[str, Any]) -> Response:
+        claims = answer["userinfo"]
+        values = claims.get(self.settings.claim, [])
+        values = {values} if isinstance(values, str) else {str(value) for value in values or ()}
+        roles = [role for role, accepted in self.settings.roles.items() if values & set(accepted)]
+        name = str(claims.get("email") or claims.get("preferred_username") or claims["sub"])
+        subject = f"{name} ({claims['sub']})" if name != claims["sub"] else name
+        if not roles:
+            log.warning(
+                "single sign-on: %s has no role (%s = %s)", subject, self.settings.claim, sorted(values)
+            )
+            return page(
+                "No role", f"Signed in, but <code>{self.settings.claim}</code> gives no role here.", 403
+            )
+        request.session[SESSION] = [subject, roles, time.time() + self.settings.hours * 3600]
+        return RedirectResponse("/", 303)

@@ -1,0 +1,61 @@
+"""The audit log: who did what, known by what, on what, when, with which result. Rows can only be added; the database enforces it.
+
+with audit.acting(db, "main", person, "admit", "pi-07"):
+devices.readmit(db, "main", "pi-07")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import select
+
+from edge_fl.errors import MAX_REASON
+from edge_fl.wire.roles import Person
+from edge_fl_server.registry.database import Database, now
+from edge_fl_server.registry.records import AuditRecord
+from edge_fl_server.registry.tables import audit
+
+DONE = "done"
+MAX_SHOWN = 1000
+
+
+@contextmanager
+def acting(db: Database, fleet: str, person: Person, action: str, target: str = "") -> Iterator[None]:
+    """Record the action of the block, also if it fails. Raises NotPermittedError, recorded too, if the roles do not include it."""
+    result = "interrupted"
+    try:
+        person.require(action)
+        yield
+        result = DONE
+    except Exception as error:
+        result = str(error) or type(error).__name__
+        raise
+    finally:
+        record(db, fleet, person, action, target, result)
+
+
+def record(db: Database, fleet: str, person: Person, action: str, target: str, result: str = DONE) -> None:
+    """Add a row."""
+    row = {
+        "at": now(),
+        "fleet": fleet,
+        "who": person.name,
+        "known_by": person.known_by,
+        "action": action,
+        "target": target,
+        "result": result[:MAX_REASON],
+    }
+    with db.writing() as connection:
+        connection.execute(audit.insert(), row)
+
+
+def listed(
+    db: Database, fleet: str, *, since: str = "", who: str = "", limit: int = MAX_SHOWN
+) -> list[AuditRecord]:
+    """The rows since a time (ISO, UTC) and of one person, newest first."""
+    query = select(audit).where(audit.c.fleet == fleet, audit.c.at >= since)
+    if who:
+        query = query.where(audit.c.who == who)
+    return db.find(query.order_by(audit.c.number.desc()).limit(limit), AuditRecord)

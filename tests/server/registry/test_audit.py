@@ -1,0 +1,113 @@
+"""The audit log: rows are added by every way to act, and can be neither changed nor deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from edge_fl.cli import main
+from edge_fl.errors import InputError, RunError
+from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.cli.connection import acting_as
+from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry.database import MIGRATIONS
+from edge_fl_server.registry.people import audit
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import metadata
+
+ANN = Person("ann", "token", frozenset({"viewer"}))
+
+
+@pytest.mark.parametrize("verb", ["UPDATE audit SET who = 'bo'", "DELETE FROM audit"])
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_rows_are_only_added(database_url: str, verb: str, upgraded: bool) -> None:
+    if upgraded and database_url == "sqlite://":
+        pytest.skip("no version before this one")
+    db = Database.open(database_url)
+    if upgraded:  # as the migration makes the table
+        with db.writing() as connection:
+            for name in ("audit", "tokens"):
+                connection.execute(text(f"DROP TABLE {name}"))
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("DROP FUNCTION audit_append_only()"))
+            config = Config()
+            config.set_main_option("script_location", str(MIGRATIONS))
+            config.attributes["connection"] = connection
+            command.stamp(config, "0005")
+            command.upgrade(config, "0006")
+            assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    with pytest.raises(InputError), audit.acting(db, "main", local_person(), "admit", "pi-1"):
+        raise InputError("no device 'pi-1'")
+    refused = pytest.raises(NotPermittedError, match=r"admit: ann .token. has viewer, expected operator")
+    with refused, audit.acting(db, "main", ANN, "admit", "pi-1"):
+        raise AssertionError("must not run")
+    audit.record(db, "main", ANN, "view", "", "done")
+    with pytest.raises(RunError, match="append-only"), db.writing() as connection:
+        connection.execute(text(verb))
+    rows = audit.listed(db, "main")
+    assert [(row.who, row.known_by, row.action, row.target) for row in rows] == [
+        ("ann", "token", "view", ""),
+        ("ann", "token", "admit", "pi-1"),
+        (local_user(), "local user", "admit", "pi-1"),
+    ]
+    assert rows[2].result == "no device 'pi-1'; nothing was changed"
+    assert audit.listed(db, "main", who="ann") == rows[:2] and audit.listed(db, "main", since="2999") == []
+    db.close()
+
+
+def test_commands_act_as_their_identity(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "home")
+    (bo,) = authority.enrol_people("releaser", ["bo"], tmp_path)
+    person = acting_as(bo.folder)
+    assert (person.name, person.known_by, person.roles) == ("releaser-bo", "certificate", {"releaser"})
+    person.require("publish")
+    with pytest.raises(
+        NotPermittedError, match=r"revoke: releaser-bo .certificate. has releaser, expected operator"
+    ):
+        person.require("revoke")
+    assert acting_as(tmp_path / "home" / "operator") == Person("operator", ADMINISTRATOR)
+    acting_as(tmp_path / "home" / "operator").require("token create")
+    with pytest.raises(NotPermittedError, match="expected the administrator"):
+        person.require("token create")
+
+
+def test_tokens_and_admissions_by_command_are_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    db = Database.open(registry := "runs/server/registry.sqlite")
+    devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
+    where = ["--database", registry]
+    assert (
+        main(["token", "create", "ann", "--role", "viewer", "--role", "operator", "--days", "3", *where]) == 0
+    )
+    secret = capsys.readouterr().out.strip()
+    assert main(["token", "create", "ann", "--role", "viewer", *where]) == 4
+    assert main(["token", "create", "bo", "--role", "boss", *where]) == 4
+    assert "boss: expected viewer, operator, releaser" in capsys.readouterr().err
+    assert main(["token", "renew", "ann", *where]) == 0
+    assert main(["token", "revoke", "ann", *where]) == 0
+    assert main(["fleet", "admit", "pi-1", *where]) == 0
+    assert main(["token", "list", *where]) == 0
+    printed = capsys.readouterr().out
+    assert "revoked" in printed and secret not in printed
+    assert main(["fleet", "audit", "--who", local_user(), "--since", "2020-01-01", *where]) == 0
+    lines = capsys.readouterr().out
+    for said in (
+        "token create",
+        "ann: viewer, operator",
+        "has a valid token",
+        "token renew",
+        "token revoke",
+        "admit",
+    ):
+        assert said in lines
+    assert main(["fleet", "audit", "--since", "yesterday", *where]) == 4
+    db.close()
