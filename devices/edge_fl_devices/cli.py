@@ -161,10 +161,11 @@ def run(
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.config import from_options
 
-        _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+        code = _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+    raise typer.Exit(code)
 
 
-def _run(config: DeviceConfig, children: Children) -> None:
+def _run(config: DeviceConfig, children: Children) -> int:
     from edge_fl.console.progress import Progress
     from edge_fl.wire import identity
     from edge_fl_devices.board.systemd_notify import Notifier
@@ -184,7 +185,7 @@ def _run(config: DeviceConfig, children: Children) -> None:
     runner = Runner(notifier=Notifier())
     stop_on_signal(runner)
     with Progress() as progress:
-        run_device(config, connect, runner, children, full_worker, progress, tick)
+        return run_device(config, connect, runner, children, full_worker, progress, tick)
 
 
 def predict(

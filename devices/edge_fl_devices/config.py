@@ -43,6 +43,21 @@ class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
         return identity.endpoint(self.host, self.port, self.identity)
 
 
+class UpdateConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The owner's choices on updates of the agent.
+
+    `automatic`: whether they are installed at all. The switch waits for the `hours` of the day, such as "1-5" or "22-4" in local time, and
+    until `delay_h` hours after the device first saw the update. A new agent is confirmed once it was connected and served for
+    `confirm_s`; after `trial_s` without that, the one before returns.
+    """
+
+    automatic: bool = True
+    hours: Annotated[str, Meta(pattern=r"^((2[0-4]|[01]?[0-9])-(2[0-4]|[01]?[0-9]))?\Z")] = ""
+    delay_h: Annotated[float, Meta(ge=0, le=8760)] = 0.0
+    confirm_s: Annotated[float, Meta(gt=0, le=3600)] = 30.0
+    trial_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
+
+
 class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of one device.
 
@@ -93,6 +108,7 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     false_alarm: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
+    update: UpdateConfig = UpdateConfig()
 
     @property
     def reads_folder(self) -> bool:

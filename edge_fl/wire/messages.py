@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.blob import Blob, digest
 
 PROTOCOL = "1.1"
@@ -129,6 +130,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
+    `update`: how its agent is updated; None if it cannot be.
     `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 
@@ -146,6 +148,7 @@ class Capability(Struct, frozen=True):
     protocol: Version = PROTOCOL
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    update: UpdateStatus | None = None
     certificate_until: Count = 0
     signature: DeviceSignature | None = None
 
@@ -311,6 +314,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "assignment": Assignment,
     "cmd": Command,
     "ack": Ack,
+    "agent": AgentUpdate,
     "echo": Echo,
     "state": DeviceState,
     "meta": Capability,

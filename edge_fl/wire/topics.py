@@ -8,6 +8,7 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
     art/SHA256/GROUP/INDEX            server   retained         one 64 KiB chunk of a blob, addressed by the blob's hash
     round/RUN                         server   retained         the current round of a run
     d/DEVICE/dn/{assignment,cmd,ack}  server                    desired state (retained), commands, acknowledgements
+    d/DEVICE/dn/agent                 server   retained         the desired release of the agent's own software
     d/DEVICE/dn/echo                  device                    message to itself: all earlier messages have arrived
     d/DEVICE/up/{state,meta}          device   retained         life cycle (also its will) and capabilities
     d/DEVICE/up/rpt/RUN/ROUND         device                    one report
@@ -145,6 +146,9 @@ class Topics:
     def assignment(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/assignment"
 
+    def agent(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/agent"
+
     def command(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/cmd"
 
@@ -245,7 +249,7 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("assignment" | "cmd" | "ack" | "echo" | "sum" | "query") as kind] | [
+        case ["dn", ("assignment" | "agent" | "cmd" | "ack" | "echo" | "sum" | "query") as kind] | [
             "up",
             ("state" | "meta" | "req" | "log") as kind,
         ]:

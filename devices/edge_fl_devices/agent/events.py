@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from edge_fl.release.agent import UpdateStatus
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Capability, Report
@@ -106,6 +107,12 @@ class Drifted(AgentEvent, frozen=True):
     """The features differ from those the head was fitted on, by `score` standard deviations; 0 ends the drift."""
 
     score: float
+
+
+class UpdateChanged(AgentEvent, frozen=True):
+    """An update of the agent's own software got further."""
+
+    status: UpdateStatus
 
 
 class StopRequested(AgentEvent, frozen=True):

@@ -18,6 +18,7 @@ from edge_fl.wire.messages import (
     PROTOCOL,
     Ack,
     Assignment,
+    Capability,
     Command,
     DeviceState,
     Echo,
@@ -104,9 +105,14 @@ def _end_settling(context: StepContext) -> None:
 
 def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
     refit = context.state.refit or (event.refit and not event.why)
-    context.update(capability=event.capability, refit=refit, data_problem=event.why)
+    context.update(capability=_measured(context, event), refit=refit, data_problem=event.why)
     if context.state.connected:
         _publish_birth(context)
+
+
+def _measured(context: StepContext, event: events.DataChanged | events.TierChanged) -> Capability:
+    """The capability of an event; how the agent is updated is no measurement."""
+    return replace(event.capability, update=context.state.capability.update)
 
 
 def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
@@ -114,7 +120,7 @@ def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
     state = context.state
     if event.capability.tier != state.capability.tier:
         _abort(context)
-    context.update(capability=event.capability, demoted=event.why)
+    context.update(capability=_measured(context, event), demoted=event.why)
     level, reason = ("warning", event.why) if event.why else ("info", "as measured")
     context.log(level, f"tier {event.capability.tier}: {reason}")  # type: ignore[arg-type]
     if context.state.connected:
@@ -134,6 +140,12 @@ def _on_drifted(context: StepContext, event: events.Drifted) -> None:
             "warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit"
         )
     context.update(capability=replace(capability, drift=event.score))
+    if context.state.connected:
+        _publish_capability(context)
+
+
+def _on_update_changed(context: StepContext, event: events.UpdateChanged) -> None:
+    context.update(capability=replace(context.state.capability, update=event.status))
     if context.state.connected:
         _publish_capability(context)
 
@@ -289,6 +301,7 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     events.TierChanged: _on_tier_changed,
     events.BudgetChanged: _on_budget_changed,
     events.Drifted: _on_drifted,
+    events.UpdateChanged: _on_update_changed,
     events.StopRequested: _on_stop,
 }
 _MESSAGE_HANDLERS: dict[str, Callable[[StepContext, events.Received], None]] = {

@@ -25,7 +25,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
 WHEELS = tuple(
-    "numpy onnxruntime sklearn scipy paho.mqtt.client msgspec safetensors tuf cryptography PIL".split()
+    "numpy onnxruntime sklearn scipy paho.mqtt.client msgspec safetensors tuf cryptography PIL installer packaging".split()
 )
 MACHINES = ("aarch64", "arm64", "x86_64", "AMD64")
 IMPORT_DEADLINE_S = 120.0

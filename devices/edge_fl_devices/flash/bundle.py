@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from edge_fl_devices.flash import templates
 from edge_fl_devices.flash.card_contents import CardContents, data_folder
+from edge_fl_devices.update import launcher
 
 FOLDER = "edge-fl"
 MANIFEST = f"{FOLDER}/bundle.sha256"
@@ -51,6 +52,7 @@ def bundle_files(contents: CardContents) -> tuple[File, ...]:
         _text("config.toml", tomli_w.dumps(to_builtins(contents.config))),
         _text(templates.SERVICE, templates.service(host)),
         _text(templates.INSTALLER, templates.template(templates.INSTALLER)),
+        _text("launcher.py", Path(launcher.__file__).read_text("utf-8")),
         *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
         *(File(f"{FOLDER}/releases/{path}", file) for path, file in contents.releases),

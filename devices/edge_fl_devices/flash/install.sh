@@ -68,6 +68,11 @@ if [ ! -f "$venv/complete" ]; then
   touch "$venv/complete"
 fi
 rm -rf "$opt/pip-cache"
+# The launcher starts this environment or one of a later update of the agent (docs/agent-updates.md). A new installation ends updates of the old one.
+install -m 0644 "$here/launcher.py" "$opt/launcher.py.new"
+sync
+mv "$opt/launcher.py.new" "$opt/launcher.py"
+[ "$(readlink -f "$opt/current")" = "$venv" ] || rm -rf "$var/agent"
 ln -sfn "$venv" "$opt/current.new"
 mv -T "$opt/current.new" "$opt/current"
 

@@ -37,6 +37,8 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from edge_fl.errors import EdgeFLError, TrustError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.release import agent
+from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, listed
 
 Fetch = Callable[[str], bytes]
@@ -99,7 +101,7 @@ class Trust:
         self._root_bytes = root_bytes
         self._trust_on_first_use = trust_on_first_use
         self._clock = clock
-        self._refreshing = threading.Lock()
+        self._lock = threading.Lock()  # releases and the agent's updates are looked up by different threads
 
     def refresh(self, fetch: Fetch) -> list[Manifest]:
         """Return the signed releases, the last published last. Raises TrustError; the metadata trusted before remain.
@@ -110,6 +112,12 @@ class Trust:
             names = list(self._trusted(Targets.type).targets)
             targets = [updater.get_targetinfo(name) for name in names]
         return [entry.read() for entry in listed(target.custom for target in targets if target)]
+
+    def agents(self, fetch: Fetch) -> list[AgentRelease]:
+        """Return the signed releases of the agent, by number. Raises as `refresh`."""
+        with self.refreshed(fetch):
+            fields = self._trusted(Targets.type).unrecognized_fields
+        return agent.listed(fields.get(agent.FIELD, []))
 
     def require_online_signature(self, content: bytes, signatures: Mapping[str, str], expires: int) -> None:
         """Require the signature of the server's online keys (role timestamp), in hex by key id, and that it has not expired.
@@ -140,7 +148,7 @@ class Trust:
     @contextmanager
     def refreshed(self, fetch: Fetch) -> Iterator[Updater]:
         """Refresh the trusted metadata and yield python-tuf's client for look-ups. Raises TrustError, also for errors of look-ups."""
-        with self._refreshing, reporting("release metadata"):
+        with self._lock, reporting("release metadata"):
             self._metadata.mkdir(parents=True, exist_ok=True)
             fetcher = _Fetcher(fetch)
             try:

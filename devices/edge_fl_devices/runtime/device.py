@@ -73,7 +73,7 @@ class Device:
 
     def __post_init__(self) -> None:
         fleet, summed = self.state.topics.fleet, self.worker.summed
-        self._verifier = Verifier(fleet, self.name, self.worker.trust)
+        self._verifier = Verifier(fleet, self.name, self.worker.verifies)
         self._signer = StatementSigner(fleet, self.name, self.identity, self.state.memory.starts)
         self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
@@ -160,7 +160,7 @@ class Device:
             case Connected():
                 self._step(event)
                 for transfer in self._fetches():
-                    self._carry_out(transfer.begin(self._now_s) if transfer.begun else ())
+                    self.carry_out(transfer.begin(self._now_s) if transfer.begun else ())
                 return
             case Disconnected(reason, final):
                 log.info("%s: connection lost: %s", self.name, reason)
@@ -176,7 +176,7 @@ class Device:
 
     def _step(self, event: events.Event) -> None:
         self.state, requested = step(self.state, event, self._now_s)
-        self._carry_out(requested)
+        self.carry_out(requested)
 
     def _receive(self, packet: Packet) -> None:
         try:
@@ -234,14 +234,14 @@ class Device:
             self._advance_download(download.chunk(int(index), payload, self._now_s))
 
     def _advance_download(self, requested: Iterable[effects.Effect]) -> None:
-        self._carry_out(requested)
+        self.carry_out(requested)
         if (download := self._download) and download.outcome:
             self._end_download(download)
             self._step(download.outcome)
 
     def _cancel_download(self) -> None:
         if download := self._download:
-            self._carry_out(download.cancel() if download.begun else ())
+            self.carry_out(download.cancel() if download.begun else ())
             self._end_download(download)
 
     def _end_download(self, download: Download) -> None:
@@ -251,7 +251,7 @@ class Device:
 
     def _fetch_metadata(self, release: int = 0) -> None:
         self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
-        self._carry_out(self._metadata_fetch.begin(self._now_s))
+        self.carry_out(self._metadata_fetch.begin(self._now_s))
 
     def _receive_metadata(self, file: str, payload: bytes) -> None:
         if self._metadata_fetch:
@@ -261,7 +261,7 @@ class Device:
             self._step(events.MetadataChanged())
 
     def _advance_metadata(self, metadata_fetch: MetadataFetch) -> None:
-        self._carry_out(metadata_fetch.tick(self._now_s))
+        self.carry_out(metadata_fetch.tick(self._now_s))
         if metadata_fetch.outcome is None:
             return
         self._metadata_fetch = None
@@ -272,7 +272,8 @@ class Device:
         elif metadata_fetch.release:
             self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
 
-    def _carry_out(self, requested: Iterable[effects.Effect]) -> None:
+    def carry_out(self, requested: Iterable[effects.Effect]) -> None:
+        """Carry out effects; those of publishing and subscribing in any thread."""
         for effect in requested:
             try:
                 self._carry_out_one(effect)

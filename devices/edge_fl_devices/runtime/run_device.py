@@ -37,6 +37,7 @@ from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.monitor import DeviceMonitor, inspector
 from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.runtime.updating import updating
 from edge_fl_devices.storage.slots import Installed
 from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.head import HeadWorker
@@ -56,8 +57,8 @@ def run_device(
     full_worker: Callable[[], MakeWorker],
     progress: Progress,
     tick: Callable[[], None] = lambda: None,
-) -> None:
-    """Run the device until `runner` is stopped.
+) -> int:
+    """Run the device until `runner` is stopped -> the exit code: RESTART if another version of the agent should start.
 
     children: a pool that computes features. full_worker: called only for the full tier, because it imports torch. progress: shows
     status lines and downloads. tick: called periodically, for the renewal of the certificate.
@@ -94,10 +95,11 @@ def run_device(
         )
         log.info("%s: agent %s started", config.id, capability.agent)
         agent.answer_query = Responder(config, file, agent.identity).receive
+        update = stack.enter_context(updating(config, agent, runner, worker.trust))
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
         )
-        runner.add(agent, connect)
+        runner.add(agent, update.through(connect))
         threading.Thread(target=_wait_connected, args=(agent, progress.print), daemon=True).start()
         status = _StatusDisplay(agent, progress)
 
@@ -129,6 +131,7 @@ def run_device(
             f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",
             consequence="stopped",
         )
+    return update.exit_code
 
 
 def measure(

@@ -94,7 +94,7 @@ class DeviceFactory:
             limits=limits,
         )
         if not (self._config.root or self._config.identities):
-            worker.trust = None  # without certificates a signature by a root of first use proves nothing
+            worker.verifies = None  # without certificates a signature by a root of first use proves nothing
         return worker
 
     def _capability(self, number: int) -> Capability:

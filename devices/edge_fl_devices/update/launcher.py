@@ -4,6 +4,10 @@ HOME/state.json names the environment to start. A new one is on trial: it is sta
 agent does once it is connected and serves), the environment before returns: after three starts that end early, after `trial_s`, or when its
 memory exceeds `memory_mb`. A confirmed environment that ends three times in a row before its agent runs gives way as well, in the end
 to FACTORY, the environment of the installation, which no update changes. Whatever is wrong with HOME, FACTORY starts.
+
+Under systemd a confirmed environment replaces this process, which saves memory, and systemd starts the launcher again after each end.
+Otherwise the launcher stays the parent: after a failed trial, and when an agent exits with RESTART because it has switched to another
+environment, it starts what the state names then.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ MAX_STARTS = 3
 POLL_S = 0.2
 STOP_S = 10.0
 RETRY_S = 1.0
+RESTART = 75
 State = dict[str, Any]
 
 
@@ -67,7 +72,6 @@ def returned(state: State, why: str) -> State:
         "previous": "",
         "pending": False,
         "starts": 0,
-        "blocked": {**(state.get("blocked") or {}), failed: why},
         "last": last,
     }
 
@@ -88,8 +92,8 @@ def next_start(home: Path, factory: Path) -> tuple[Path, bool]:
     return factory / "bin" / "python", False
 
 
-def run_trial(command: list[str], home: Path, factory: Path) -> int | None:
-    """Run an environment on trial until it ends -> its exit code if it was confirmed, None if it was not."""
+def run_child(command: list[str], home: Path, factory: Path) -> int | None:
+    """Run an environment until it ends -> its exit code; None if it was on trial and was not confirmed."""
     child: subprocess.Popen[bytes] | None = None
     stopped = False
 
@@ -119,10 +123,6 @@ def run_trial(command: list[str], home: Path, factory: Path) -> int | None:
             child.wait()
         else:
             time.sleep(POLL_S)
-    if stopped and (state := read(home, factory)).get("pending"):
-        write(
-            home, {**state, "starts": max(0, state.get("starts", 1) - 1)}
-        )  # an orderly stop is no failed start
     if stopped:
         sys.exit(0)
     unconfirmed = why or read(home, factory).get("pending")
@@ -151,21 +151,24 @@ def memory_mb(pid: int) -> int:
 def main(arguments: list[str]) -> int:
     """Start what the state names; return only after an environment on trial has ended."""
     home, factory = Path(arguments[0]), Path(arguments[1])
+    systemd = "NOTIFY_SOCKET" in os.environ
     os.environ |= {"EDGE_FL_UPDATES": str(home), "EDGE_FL_FACTORY": str(factory)}
     while True:
         python, trial = next_start(home, factory)
-        command = [str(python), "-P", "-m", "edge_fl", *arguments[2:]]
+        command = [str(python), "-I", "-m", "edge_fl", *arguments[2:]]
         try:
-            if not trial:
+            if systemd and not trial:
                 os.execv(python, command)
-            if (code := run_trial(command, home, factory)) is not None:
-                return code  # systemd starts it again
+            code = run_child(command, home, factory)
+            if systemd or code not in (None, RESTART):
+                return RESTART if code is None else code
         except OSError as error:
             tell(f"{python}: {error.strerror}")
             if python == factory / "bin" / "python":
                 return 1
             continue
-        time.sleep(RETRY_S)
+        if code is None:
+            time.sleep(RETRY_S)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The state of agent updates on a device, `state.json`: which environment starts. The launcher reads and writes the same file.
 
     HOME/state.json     what starts, what was before, whether it is on trial; replaced atomically, it decides alone
-    HOME/ID/            environment of one update
+    HOME/NUMBER/        environment of one agent release, with its wheels in `wheels/`; `complete` is its last file
+    HOME/chunks/        verified chunks of a download under way
 
-HOME is a folder of the agent's; FACTORY, the environment of the installation, belongs to root.
+HOME is a folder of the agent's; FACTORY, the environment of the installation, belongs to root and is never changed.
 """
 
 from __future__ import annotations
@@ -18,26 +19,23 @@ from msgspec.structs import replace
 
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.storage import read_json
 
 STATE = "state.json"
-MAX_BLOCKED = 16
-
-
-class UpdateOutcome(Struct, frozen=True):
-    """How far the update `id` to the agent release `number` got: "trial", "done" or "failed", and the failure word."""
-
-    id: str = ""
-    number: int = 0
-    state: str = ""
-    why: str = ""
+COMPLETE = "complete"
+RESTART = (
+    75  # exit code of an agent that has switched: the launcher, or systemd, starts what the state names now
+)
+CLOSED = frozenset({"done", "failed"})
 
 
 class UpdateState(Struct, frozen=True):
-    """state.json. "" is the factory; `starts` counts those since the agent last ran; `blocked`: why an update failed here, by its id.
+    """state.json. `current` and `previous` name environments, "" the factory; `starts` counts those since the agent last ran.
 
-    `highest`: the highest number of an agent release that was confirmed here. `release`: the extractor that must be served before an
-    environment on trial is confirmed; it has `trial_s` and `memory_mb`. `factory`: the installation that these environments extend.
+    `last` is the last update, with the number that it should lead to, and `since_s` when the device first saw it. An environment on trial
+    (`pending`) has `trial_s` and `memory_mb`; if `serves`, it must serve a release before it is confirmed. `factory`: the installation
+    that these environments extend.
     """
 
     factory: str
@@ -45,12 +43,16 @@ class UpdateState(Struct, frozen=True):
     previous: str = ""
     pending: bool = False
     starts: int = 0
-    blocked: dict[str, str] = {}
-    last: UpdateOutcome = UpdateOutcome()
-    highest: int = 0
-    release: int = 0
+    last: UpdateStatus = UpdateStatus(0)
+    since_s: float = 0.0
+    serves: bool = False
     trial_s: float = 0.0
     memory_mb: int = 0
+
+    @property
+    def number(self) -> int:
+        """The agent release that runs, 0 for the installation's."""
+        return int(self.current or 0)
 
 
 class Updates:
@@ -65,6 +67,10 @@ class Updates:
         home, factory = os.environ.get("EDGE_FL_UPDATES"), os.environ.get("EDGE_FL_FACTORY")
         return cls(Path(home), Path(factory)) if home and factory else None
 
+    def folder(self, number: int) -> Path:
+        """The environment of an agent release; 0 is the factory's."""
+        return self.home / str(number) if number else self.factory
+
     def state(self) -> UpdateState:
         """Return the state; that of a new installation if it is damaged or belongs to another one."""
         found = read_json(self.home / STATE, UpdateState)
@@ -78,31 +84,31 @@ class Updates:
             self.home.mkdir(parents=True, exist_ok=True)
             atomic.write(self.home / STATE, msgspec.json.encode(state))
 
-    def note(self, update: UpdateOutcome) -> None:
-        """Remember the outcome of an update that did not lead to a switch."""
-        state = self.state()
-        blocked = state.blocked
-        if update.state == "failed":
-            others = {id: why for id, why in blocked.items() if id != update.id}
-            blocked = dict(list({**others, update.id: update.why}.items())[-MAX_BLOCKED:])
-        self.save(replace(state, last=update, blocked=blocked))
+    def note(self, update: UpdateStatus) -> None:
+        """Remember how far an update got."""
+        self.save(replace(self.state(), last=update))
 
-    def switch(self, update: UpdateOutcome, *, release: int, trial_s: float, memory_mb: int) -> None:
-        """Let the environment of `update` start next, on trial. All its files must be on the disk before."""
+    def switch(self, update: UpdateStatus, *, serves: bool, trial_s: float, memory_mb: int) -> None:
+        """Let the environment of `update.number` start next, on trial. All its files are on the disk before."""
         os.sync()
         state = self.state()
         changed = replace(
             state,
-            current=update.id,
+            current=str(update.number),
             previous=state.current,
             pending=True,
             starts=0,
             last=update,
-            release=release,
+            serves=serves,
             trial_s=trial_s,
             memory_mb=memory_mb,
         )
         self.save(changed)
+
+    def return_to_factory(self, update: UpdateStatus) -> None:
+        """Let the factory's environment start next; it needs no trial."""
+        state = self.state()
+        self.save(replace(state, current="", previous="", pending=False, starts=0, last=update))
 
     def mark_running(self) -> None:
         """The agent runs: earlier starts no longer count, unless it is on trial."""
@@ -113,17 +119,13 @@ class Updates:
     def confirm(self) -> None:
         """End the trial of the running environment."""
         state = self.state()
-        last = replace(state.last, state="done", why="")
-        highest = max(state.highest, last.number)
-        self.save(replace(state, pending=False, starts=0, last=last, highest=highest))
+        self.save(replace(state, pending=False, starts=0, last=replace(state.last, state="done", why="")))
 
-    def tidy(self) -> None:
-        """Delete what no state names: environments of failed updates, leftovers of a power cut."""
+    def tidy(self, keep: int = 0) -> None:
+        """Delete all environments but those that the state names and that of the release `keep`; without `keep`, the chunks too."""
         state = self.state()
-        kept = {state.current, state.previous, STATE}
-        if not self.home.is_dir():
-            return
-        for path in self.home.iterdir():
+        kept = {state.current, state.previous, str(keep), "chunks" if keep else ""}
+        for path in self.home.iterdir() if self.home.is_dir() else ():
             if path.is_dir() and path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith(".part"):

@@ -116,15 +116,15 @@ class HeadWorker(Worker):
     mirror: Mirror | None = None
     full: Worker | None = None
     _slots: Slots = field(init=False)
-    _trust: Trust = field(init=False)
+    trust: Trust = field(init=False)
     _offers: StatisticsOffers = field(init=False)
 
     def __post_init__(self) -> None:
         folder = self.store.folder
         self._offers = StatisticsOffers(folder)
         self._slots = Slots(folder / "release")
-        self._trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
-        self.trust = self._trust
+        self.trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
+        self.verifies = self.trust
 
     def boot(self) -> int:
         super().boot()
@@ -164,7 +164,7 @@ class HeadWorker(Worker):
 
     def _refresh(self, job: Refresh, files: Mapping[str, bytes]) -> Event:
         """Verify the signed metadata and prepare the download of the release."""
-        manifests = self._trust.refresh(files.__getitem__)
+        manifests = self.trust.refresh(files.__getitem__)
         manifest = next((signed for signed in manifests if signed.release == job.release), None)
         if manifest is None:
             known = ", ".join(str(signed.release) for signed in manifests)

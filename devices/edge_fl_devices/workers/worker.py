@@ -42,13 +42,13 @@ Material = Mapping[str, bytes] | bytes | None
 class Worker(ABC):
     """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; the rest in the runner's thread.
 
-    trust: verifies the server's signatures; None: they are not verified.
+    verifies: the trusted metadata that verify the server's signatures; None: they are not verified.
     """
 
     device: str
     store: Store
     limits: AgentLimits = field(default=LIMITS, kw_only=True)
-    trust: Trust | None = field(default=None, init=False)
+    verifies: Trust | None = field(default=None, init=False)
 
     def boot(self) -> int:
         """Clean up once per process start; return the release that is served, or 0."""

@@ -1,4 +1,4 @@
-"""`edge-fl release list | publish | rollout | pause | abort | rollback | export | sign`."""
+"""`edge-fl release list | publish | rollout | agent | agents | pause | abort | rollback | export | sign`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,41 @@ Wait = Annotated[
     ),
 ]
 WAIT_S = 3600.0
+CAREFUL = "0.05,0.25,1"
+StagesOption = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARES",
+        rich_help_panel="Roll-out",
+        help="Growing shares of the fleet, comma-separated; the last is 1.",
+    ),
+]
+SuccessOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", rich_help_panel="Roll-out", help="Share of the devices of a stage that must succeed."
+    ),
+]
+FalseAbortOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        rich_help_panel="Roll-out",
+        help="Largest probability of aborting a faultless release.",
+    ),
+]
+StageWaitOption = Annotated[
+    float,
+    typer.Option(
+        "--stage-wait",
+        metavar="SECONDS",
+        rich_help_panel="Roll-out",
+        help="Seconds until the devices of a stage must have reported.",
+    ),
+]
+AgentOption = Annotated[
+    bool, typer.Option("--agent", help="The roll-out of an agent release, not that of an extractor.")
+]
 Number = Annotated[int | None, typer.Argument(metavar="N", min=1, help="A kept release; see 'release list'.")]
 
 
@@ -46,6 +81,8 @@ def register(app: App) -> None:
     release.add(list_releases, "edge-fl release list", name="list")
     release.add(release_publish.publish, "edge-fl release publish model.onnx --classes cat,dog")
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
+    release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
+    release.add(agents, "edge-fl release agents")
     release.add(pause, "edge-fl release pause")
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
@@ -69,39 +106,10 @@ def list_releases(
 
 def rollout(
     release: Number = None,
-    stages: Annotated[
-        str,
-        typer.Option(
-            metavar="SHARES",
-            rich_help_panel="Roll-out",
-            help="Growing shares of the fleet, comma-separated; the last is 1.",
-        ),
-    ] = "0.05,0.25,1",
-    success: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            rich_help_panel="Roll-out",
-            help="Share of the devices of a stage that must succeed.",
-        ),
-    ] = 0.9,
-    false_abort: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE",
-            rich_help_panel="Roll-out",
-            help="Largest probability of aborting a faultless release.",
-        ),
-    ] = 0.02,
-    stage_wait_s: Annotated[
-        float,
-        typer.Option(
-            "--stage-wait",
-            metavar="SECONDS",
-            rich_help_panel="Roll-out",
-            help="Seconds until the devices of a stage must have reported.",
-        ),
-    ] = 600.0,
+    stages: StagesOption = CAREFUL,
+    success: SuccessOption = 0.9,
+    false_abort: FalseAbortOption = 0.02,
+    stage_wait_s: StageWaitOption = 600.0,
     where: WhereOption = "",
     yes: YesOption = False,
     wait_s: Wait = WAIT_S,
@@ -128,7 +136,61 @@ def rollout(
         carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 
+def agents(
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the kept releases of the agent's own software, newest first, with the state of the last roll-out of each."""
+    from edge_fl_server.release.rollout.commands import AGENT_COLUMNS
+
+    with commands(home, fleet, database) as releases:
+        show_table(releases.agent_rows(), AGENT_COLUMNS, format)
+
+
+def agent(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHEEL",
+            help="A wheel of edge-fl and those of changed dependencies, or one version that is kept of 'release agents' [the newest].",
+        ),
+    ] = None,
+    downgrade: Annotated[
+        bool, typer.Option("--downgrade", help="Sign that devices may replace a newer version by this one.")
+    ] = False,
+    stages: StagesOption = CAREFUL,
+    success: SuccessOption = 0.9,
+    false_abort: FalseAbortOption = 0.02,
+    stage_wait_s: StageWaitOption = 1800.0,
+    where: WhereOption = "",
+    yes: YesOption = False,
+    wait_s: Wait = WAIT_S,
+    home: HomeOption = HOME,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Update the agent's own software on the devices, in stages, or resume a paused roll-out of an agent release."""
+    plan = rollout_plan(
+        stages,
+        success=success,
+        stage_wait_s=stage_wait_s,
+        where=where,
+        gates={"false_abort": false_abort},
+    )
+    with commands(home, fleet, database, host, port, identity, new=True) as releases:
+        if where:
+            confirmed(releases.db, fleet, where, "update the agent on them", yes=yes)
+        request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade)
+        carry_out(releases, request, wait_s)
+
+
 def pause(
+    agent: AgentOption = False,
     wait_s: Wait = 30.0,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
@@ -139,10 +201,11 @@ def pause(
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
     with commands(home, fleet, database, host, port, identity) as releases:
-        carry_out(releases, releases.steer("paused"), wait_s)
+        carry_out(releases, releases.steer("paused", "agent" if agent else "extractor"), wait_s)
 
 
 def abort(
+    agent: AgentOption = False,
     wait_s: Wait = 60.0,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
@@ -153,7 +216,7 @@ def abort(
 ) -> None:
     """Abort the roll-out: devices with the new release return to the previous one."""
     with commands(home, fleet, database, host, port, identity) as releases:
-        carry_out(releases, releases.steer("aborted"), wait_s)
+        carry_out(releases, releases.steer("aborted", "agent" if agent else "extractor"), wait_s)
 
 
 def rollback(

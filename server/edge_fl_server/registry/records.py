@@ -14,6 +14,7 @@ RunState = Literal["running", "completed", "failed", "stopped", "budget_exhauste
 RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
+Subject = Literal["extractor", "agent"]
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -217,7 +218,9 @@ class AlertRecord(Struct, frozen=True):
 
 
 class RolloutRecord(Struct, frozen=True):
-    """The roll-out of one release. Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
+    """The roll-out of one release of an extractor or, by its `subject`, of the agent's own software.
+
+    Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
 
     State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages
     and thresholds. `version` increases with every change, for compare-and-set.
@@ -235,6 +238,12 @@ class RolloutRecord(Struct, frozen=True):
     version: int = 1
     created_at: str = ""
     changed_at: str = ""
+    subject: Subject = "extractor"
+
+    @property
+    def name(self) -> str:
+        """Its release with its subject."""
+        return f"{'agent ' if self.subject == 'agent' else ''}release {self.release}"
 
     @property
     def shares(self) -> list[float]:

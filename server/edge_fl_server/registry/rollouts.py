@@ -13,17 +13,26 @@ import msgspec
 from sqlalchemy import select, update
 
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState, Subject
 from edge_fl_server.registry.tables import rollouts
 
 OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 
 
 def begin(
-    db: Database, fleet: str, release: int, *, previous: int = 0, plan: dict[str, Any] | None = None
+    db: Database,
+    fleet: str,
+    release: int,
+    *,
+    previous: int = 0,
+    plan: dict[str, Any] | None = None,
+    subject: Subject = "extractor",
 ) -> int:
     """Start the roll-out of a release -> its number."""
-    record = RolloutRecord(0, fleet, release, previous, plan or {}, created_at=now(), changed_at=now())
+    begun_at = now()
+    record = RolloutRecord(
+        0, fleet, release, previous, plan or {}, created_at=begun_at, changed_at=begun_at, subject=subject
+    )
     row = msgspec.to_builtins(record)
     del row["number"]
     with db.writing() as connection:
@@ -56,15 +65,15 @@ def get(db: Database, number: int) -> RolloutRecord | None:
     return next(iter(db.find(select(rollouts).where(rollouts.c.number == number), RolloutRecord)), None)
 
 
-def listed(db: Database, fleet: str) -> list[RolloutRecord]:
+def listed(db: Database, fleet: str, subject: Subject = "extractor") -> list[RolloutRecord]:
     """The roll-outs of a fleet, newest first."""
-    query = select(rollouts).where(rollouts.c.fleet == fleet).order_by(rollouts.c.number.desc())
-    return db.find(query, RolloutRecord)
+    mine = (rollouts.c.fleet == fleet) & (rollouts.c.subject == subject)
+    return db.find(select(rollouts).where(mine).order_by(rollouts.c.number.desc()), RolloutRecord)
 
 
-def served_release(db: Database, fleet: str) -> int:
+def served_release(db: Database, fleet: str, subject: Subject = "extractor") -> int:
     """The release that a whole fleet serves (0: none): the one to go back to from a new release."""
-    for record in listed(db, fleet):
+    for record in listed(db, fleet, subject):
         if record.where:
             continue
         if record.state == "completed":
@@ -74,14 +83,15 @@ def served_release(db: Database, fleet: str) -> int:
     return 0
 
 
-def previous_release(db: Database, fleet: str, release: int) -> int:
+def previous_release(db: Database, fleet: str, release: int, subject: Subject = "extractor") -> int:
     """The release to go back to from `release` (0: none); from the one that is served, it stays that of its earlier roll-out."""
-    served = served_release(db, fleet)
+    served = served_release(db, fleet, subject)
     if served != release:
         return served
-    return next((one.previous for one in listed(db, fleet) if one.release == release and one.previous), 0)
+    earlier = (one for one in listed(db, fleet, subject) if one.release == release)
+    return next((one.previous for one in earlier if one.previous), 0)
 
 
-def current(db: Database, fleet: str) -> RolloutRecord | None:
+def current(db: Database, fleet: str, subject: Subject = "extractor") -> RolloutRecord | None:
     """The newest roll-out that has not ended."""
-    return next((record for record in listed(db, fleet) if record.state not in OVER), None)
+    return next((record for record in listed(db, fleet, subject) if record.state not in OVER), None)

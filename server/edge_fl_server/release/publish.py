@@ -15,12 +15,14 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ArtefactError, EdgeFLError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.wire.blob import Blob, digest
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, Packet, Transport
 from edge_fl_server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, numbered, send_chunks
 from edge_fl_server.release import website
+from edge_fl_server.release.agents import signing
 from edge_fl_server.release.repository import Repository, superseded
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class Publisher:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
         self._watch = watch
         self._published: dict[int, Manifest] = {}  # releases whose chunks were sent
+        self._agents: dict[int, AgentRelease] = {}  # agent releases whose chunks were sent
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Sign and publish a release; only the newest three are kept.
@@ -80,6 +83,14 @@ class Publisher:
             for manifest in self._repository.releases():
                 self._send(manifest)
                 self._published[manifest.release] = manifest
+            self._agents = {}
+        self._send_agents()
+        self._send_metadata()
+
+    def publish_agents(self) -> None:
+        """Publish the agent releases that any process has signed on disk since, and the metadata."""
+        self._repository.reload()
+        self._send_agents()
         self._send_metadata()
 
     def publish_missing(self) -> None:
@@ -103,6 +114,9 @@ class Publisher:
     def repair(self, sha256: str, missing: Iterable[int]) -> bool:
         """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
         known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
+        known |= {
+            blob.sha256: blob for release in signing.listed(self._repository) for blob in _wheels(release)
+        }
         blob = known.get(sha256)
         if blob is None or not (payload := self.kept(blob)):
             return False
@@ -136,9 +150,24 @@ class Publisher:
             self.clear(blob)
         self._transport.drain(self._limits.drain_s)
 
+    def _send_agents(self) -> None:
+        """Publish the chunks of agent releases that were not sent yet; delete those that are no longer kept."""
+        kept = {release.number: release for release in signing.listed(self._repository)}
+        for number in kept.keys() - self._agents.keys():
+            self._send_blobs(f"agent release {number}", _wheels(kept[number]))
+        needed = {blob.sha256 for release in kept.values() for blob in _wheels(release)}
+        for blob in (blob for release in self._agents.values() for blob in _wheels(release)):
+            if blob.sha256 not in needed:
+                self.clear(blob)
+        self._agents = kept
+
     def _send(self, manifest: Manifest, payloads: Mapping[str, bytes] = ON_DISK) -> None:
+        """Publish all chunks of a release."""
+        self._send_blobs(f"release {manifest.release}", blobs(manifest), payloads)
+
+    def _send_blobs(self, stage: str, required: list[Blob], payloads: Mapping[str, bytes] = ON_DISK) -> None:
         """Publish all chunks and wait for the broker; payloads that are missing are read from disk."""
-        stage, total, sent = f"release {manifest.release}", sum(blob.bytes for blob in blobs(manifest)), 0
+        total, sent = sum(blob.bytes for blob in required), 0
 
         def on_sent(bytes: int) -> None:
             nonlocal sent
@@ -146,14 +175,14 @@ class Publisher:
             self._watch(Count(stage, sent, total, bytes=True))
 
         on_sent(0)
-        for blob in blobs(manifest):
+        for blob in required:
             if payload := payloads.get(blob.sha256) or self.kept(blob):
                 chunks = numbered(blob, payload)
                 send_chunks(self._transport, self._topics, blob, chunks, limits=self._limits, on_sent=on_sent)
             else:
                 log.warning(
-                    "release %d: %s is missing; its chunks cannot be published again",
-                    manifest.release,
+                    "%s: %s is missing; its chunks cannot be published again",
+                    stage,
                     self._path(blob),
                 )
         self._transport.drain(self._limits.drain_s)
@@ -198,6 +227,10 @@ def store(repository: Repository, manifest: Manifest, payloads: Mapping[str, byt
     done.set_result(None)
     _keep(repository, manifest, payloads, done)
     repository.publish(manifest)
+
+
+def _wheels(release: AgentRelease) -> list[Blob]:
+    return [wheel.blob for wheel in release.wheels]
 
 
 def _keep(

@@ -122,8 +122,7 @@ class Repository(tuf.repository.Repository):
 
     def next_release(self) -> int:
         """A release number that was never used in this repository."""
-        fields = self._current[Targets.type].signed.unrecognized_fields
-        return int(fields.get("highest_release", 0)) + 1
+        return int(str(self.field("highest_release") or 0)) + 1
 
     def publish(self, manifest: Manifest) -> list[File]:
         """Sign a manifest -> the new files in the order of publication. Raises ArtefactError; InputError for reordered classes."""
@@ -143,6 +142,19 @@ class Repository(tuf.repository.Repository):
                 targets.targets = _newest(targets.targets | {path: target})
                 highest = max(self.next_release() - 1, manifest.release)
                 targets.unrecognized_fields["highest_release"] = highest
+            self.do_snapshot()
+            self.do_timestamp()
+        return files
+
+    def field(self, name: str) -> object:
+        """A further field of the signed targets, None if it is not there."""
+        return self._current[Targets.type].signed.unrecognized_fields.get(name)
+
+    def set_fields(self, fields: Mapping[str, object]) -> list[File]:
+        """Sign further fields of the targets -> the new files in the order of publication."""
+        with self._commit() as files:
+            with self.edit_targets() as targets:
+                targets.unrecognized_fields |= fields
             self.do_snapshot()
             self.do_timestamp()
         return files

@@ -24,6 +24,7 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "chunk": ("server", "art", lambda a: FLEET.chunk(a.path[0], int(a.path[2]))),
     "round": ("server", "round", lambda a: FLEET.round(*a.path)),
     "assignment": ("server", "assignment", lambda a: FLEET.assignment(a.device)),
+    "agent": ("server", "agent", lambda a: FLEET.agent(a.device)),
     "command": ("server", "cmd", lambda a: FLEET.command(a.device)),
     "ack": ("server", "ack", lambda a: FLEET.ack(a.device)),
     "echo": ("itself", "echo", lambda a: FLEET.echo(a.device)),

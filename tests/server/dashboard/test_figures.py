@@ -187,7 +187,19 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
     path = tmp_path / "old.sqlite"
     old = Database.open(path)
     with old.writing() as connection:
-        connection.execute(text("DROP TABLE IF EXISTS servers"))
+        for later in (
+            "servers",
+            "tags",
+            "groups",
+            "boots",
+            "alerts",
+            "alert_deliveries",
+            "silences",
+            "tokens",
+            "audit",
+        ):
+            connection.execute(text(f"DROP TABLE {later}"))
+        connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("ALTER TABLE rounds DROP COLUMN clients"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         connection.execute(text("INSERT INTO rounds VALUES ('toy', 1, 3, 2, 1.0, 0, 0, '{\"a\": 0.5}', '')"))

@@ -66,10 +66,21 @@ def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer
         assert record is not None
         rollouts.advance(old, record, state="aborted", reason=reason)
     with old.writing() as connection:
-        for later in ("servers", "tags", "groups", "boots", "alerts", "alert_deliveries", "silences"):
+        for later in (
+            "servers",
+            "tags",
+            "groups",
+            "boots",
+            "alerts",
+            "alert_deliveries",
+            "silences",
+            "tokens",
+            "audit",
+        ):
             connection.execute(text(f"DROP TABLE {later}"))
         for later in ("signed_state", "signed_meta"):
             connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
+        connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
     old.close()
     db = Database.open(path)

@@ -151,6 +151,8 @@ def description(page: DevicePage) -> str:
     able = page.record.capability or {}
     values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
     shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
+    if update := able.get("update"):
+        shown["Agent update"] = escape(": ".join(filter(None, (update["state"], update["why"]))))
     shown |= {
         "Boot": escape(page.record.boot),
         "First seen, UTC": clock(page.record.first_seen_at),

@@ -79,6 +79,9 @@ def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item
     if (rollout := page.rollout) and "paused" in (rollout.state, rollout.desired):
         text = f"The roll-out of release {rollout.release} is paused"
         yield Item("warn", text, "/releases", escape(rollout.reason))
+    if (rollout := page.agents) and rollout.state in ("paused", "aborted"):
+        text = f"The roll-out of agent release {rollout.release} is {rollout.state}"
+        yield Item("warn", text, "/releases", escape(rollout.reason))
     for group, (tone, what, link) in GROUPS.items():
         if count := page.health[group]:
             reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.alerts.items() if why)

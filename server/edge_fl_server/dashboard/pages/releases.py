@@ -200,6 +200,9 @@ def build(board: Board, _: Address) -> None:
     board.html(find, partial(current, command_of=board.context.command))
     board.table(find, RELEASES, lambda page: page.releases.values(), "Releases").classes("named")
     board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs").classes("named")
+    board.table(find, ROLLOUTS, lambda page: page.agents, "Roll-outs of the agent's software").classes(
+        "named"
+    )
 
 
 def _progress(place: int, record: RolloutRecord) -> str:

@@ -66,6 +66,7 @@ class Overview(Struct, frozen=True):
     run: RunRecord | None
     reached: RoundRecord | None
     rollout: RolloutRecord | None
+    agents: RolloutRecord | None
     events: tuple[Event, ...]
     fleets: tuple[str, ...] = ()
 
@@ -97,6 +98,7 @@ def page(db: Database, fleet: str) -> Overview:
         run=known[0] if known else None,
         reached=rounds[-1] if rounds else None,
         rollout=rollouts.current(db, fleet),
+        agents=next(iter(rollouts.listed(db, fleet, "agent")), None),
         events=log.newest(db, fleet, without=("round",), most=EVENTS),
         fleets=others,
     )

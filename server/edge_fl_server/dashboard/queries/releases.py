@@ -54,13 +54,14 @@ class ReleaseRow(Struct, frozen=True):
 
 
 class ReleasesPage(Struct, frozen=True):
-    """Releases by number and roll-outs, the newest first; `heads` counts the head-only devices.
+    """Releases by number and roll-outs, the newest first, `agents` those of the agent's software; `heads` counts the head-only devices.
 
     `back` is the release that a roll-back of the whole fleet returns (0: none, or a roll-out is under way).
     """
 
     releases: dict[int, ReleaseRow]
     rollouts: tuple[RolloutRecord, ...]
+    agents: tuple[RolloutRecord, ...]
     current: RolloutRecord | None
     heads: int
     served: int
@@ -101,7 +102,8 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     if back not in rows or not rows[back].startable or back >= served:
         back = 0
     server = servers.presence(db, fleet)
-    return ReleasesPage(rows, recent, current, head_only, served, back, server)
+    agents = tuple(rollouts.listed(db, fleet, "agent")[:NEWEST])
+    return ReleasesPage(rows, recent, agents, current, head_only, served, back, server)
 
 
 def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:

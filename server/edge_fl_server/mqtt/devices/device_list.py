@@ -15,6 +15,7 @@ from msgspec import Struct
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.tags import Tags
+from edge_fl.release.agent import UpdateStatus
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.signatures import Authorities
@@ -37,6 +38,8 @@ COLUMNS: Columns = {
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": "release",
+    "agent": Column("agent", rank=2),
+    "agent_update": Column("agent update", prose=True, rank=3),
     "machine": Column("machine", rank=5),
     "activity": Column("activity", rank=2),
     "why": "why",
@@ -92,6 +95,11 @@ def devices(
     return DeviceList(online, rows)
 
 
+def _update(status: UpdateStatus | None) -> str:
+    """How far the last update of the agent got; "" where its installation is not updated."""
+    return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
+
+
 def _signed(
     device: str,
     fleet: str,
@@ -126,6 +134,8 @@ def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -
         "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
+        "agent": capability.agent if capability else "",
+        "agent_update": _update(capability.update) if capability else "",
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",

@@ -7,7 +7,7 @@ roll-out that no server carries out any longer is paused.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.signatures import Authorities
@@ -28,7 +29,8 @@ from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
 from edge_fl_server.registry.people import audit
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
+from edge_fl_server.release.agents import signing
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
     Description,
@@ -47,6 +49,16 @@ from edge_fl_server.release.rollout.stored_rollout import request
 POLL_S = 0.2
 NO_RUN = "none"  # the run of a release that no run trained
 PAUSED = "its command ended"
+AGENT_COLUMNS: Columns = {
+    "number": "agent release",
+    "version": "version",
+    "bytes": Column("size", units.size, rank=1),
+    "state": "roll-out",
+    "stage": "stage",
+    "reason": Column("why", prose=True),
+    "flags": "flags",
+}
+"""Fields of a row of `release agents`, and their headings."""
 STEERING = {"paused": "pause", "running": "resume", "aborted": "abort", "rolled_back": "rollback"}
 """Desired state -> action, as in `edge_fl.wire.roles`."""
 Request = Callable[[], int]
@@ -133,31 +145,68 @@ class ReleaseCommands:
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
             return self._audited(
-                "resume", unfinished.release, partial(self._steer, unfinished.number, "running")
+                "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
             )
         kept = [manifest.release for manifest in self.repository.releases()]
         target = kept[-1] if release is None and kept else release
         if target is None or target not in kept:
             raise InputError(f"release {target or 'to roll out'}: not kept, only {kept} are")
-        return self._audited(action, target, partial(request, self.db, self.fleet, target, plan))
+        write = partial(request, self.db, self.fleet, target, plan)
+        return self._audited(action, f"release {target}", write)
 
-    def _audited(self, action: str, release: int, write: Request) -> Request:
+    def _audited(self, action: str, subject: str, write: Request) -> Request:
         """The request, with a row in the audit log."""
 
         def audited() -> int:
-            with audit.acting(self.db, self.fleet, self.person, action, f"release {release}"):
+            with audit.acting(self.db, self.fleet, self.person, action, subject):
                 return write()
 
         self.person.require(action)  # before anything connects
         return audited
 
-    def steer(self, desired: DesiredRolloutState) -> Request:
+    def steer(self, desired: DesiredRolloutState, subject: Subject = "extractor") -> Request:
         """Pause or abort the current roll-out. Raises InputError if there is none."""
-        unfinished = rollouts.current(self.db, self.fleet)
+        unfinished = rollouts.current(self.db, self.fleet, subject)
         if unfinished is None:
-            raise InputError(f"fleet {self.fleet!r}: no roll-out is under way")
+            of_agent = " of an agent release" if subject == "agent" else ""
+            raise InputError(f"fleet {self.fleet!r}: no roll-out{of_agent} is under way")
         write = partial(self._steer, unfinished.number, desired)
-        return self._audited(STEERING[desired], unfinished.release, write)
+        return self._audited(STEERING[desired], unfinished.name, write)
+
+    def agent_rows(self) -> list[dict[str, object]]:
+        """The kept agent releases, newest first, each with the state of its last roll-out."""
+        records = rollouts.listed(self.db, self.fleet, "agent")
+        rows = []
+        for release in reversed(signing.listed(self.repository)):
+            record = next((record for record in records if record.release == release.number), None)
+            rows.append(
+                {
+                    "number": release.number,
+                    "version": release.version,
+                    "bytes": sum(wheel.blob.bytes for wheel in release.wheels),
+                    "state": record.state if record else "",
+                    "stage": f"{record.stage + 1} of {len(record.shares)}" if record else "",
+                    "reason": record.reason if record else "",
+                    "flags": ", ".join(flag for flag in ("downgrade", "withdrawn") if getattr(release, flag)),
+                }
+            )
+        return rows
+
+    def roll_out_agent(self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool) -> Request:
+        """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
+        self.person.require("start")  # before anything is signed
+        if targets and all(target.endswith(".whl") for target in targets):
+            repository = Repository(self.home / self.fleet)
+            release = signing.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
+        else:
+            unfinished = rollouts.current(self.db, self.fleet, "agent")
+            if unfinished and not targets:
+                return self._audited(
+                    "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
+                )
+            release = _kept_agent(signing.listed(self.repository), targets)
+        write = partial(request, self.db, self.fleet, release.number, plan, "agent")
+        return self._audited("start", f"agent release {release.number}", write)
 
     def roll_back(self, release: int | None) -> Request:
         """Go back to a kept release (None: the previous one) on all devices at once. Raises InputError."""
@@ -220,15 +269,16 @@ class ReleaseCommands:
             record = rollouts.get(self.db, number)
             if record is None:
                 raise InputError(f"roll-out {number}: not in the registry")
-            if (status := f"release {record.release}: {_status(record)}") != reported:
+            if (status := f"{record.name}: {_status(record)}") != reported:
                 report(reported := status)
             watch(Count("stages", record.stage, len(record.shares)))
             if record.state in rollouts.OVER or (record.state == record.desired == "paused"):
                 return record
             if time.monotonic() > until_s:
+                resume = "agent" if record.subject == "agent" else "rollout"
                 raise DeadlineError(
                     f"{status} after {deadline_s:g} s",
-                    consequence="it is paused, 'edge-fl release rollout' resumes it",
+                    consequence=f"it is paused, 'edge-fl release {resume}' resumes it",
                 )
             time.sleep(POLL_S)
 
@@ -250,6 +300,18 @@ class ReleaseCommands:
             return bool(reader.online_server(self.connect, Topics(self.fleet)))
         except ConnectError as error:
             raise ConnectError(error.message, consequence="nothing was requested") from error
+
+
+def _kept_agent(kept: Sequence[AgentRelease], targets: Sequence[str]) -> AgentRelease:
+    usable = [release for release in kept if not release.withdrawn]
+    found = [release for release in usable if not targets or targets == [release.version]]
+    if not found:
+        versions = ", ".join(release.version for release in usable) or "none"
+        raise InputError(
+            f"agent release {' '.join(targets)}: expected wheels (.whl) or one kept version ({versions})",
+            "nothing was requested",
+        )
+    return found[-1]
 
 
 def _same(kept: Manifest, manifest: Manifest) -> bool:

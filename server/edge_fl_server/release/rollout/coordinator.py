@@ -33,6 +33,7 @@ from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.release import export
+from edge_fl_server.release.agents.rollout import AgentRollout
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
@@ -90,6 +91,7 @@ class RolloutCoordinator:
         self._rollout = StoredRollout(server.journal.db, connection.topics.fleet, resume=options.resume)
         # (device, assignment id)
         self._reported = {(device, self._rollout.assignment) for device in self._rollout.reported}
+        self._agents = AgentRollout(server, repository, self._publisher)
         self._change = threading.Condition()
         self._publishing = threading.RLock()
         self._republish()
@@ -241,6 +243,8 @@ class RolloutCoordinator:
             self._wake.clear()
             try:
                 self._advance()
+                with self._publishing:
+                    self._agents.advance()
                 if time.monotonic() > refresh_s:
                     refresh_s = time.monotonic() + REFRESH_S
                     with self._publishing:

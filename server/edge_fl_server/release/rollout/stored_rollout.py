@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import msgspec
 
 from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry import Database, devices, reports, rollouts
-from edge_fl_server.registry.records import RolloutRecord, RolloutState
+from edge_fl_server.registry.records import RolloutRecord, RolloutState, Subject
 from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import (
@@ -45,8 +46,10 @@ class StoredRollout:
     to go back.
     """
 
-    def __init__(self, db: Database, fleet: str, *, resume: bool = False) -> None:
-        self._db, self._fleet = db, fleet
+    def __init__(
+        self, db: Database, fleet: str, *, resume: bool = False, subject: Subject = "extractor"
+    ) -> None:
+        self._db, self._fleet, self._subject = db, fleet, subject
         self._lock = threading.RLock()
         self._number, self.assignment = 0, ""
         self._stage_began_s = time.monotonic()
@@ -57,7 +60,7 @@ class StoredRollout:
             tuple[int, Selection]
         ] = []  # completed for selected devices since `previous`, newest first
         self.stages: Stages | None = None
-        self.previous = rollouts.served_release(db, fleet)
+        self.previous = rollouts.served_release(db, fleet, subject)
         newest = self._newest()
         if newest and (resume or newest.state not in OVER):
             self._resume(newest)
@@ -97,8 +100,10 @@ class StoredRollout:
             self._note_completed()
             plan = widened(resolved(plan, len(devices), self.previous), devices, release)
             fields = msgspec.to_builtins(plan)
-            self._number = rollouts.begin(self._db, self._fleet, release, previous=self.previous, plan=fields)
-            self._set(Stages(release, plan), assignment_id(release))
+            self._number = rollouts.begin(
+                self._db, self._fleet, release, previous=self.previous, plan=fields, subject=self._subject
+            )
+            self._set(Stages(release, plan), assignment_id(release, self._subject))
 
     def expects(self, device: str, assignment: str) -> bool:
         """Whether a report on this assignment can be true: False before the stage of the device has begun."""
@@ -130,8 +135,9 @@ class StoredRollout:
                 self._store(self._number, *now, self.stages.reason)
                 self._stored = now
                 level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
-                status = self.stages.release, now[0], now[1] + 1, len(self.stages.shares), self.stages.reason
-                log.log(level, "release %d: %s, stage %d of %d %s", *status)
+                what = f"{'agent ' if self._subject == 'agent' else ''}release {self.stages.release}"
+                status = what, now[0], now[1] + 1, len(self.stages.shares), self.stages.reason
+                log.log(level, "%s: %s, stage %d of %d %s", *status)
             return resumed or now != before
 
     def _apply_desired(self) -> None:
@@ -149,11 +155,11 @@ class StoredRollout:
         self._end_others(record.release, exclude=record.number)
         plan = msgspec.convert({"stages": ALL_AT_ONCE, **record.plan}, RolloutConfig)
         stages = Stages(record.release, plan, record.stage, record.state, record.reason)
-        of_release = [
-            other for other in rollouts.listed(self._db, self._fleet) if other.release == record.release
-        ]
+        known = rollouts.listed(self._db, self._fleet, self._subject)
+        of_release = [other for other in known if other.release == record.release]
         repeated = record.number > min(other.number for other in of_release)
-        assignment = assignment_id(record.release) + (f"-again-{record.number}" if repeated else "")
+        assignment = assignment_id(record.release, self._subject)
+        assignment += f"-again-{record.number}" if repeated else ""
         for report in reports.of_release(self._db, self._fleet, record.release):
             if report.id == assignment:
                 stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
@@ -167,7 +173,7 @@ class StoredRollout:
 
         self._selection = Selection(self._db, self._fleet, stages.plan.where)
         self._partial = []
-        for record in rollouts.listed(self._db, self._fleet):
+        for record in rollouts.listed(self._db, self._fleet, self._subject):
             if record.number < self._number and record.state == "completed":
                 if not record.where:
                     break
@@ -179,10 +185,10 @@ class StoredRollout:
             self.previous = self.stages.release
 
     def _newest(self) -> RolloutRecord | None:
-        return next(iter(rollouts.listed(self._db, self._fleet)), None)
+        return next(iter(rollouts.listed(self._db, self._fleet, self._subject)), None)
 
     def _end_others(self, release: int, exclude: int = 0) -> None:
-        for record in rollouts.listed(self._db, self._fleet):
+        for record in rollouts.listed(self._db, self._fleet, self._subject):
             if record.state not in OVER and record.number != exclude:
                 self._store(record.number, "replaced", record.stage, REPLACED.format(release))
 
@@ -194,8 +200,10 @@ class StoredRollout:
         log.warning("roll-out %d: concurrent changes in the registry; %s was not stored", number, state)
 
 
-def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
-    """Request the roll-out of a kept release -> its number; its stages are widened to the head-only devices in the registry.
+def request(
+    db: Database, fleet: str, release: int, plan: RolloutConfig, subject: Subject = "extractor"
+) -> int:
+    """Request the roll-out of a kept release -> its number; its stages are widened to the devices of the registry that take part.
 
     Raises SelectorError.
     """
@@ -204,16 +212,26 @@ def request(db: Database, fleet: str, release: int, plan: RolloutConfig) -> int:
     present = [
         record.device
         for record in devices.listed(db, fleet)
-        if (record.capability or {}).get("tier") == "head"
+        if _takes_part(record.capability or {}, subject)
         and record.status not in GONE
         and not record.blocked
         and record.device in selection
     ]
-    previous = rollouts.previous_release(db, fleet, release)
-    fields = msgspec.to_builtins(widened(resolved(plan, len(present), previous), present, release))
-    return rollouts.begin(db, fleet, release, previous=previous, plan=fields)
+    previous = rollouts.previous_release(db, fleet, release, subject)
+    # Each installation has an agent, so there is always one to go back to.
+    plan = widened(resolved(plan, len(present), previous or subject == "agent"), present, release)
+    return rollouts.begin(
+        db, fleet, release, previous=previous, plan=msgspec.to_builtins(plan), subject=subject
+    )
 
 
-def assignment_id(release: int) -> str:
-    """The id of the assignments to serve a release, and of the reports on them."""
-    return f"rel-{release}"
+def _takes_part(capability: Mapping[str, Any], subject: Subject) -> bool:
+    """Whether a device has to report on roll-outs: head-only ones on extractors, those that are updated on agents."""
+    if subject == "agent":
+        return (capability.get("update") or {"state": "declined"})["state"] != "declined"
+    return capability.get("tier") == "head"
+
+
+def assignment_id(release: int, subject: Subject = "extractor") -> str:
+    """The id of the assignments to serve a release, and of the reports on them; of the requests to run an agent release."""
+    return f"{'agent' if subject == 'agent' else 'rel'}-{release}"

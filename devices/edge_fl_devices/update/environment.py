@@ -1,0 +1,106 @@
+"""Environments of updates: a virtual environment with the changed wheels, and behind them the packages of the installation.
+
+It costs a few MB: what the wheels do not contain comes from FACTORY, which a line in `factory.pth` appends to the import path.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from venv import EnvBuilder
+from zipfile import BadZipFile
+
+import msgspec
+from installer import install
+from installer.destinations import SchemeDictionaryDestination
+from installer.exceptions import InstallerError
+from installer.sources import WheelFile
+from msgspec import Struct
+
+from edge_fl.errors import ArtefactError, RunError, brief
+from edge_fl.files.disk import reporting
+from edge_fl_devices.update.state import COMPLETE
+
+WHEELS = "wheels"
+LIST_S = 60.0
+LIST = """
+import importlib.metadata, json
+known = {}
+for one in importlib.metadata.distributions():
+    known.setdefault(one.name, [one.version, one.requires or []])
+print(json.dumps(known))
+"""
+
+
+class Distribution(Struct, frozen=True, array_like=True):
+    """An installed package: its version, and what it requires."""
+
+    version: str
+    requires: list[str] = []
+
+
+def python(environment: Path) -> Path:
+    """The Python of an environment."""
+    return environment / "bin" / "python"
+
+
+def distributions(environment: Path) -> dict[str, Distribution]:
+    """Return the packages that an environment imports, by name. Raises RunError."""
+    command = [str(python(environment)), "-I", "-c", LIST]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LIST_S, check=True)
+        return msgspec.json.decode(done.stdout, type=dict[str, Distribution])
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        raise RunError(f"{environment}: {brief(error)}", "the running agent stays") from error
+
+
+def is_complete(environment: Path) -> bool:
+    """Return whether an environment was built to its end."""
+    return (environment / COMPLETE).exists()
+
+
+def build(environment: Path, factory: Path, wheels: Iterable[Path]) -> None:
+    """Install `wheels`, which lie in the environment's folder `wheels`. Its mark comes last, after everything is on the disk.
+
+    Raises ArtefactError ("enospc", "bad_wheel").
+    """
+    with reporting(f"environment {environment.name}"):
+        for path in environment.iterdir():
+            if path.name != WHEELS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        EnvBuilder(symlinks=True).create(environment)
+        paths = _paths(environment)
+        line = f"import site; site.addsitedir({_paths(factory)['purelib']!r})\n"
+        (Path(paths["purelib"]) / "factory.pth").write_text(line)
+        for wheel in wheels:
+            _install(wheel, environment, paths)
+        os.sync()
+        (environment / COMPLETE).touch()
+        os.sync()
+
+
+def _install(wheel: Path, environment: Path, paths: dict[str, str]) -> None:
+    destination = SchemeDictionaryDestination(
+        paths, str(python(environment)), "posix", bytecode_optimization_levels=(0,)
+    )
+    try:
+        with WheelFile.open(wheel) as source:
+            source.validate_record()
+            install(source, destination, {"INSTALLER": b"edge-fl\n"})
+    except (InstallerError, BadZipFile, ValueError, KeyError) as error:
+        raise ArtefactError(
+            f"{wheel.name}: {brief(error)}", "bad_wheel", "the running agent stays"
+        ) from error
+
+
+def _paths(environment: Path) -> dict[str, str]:
+    """The folders of a virtual environment by the names of wheels' schemes."""
+    base = {"base": str(environment), "platbase": str(environment)}
+    paths = sysconfig.get_paths("venv", base)
+    return {name: paths[name] for name in ("purelib", "platlib", "scripts", "data")} | {
+        "headers": paths["include"]
+    }

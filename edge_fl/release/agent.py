@@ -1,0 +1,80 @@
+"""A release of the agent's own software: part of the signed metadata, beside the releases of extractors; and the messages about it.
+
+    targets.json: {"signed": {"agents": [AgentRelease as JSON text, ...], ...}}
+
+A further field and no target: a device of an earlier version reads every target as the manifest of an extractor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from edge_fl.errors import ArtefactError, brief
+from edge_fl.wire.blob import Blob
+
+FIELD = "agents"
+Number = Annotated[int, Meta(ge=0, le=2**40)]
+Text = Annotated[str, Meta(max_length=400)]
+
+
+class AgentWheel(Struct, frozen=True):
+    """One wheel: its file name, bytes, and what its metadata requires (`Requires-Dist` without extras, `Requires-Python`)."""
+
+    file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!]*(-[A-Za-z0-9_.+!]+){4,5}\.whl\Z")]
+    blob: Blob
+    requires: Annotated[list[Text], Meta(max_length=128)] = []
+    requires_python: Text = ""
+
+
+class AgentRelease(Struct, frozen=True):
+    """The agent release `number`: a wheel of edge-fl and those of dependencies that devices may lack.
+
+    Only with `downgrade` may a device replace a newer version by it. A device that runs a `withdrawn` release may return to an earlier one.
+    """
+
+    number: Annotated[int, Meta(ge=1)]
+    version: Annotated[str, Meta(max_length=64)]
+    wheels: Annotated[list[AgentWheel], Meta(min_length=1, max_length=64)]
+    downgrade: bool = False
+    withdrawn: bool = False
+
+
+class AgentUpdate(Struct, frozen=True):
+    """dn/agent, retained: the agent release `number` that a device should run (0: that of its installation), requested under `id`."""
+
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+    number: Number
+
+
+class UpdateStatus(Struct, frozen=True):
+    """Part of a capability: the agent release `number` that runs (0: the installation), and how far the update `id` got.
+
+    `state`: "idle", "declined" or "postponed" by the owner, "fetching", "installing", "testing", "trial", "done" or "failed"; `why`: the
+    failure word, or what it waits for.
+    """
+
+    number: Number
+    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{0,64}\Z")] = ""
+    state: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "idle"
+    why: Annotated[str, Meta(max_length=2000)] = ""
+
+
+def encode(release: AgentRelease) -> str:
+    """Encode as JSON text, which the canonical JSON of signed metadata contains as it is."""
+    return msgspec.json.encode(release).decode()
+
+
+def listed(entries: object) -> list[AgentRelease]:
+    """Decode the field `agents`, by number. Raises ArtefactError."""
+    try:
+        texts = entries if isinstance(entries, Iterable) else []
+        releases = [msgspec.json.decode(text, type=AgentRelease) for text in texts]
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise ArtefactError(
+            f"signed metadata: agent release: {brief(error)}", "manifest", "no agent release can be read"
+        ) from error
+    return sorted(releases, key=lambda release: release.number)
