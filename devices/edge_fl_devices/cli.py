@@ -28,6 +28,7 @@ from edge_fl_devices.options import (
 )
 from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
+from edge_fl_devices.upkeep.cli import backup, reset, restore, uninstall
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
@@ -107,6 +108,10 @@ def register(app: App) -> None:
     device.add(watch, "edge-fl device watch --camera 0 --interval 1")
     device.add(status, "edge-fl device status")
     device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
+    device.add(reset, "edge-fl device reset --dir /var/lib/edge-fl")
+    device.add(backup, "edge-fl device backup pi-07.backup --passphrase-file secret")
+    device.add(restore, "edge-fl device restore pi-07.backup --passphrase-file secret")
+    device.add(uninstall, "edge-fl device uninstall")
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
     app.root.add(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import SecureSumError
-from edge_fl.wire import signatures
+from edge_fl.secure import signatures
+from edge_fl.secure.signatures import Authorities, Signer, canonical
 from edge_fl.wire.identity import IdentityError
-from edge_fl.wire.signatures import Authorities, Signer, canonical
 
 __all__ = ["Authorities", "Member", "canonical", "require_signed"]
 

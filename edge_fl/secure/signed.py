@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.fields import DeviceSignature, ServerSignature
+from edge_fl.secure.signatures import Authorities, Signer, canonical, require_signed
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
-from edge_fl.wire.signatures import Authorities, Signer, canonical, require_signed
 
 Statement = DeviceState | Capability | Report
 STATEMENTS: dict[type, str] = {DeviceState: "state", Capability: "meta", Report: "rpt"}

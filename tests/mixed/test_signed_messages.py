@@ -17,10 +17,10 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl.capability import Tier
+from edge_fl.secure.signatures import Signer
 from edge_fl.secure.signed import stated
 from edge_fl.wire.messages import Assignment, Capability, DeviceState, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl.wire.signatures import Signer
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import Settings

@@ -110,7 +110,7 @@ class Responder:
         blob = describe(payload)
         if not self._identity:
             return QueryAnswered(QueryReply(query.id, blob), payload)
-        from edge_fl.wire.signatures import Signer
+        from edge_fl.secure.signatures import Signer
 
         own = Signer.of(self._identity)
         content = diagnostics.signed_content(state.topics.fleet, state.device, query.id, blob.sha256)

@@ -17,10 +17,10 @@ from msgspec import Struct
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
 from edge_fl.fleet.fields import ServerSignature
 from edge_fl.secure import signed
+from edge_fl.secure.signatures import Signer
 from edge_fl.secure.signed import Statement
 from edge_fl.wire.identity import CERT_FILE
 from edge_fl.wire.messages import MESSAGES, decode
-from edge_fl.wire.signatures import Signer
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Packet
 from edge_fl_devices.agent.events import Failed, Received

@@ -170,9 +170,9 @@ KINDS = {
 
 
 def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
-    """(name, columns ...) of the devices that meet a condition, without revoked ones."""
+    """(name, columns ...) of the devices that meet a condition, without revoked and removed ones."""
     query = select(devices.c.device, *columns).where(
-        devices.c.fleet == place.fleet, ~devices.c.revoked, condition
+        devices.c.fleet == place.fleet, ~devices.c.revoked, devices.c.removed == "", condition
     )
     with place.db.reading() as connection:
         return [tuple(row) for row in connection.execute(query.order_by(devices.c.device))]

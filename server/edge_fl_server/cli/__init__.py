@@ -9,6 +9,7 @@ from edge_fl_server.cli import (
     demo,
     device,
     fleet,
+    fleet_members,
     lists,
     methods,
     new,
@@ -36,6 +37,7 @@ def register(app: App) -> None:
     data.register(app)
     server.register(app)
     fleet.register(app)
+    fleet_members.register(app)
     people.register(app)
     device.register(app)
     release.register(app)

@@ -11,11 +11,12 @@ from functools import cache, partial
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire import identity, signatures
+from edge_fl.secure import signatures
+from edge_fl.secure.signatures import Authorities
+from edge_fl.wire import identity
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.roles import PERSON_ROLES, may
-from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 

@@ -63,6 +63,7 @@ class Journal:
         self.db, self.fleet = db or Database.open(), fleet
         self._quarantine_after = quarantine_after
         self._denied = denied
+        self.on_removed: Callable[[str], None] = lambda device: None
         self._tags_file = denied.with_name(tags.TAGS_FILE) if denied else None
         self._enrolled: dict[str, dict[str, str]] = {}
         self._blocked = self._read_blocked()
@@ -106,7 +107,7 @@ class Journal:
         servers.begin(self.db, self.fleet, self._first)
 
     def blocked(self, device: str) -> str:
-        """Why the reports of a device do not count: "quarantined", "revoked", or "" if they do."""
+        """Why the reports of a device do not count: "removed", "quarantined", "revoked", or "" if they do."""
         return self._blocked.get(device, "")
 
     def record_device(self, record: DeviceRecord) -> None:
@@ -215,7 +216,10 @@ class Journal:
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
-            self._blocked = self._read_blocked()
+            before, self._blocked = self._blocked, self._read_blocked()
+            for device, why in self._blocked.items():
+                if why == "removed" and before.get(device) != why:
+                    self.on_removed(device)
             self._read_tags()
         except EdgeFLError as error:
             log.warning("%s", error)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
-from edge_fl.wire.signatures import Authorities
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments, SignsAssignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster

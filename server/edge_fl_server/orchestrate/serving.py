@@ -14,7 +14,7 @@ from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
-from edge_fl.wire.signatures import Authorities
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal

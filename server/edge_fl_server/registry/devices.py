@@ -12,7 +12,7 @@ from sqlalchemy import Connection, case, delete, func, select, update
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import boots, devices
+from edge_fl_server.registry.tables import boots, devices, metadata, requests
 
 KEPT_COLUMNS = (
     "first_seen_at",
@@ -22,12 +22,18 @@ KEPT_COLUMNS = (
     "rejections",
     "outlier_score",
     "dropped",
+    "removed",
 )
 """Columns that a message of the device does not change."""
 NO_BOOT = "none"
 """The boot of a device whose state is not known."""
 UNKNOWN = DeviceRecord("", "").status
-STANDING = case((devices.c.revoked, "revoked"), (devices.c.quarantine != "", "quarantined"), else_="")
+STANDING = case(
+    (devices.c.removed != "", "removed"),
+    (devices.c.revoked, "revoked"),
+    (devices.c.quarantine != "", "quarantined"),
+    else_="",
+)
 """Why the reports of a device do not count, "" if they do."""
 MAX_SCORE = 1e6
 
@@ -91,7 +97,7 @@ def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
 
 
 def blocked(db: Database, fleet: str) -> dict[str, str]:
-    """Devices whose reports do not count -> "quarantined" or "revoked"."""
+    """Devices whose reports do not count -> "removed", "quarantined" or "revoked"."""
     with db.reading() as connection:
         standing = select(devices.c.device, STANDING).where(devices.c.fleet == fleet, STANDING != "")
         return dict(connection.execute(standing).all())
@@ -103,8 +109,26 @@ def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
 
 
 def readmit(db: Database, fleet: str, device: str) -> None:
-    """End a quarantine; reset the count of rejected reports, the outlier score, and which signed messages were the last."""
-    _change(db, fleet, device, quarantine="", rejections=0, outlier_score=0.0, signed_state=0, signed_meta=0)
+    """End a quarantine or removal; reset the count of rejected reports, the outlier score, and which signed messages were the last."""
+    none = {"rejections": 0, "outlier_score": 0.0, "signed_state": 0, "signed_meta": 0}
+    _change(db, fleet, device, quarantine="", removed="", **none)
+
+
+def remove(db: Database, fleet: str, device: str, why: str) -> None:
+    """Mark a device as removed; requests to it that are open are cancelled, its history stays."""
+    with db.writing() as connection:
+        _remove(connection, db, fleet, device, why)
+
+
+def rename(db: Database, fleet: str, old: str, new: str) -> None:
+    """Give a device's state, tags, reports and requests another name, and mark the old one as removed; all in one transaction."""
+    with db.writing() as connection:
+        for table in metadata.sorted_tables:
+            if {"fleet", "device"} <= set(table.c.keys()):
+                mine = (table.c.fleet == fleet) & (table.c.device == old)
+                connection.execute(update(table).where(mine).values(device=new))
+        _write(connection, db, fleet, new, status=UNKNOWN, activity="idle", revoked=False)
+        _remove(connection, db, fleet, old, f"renamed to {new}")
 
 
 def set_revoked(db: Database, fleet: str, names: Collection[str]) -> None:
@@ -142,6 +166,13 @@ def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
             rows,
             *(column.name for column in devices.c if column.name != "outlier_score"),
         )
+
+
+def _remove(connection: Connection, db: Database, fleet: str, device: str, why: str) -> None:
+    changes = {"removed": why, "status": UNKNOWN, "activity": "idle", "blocked_at": now()}
+    _write(connection, db, fleet, device, **changes)
+    mine = (requests.c.fleet == fleet) & (requests.c.device == device) & (requests.c.state == "queued")
+    connection.execute(update(requests).where(mine).values(state="cancelled", reason=why, ended_at=now()))
 
 
 def _change(db: Database, fleet: str, device: str, **changes: Any) -> None:

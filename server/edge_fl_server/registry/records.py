@@ -22,8 +22,9 @@ class DeviceRecord(Struct, frozen=True):
 
     `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
     the rate limit, `rejections` its rejected reports since it was last readmitted. `seen_sequence` orders the messages of all devices;
-    `blocked_at` is when the last quarantine or revocation began. `signed_state` and `signed_meta` are the numbers of its last signed
-    messages, 0 for a device that does not sign.
+    `blocked_at` is when the last quarantine, revocation or removal began. `removed`: "decommissioned" or "renamed to NAME"; the server then
+    clears the device's retained messages and ignores it, while its history stays. `signed_state` and
+    `signed_meta` are the numbers of its last signed messages, 0 for a device that does not sign.
     """
 
     fleet: str
@@ -43,17 +44,22 @@ class DeviceRecord(Struct, frozen=True):
     rejections: int = 0
     outlier_score: float = 0.0
     dropped: int = 0
+    removed: str = ""
     signed_state: int = 0
     signed_meta: int = 0
 
     @property
     def blocked(self) -> str:
-        """Why its reports do not count: "quarantined", "revoked", or "" if they do."""
+        """Why its reports do not count: "removed", "quarantined", "revoked", or "" if they do."""
+        if self.removed:
+            return "removed"
         return "revoked" if self.revoked else "quarantined" if self.quarantine else ""
 
     @property
     def blocked_why(self) -> str:
         """Why it is blocked, and what the operator can do; "" if it is not."""
+        if self.removed:
+            return f"{self.removed}; to use the name again: edge-fl fleet enrol {self.device}, then edge-fl fleet admit {self.device}"
         if self.revoked:
             return (
                 f"its certificate was revoked; to admit it with a new one: edge-fl fleet enrol {self.device}"

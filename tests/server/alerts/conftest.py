@@ -14,6 +14,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from edge_fl_broker.mosquitto import free_port
+from tests.server.registry.conftest import database_url  # noqa: F401
 
 
 class MailSink:

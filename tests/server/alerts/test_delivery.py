@@ -181,7 +181,10 @@ def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(p
     assert len(alerts.listed(place.db, "main", 0)) == 1
 
 
-def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_killed(place: Place) -> None:
+def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_killed(
+    database_url: str,
+) -> None:
+    place = Place(Database.open(database_url), "main")
     devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     claimed: list[alerts.Due] = []
@@ -201,6 +204,13 @@ def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_kil
     alerts.settle(place.db, "hook", claimed[-1:], sent=True)
     claim(now_s + 10 * alerts.CLAIM_S)
     assert len(claimed) == 2
+    devices.readmit(place.db, "main", "pi-07")
+    Evaluator(place, AT_ONCE).look()
+    claim(now_s + 10 * alerts.CLAIM_S)
+    assert [due.event for due in claimed] == ["raised", "raised", "resolved"]
+    alerts.forget(place.db, "main", now_s + 2 * alerts.KEPT_S)
+    assert alerts.listed(place.db, "main", 0) == []
+    place.db.close()
 
 
 def test_a_url_of_no_service_is_an_error_without_the_url() -> None:

@@ -39,6 +39,7 @@ class Assignments:
         self._count = 0
         self._lock = threading.Lock()
         connection.on("req", self._on_request)
+        connection.on("state", self._on_state)
         connection.on_connected(lambda _: self._republish_all())
 
     def assign(self, device: str, mode: Mode, **fields: Any) -> None:
@@ -90,6 +91,12 @@ class Assignments:
 
     def _publish(self, device: str, assignment: Assignment) -> None:
         self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)
+
+    def _on_state(self, received: Received) -> None:
+        """Forget the assignment of a device that was removed: its state was cleared."""
+        if received.message is None:
+            with self._lock:
+                self._current.pop(received.address.device, None)
 
     def _on_request(self, received: Received) -> None:
         if isinstance(received.message, Request) and received.message.kind == "assignment":

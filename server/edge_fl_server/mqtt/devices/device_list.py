@@ -16,9 +16,9 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
+from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
-from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold
@@ -70,7 +70,7 @@ def devices(
     With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
     """
     topics = Topics(checked(fleet, "fleet"))
-    known = {id: Device(id) for id, record in registered.items() if record.blocked}
+    known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
     signed: dict[str, str] = {}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
@@ -83,6 +83,8 @@ def devices(
         if isinstance(message, ServerState):
             online = message.online
             continue
+        if (record := registered.get(address.device)) and record.removed:
+            continue  # the server clears its retained messages
         if authorities and address.kind == "state":
             signed[address.device] = _signed(address.device, fleet, payload, message, registered, authorities)
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)

@@ -23,6 +23,7 @@ from edge_fl.errors import (
     RunError,
     TrustError,
 )
+from edge_fl.secure.signatures import Authorities, require_signed
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
@@ -36,7 +37,6 @@ from edge_fl.wire.messages import (
     decode,
     encode,
 )
-from edge_fl.wire.signatures import Authorities, require_signed
 from edge_fl.wire.topics import Topics, checked
 from edge_fl.wire.transport import Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned

@@ -95,6 +95,7 @@ class Roster:
         self._trained: Selection | None = None
         for kind in ("state", "meta"):
             connection.on(kind, self._on_message)
+        journal.on_removed = self._clear
 
     @property
     def table(self) -> Table:
@@ -162,6 +163,10 @@ class Roster:
 
     def _on_message(self, received: Received) -> None:
         id, message = received.address.device, received.message
+        if self._journal.blocked(id) == "removed":
+            if message is not None:
+                self._clear(id)
+            return
         with self._change:
             before = self._devices.get(id)
             now = fold(before or Device(id), received.address.kind, message, time.monotonic())
@@ -181,6 +186,14 @@ class Roster:
             self._journal.record_device(_record(self._connection.topics.fleet, now, numbers))
             for listener in self._listeners:
                 listener(before, now)
+
+    def _clear(self, id: DeviceId) -> None:
+        """Forget a device that was decommissioned or renamed, and clear its retained messages."""
+        with self._change:
+            self._devices.pop(id, None)
+        topics = self._connection.topics
+        for topic in (topics.state(id), topics.meta(id), topics.assignment(id)):
+            self._connection.clear_retained(topic)
 
     def _detect_duplicates(self, id: DeviceId, boot: str) -> None:
         if boots := self._duplicates.add(id, boot):

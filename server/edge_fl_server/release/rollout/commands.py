@@ -20,8 +20,8 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
-from edge_fl.wire.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal

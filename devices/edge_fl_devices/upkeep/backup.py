@@ -1,0 +1,156 @@
+"""Back up a device's heads, settings, ledgers and identity into one private file, and restore them.
+
+The file is one line of JSON and then a tar archive, encrypted with a passphrase (scrypt and Fernet of the package cryptography) or
+protected against damage alone (sha256). Releases and caches are not in it: the device fetches and computes them again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import os
+import re
+import tarfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cryptography.fernet import Fernet, InvalidToken
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from msgspec import Meta, Struct
+
+from edge_fl.errors import InputError
+from edge_fl.files import atomic
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.upkeep.folder import give_to_owner, stopped
+
+KEPT = (
+    "heads",
+    "immediate",
+    "own",
+    "memory.json",
+    "answers.json",
+    "settings.json",
+    "privacy.safetensors",
+    "statistics",
+    "tuf",
+)
+IDENTITY = ("ca.crt", "client.crt", "client.key", "client.key.new", "token", "username", "password")
+MEMBER = re.compile(
+    rf"(?:{'|'.join(map(re.escape, KEPT))})(?:/[\w.-]+){{0,3}}|identity/(?:{'|'.join(map(re.escape, IDENTITY))})"
+)
+MAX_BYTES = 2**30
+MAX_HEADER = 4096
+SCRYPT = {"length": 32, "n": 2**15, "r": 8, "p": 1}  # 32 MB
+LEDGER = "privacy.safetensors"
+
+
+class Header(Struct, frozen=True, forbid_unknown_fields=True):
+    """First line of a backup. `salt`: of the passphrase, empty without one; `sha256`: of what follows."""
+
+    edge_fl_backup: Annotated[int, Meta(ge=1, le=1)]
+    device: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+    salt: Annotated[str, Meta(max_length=64)] = ""
+    sha256: Annotated[str, Meta(max_length=64)] = ""
+
+
+def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = "") -> int:
+    """Write a new file of mode 0600 and return its size. Raises InputError if it exists or the agent runs."""
+    if file.exists():
+        raise InputError(f"{file}: exists already, expected a new file")
+    with stopped(folder):
+        sources = {
+            str(path.relative_to(folder)): path
+            for name in KEPT
+            for path in (folder / name, *(folder / name).rglob("*"))
+            if path.is_file()
+        }
+        if settings.broker.identity:
+            found = {f"identity/{name}": Path(settings.broker.identity) / name for name in IDENTITY}
+            sources |= {name: path for name, path in found.items() if path.is_file()}
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+            for name, path in sources.items():
+                if MEMBER.fullmatch(name):
+                    tar.add(path, name, recursive=False)
+    payload, salt = archive.getvalue(), b""
+    if passphrase:
+        salt = os.urandom(16)
+        payload = Fernet(_key(passphrase, salt)).encrypt(payload)
+    header = Header(1, settings.id, base64.b64encode(salt).decode(), hashlib.sha256(payload).hexdigest())
+    content = msgspec.json.encode(header) + b"\n" + payload
+    try:
+        atomic.write(file, content, private=True)
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}; expected a writable folder") from error
+    return len(content)
+
+
+def read(file: Path, passphrase: str = "") -> tuple[Header, dict[str, bytes]]:
+    """The contents of a backup by name. Raises InputError for anything but a complete backup with this passphrase."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise InputError(f"{file}: larger than 1 GiB, expected a backup")
+        line, _, payload = file.read_bytes().partition(b"\n")
+        header = msgspec.json.decode(line[:MAX_HEADER], type=Header)
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}; expected a backup") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"{file}: not a backup of 'edge-fl device backup'") from error
+    if hashlib.sha256(payload).hexdigest() != header.sha256:
+        raise InputError(f"{file}: damaged or incomplete")
+    if bool(header.salt) != bool(passphrase):
+        raise InputError(
+            f"{file}: {'encrypted; expected --passphrase-file' if header.salt else 'not encrypted; expected no --passphrase-file'}"
+        )
+    try:
+        if header.salt:
+            payload = Fernet(_key(passphrase, base64.b64decode(header.salt))).decrypt(payload)
+        return header, dict(_members(payload))
+    except InvalidToken as error:
+        raise InputError(f"{file}: wrong passphrase") from error
+    except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        raise InputError(f"{file}: {error}; expected a backup") from error
+
+
+def restore(contents: dict[str, bytes], folder: Path, identity: Path | None) -> None:
+    """Write the contents of a backup into a device's folder and an identity folder; may be repeated after an interruption.
+
+    A record of the epsilon spent that is there stays: an older one would allow updates beyond the budget. Raises InputError, OSError.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / "lock").touch(mode=0o600)
+    with stopped(folder):
+        for name, content in contents.items():
+            top, _, rest = name.partition("/")
+            if top == "identity":
+                if identity is None:
+                    continue
+                identity.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = identity / rest
+            else:
+                path = folder / name
+            if name == LEDGER and path.exists():
+                continue
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic.write(path, content, private=True)
+            for written in (path, path.parent):
+                give_to_owner(written, folder)
+
+
+def _members(archive: bytes) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    left = MAX_BYTES
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+        for member in tar:
+            left -= member.size
+            if not member.isfile() or not MEMBER.fullmatch(member.name) or ".." in member.name or left < 0:
+                raise ValueError(f"unexpected content {member.name[:80]!r}")
+            if file := tar.extractfile(member):
+                found[member.name] = file.read()
+    return found
+
+
+def _key(passphrase: str, salt: bytes) -> bytes:
+    return base64.urlsafe_b64encode(Scrypt(salt=salt, **SCRYPT).derive(passphrase.encode()))

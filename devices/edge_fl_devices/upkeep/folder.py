@@ -1,0 +1,55 @@
+"""The files of a device's folder by what a reset does with them, and the lock that keeps the agent out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from edge_fl.errors import InputError
+from edge_fl_devices.storage.store import Store
+
+LEARNED = ("heads", "immediate", "own", "outbox", "release", "features", "drift", "memory.json")
+"""Heads, personal parts, pending reports, installed releases and caches."""
+
+RECORDS = (
+    *(
+        "answers.json",
+        "benchmark.json",
+        "data.json",
+        "log.jsonl",
+        "log.jsonl.1",
+        "settings.json",
+        "usage.json",
+    ),
+    "token",
+)
+"""Measurements, logs, settings of the last run and the token of `device serve`."""
+
+LEDGERS = ("privacy.safetensors", "statistics", "tuf")
+"""What was promised to others: epsilon spent, pictures that are in a sum, and trusted metadata. Only another identity starts anew."""
+
+UNLABELLED = "unlabelled"
+
+
+@contextmanager
+def stopped(folder: Path) -> Iterator[None]:
+    """Lock a device's folder while its agent is stopped. Raises InputError if it runs, or if this is no device's folder."""
+    if not folder.is_dir() or not any((folder / name).exists() for name in ("lock", *LEARNED, *RECORDS)):
+        raise InputError(f"{folder}: expected the folder of a device that has run (--dir)")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(Store(folder).owned())
+        except InputError as error:
+            raise InputError(
+                f"{error.message}; expected it to be stopped (sudo systemctl stop edge-fl)"
+            ) from error
+        yield
+
+
+def give_to_owner(path: Path, folder: Path) -> None:
+    """Give a file or folder that root has written to the owner of the device's folder. Raises OSError."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)

@@ -1,0 +1,62 @@
+"""Remove what `edge-fl flash` installed on a board: service, program, settings, identity and the agent's folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from edge_fl import config as settings
+from edge_fl.errors import EdgeFLError, InputError
+
+SERVICES = ("edge-fl.service", "edge-fl-install.service")
+UNITS = "etc/systemd/system"
+FOLDERS = ("var/lib/edge-fl", "etc/edge-fl", "usr/local/bin/edge-fl", "opt/edge-fl")
+"""In this order: the program itself last, so that an interrupted removal can be repeated."""
+USER = "edge-fl"
+
+
+def installed(root: Path = Path("/")) -> list[Path]:
+    """What there is to remove, in order. Raises InputError if the pictures are in it."""
+    units = [root / UNITS / name for name in SERVICES]
+    wants = [root / UNITS / "multi-user.target.wants" / name for name in SERVICES]
+    found = [
+        path
+        for path in (*wants, *units, *(root / name for name in FOLDERS))
+        if path.exists() or path.is_symlink()
+    ]
+    if data := _data(root / "etc/edge-fl/config.toml"):
+        for path in found:
+            if data.is_relative_to(path) and data.is_dir():
+                raise InputError(f"the pictures are in {data}: expected them outside {path}; move them first")
+    return found
+
+
+def uninstall(paths: list[Path], root: Path = Path("/")) -> None:
+    """Stop the service, delete these paths, and delete the agent's user. Raises OSError."""
+    live = (root / "run/systemd/system").is_dir()
+    if live:
+        _run("systemctl", "disable", "--now", *SERVICES)
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if live:
+        _run("systemctl", "daemon-reload")
+        _run("userdel", USER)
+
+
+def _data(config: Path) -> Path | None:
+    """The data folder in the board's settings; None if there are none."""
+    with suppress(EdgeFLError):
+        data = str(settings.read(config).get("data", "")) if config.exists() else ""
+        return Path(data.removeprefix("folder:")) if data else None
+    return None
+
+
+def _run(*command: str) -> None:
+    """Run a system command; what it cannot do (a service that was never enabled) does not matter."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, capture_output=True, timeout=60, check=False)
