@@ -19,7 +19,7 @@ from edge_fl.errors import EdgeFLError, InputError
 from edge_fl_server.dashboard.queries import device as devices
 from edge_fl_server.dashboard.queries import fleet as fleets
 from edge_fl_server.dashboard.queries import log, overview, releases, run
-from edge_fl_server.registry import Database, rollouts, runs
+from edge_fl_server.registry import Database, alerts, rollouts, runs
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
 INSTRUCTIONS = (
@@ -68,6 +68,10 @@ class Tools:
         """Roll-outs, newest first: release, desired and actual state, stage, and why one was paused or aborted."""
         return {"rollouts": _plain(rollouts.listed(self._db, self._fleet)[:MOST])}
 
+    def list_alerts(self) -> dict[str, Any]:
+        """The alerts whose condition holds now: rule, subject, text, and since when (seconds since 1970)."""
+        return {"alerts": _plain(alerts.active(self._db, self._fleet))}
+
     def list_events(self, level: str = "") -> dict[str, Any]:
         """The newest events; `level` is "info", "warning" or "error", or empty for all."""
         return {"events": _plain(log.newest(self._db, self._fleet, level, most=MOST))}
@@ -85,6 +89,7 @@ def server(db: Database, fleet: str) -> MCPServer:
         tools.get_run,
         tools.list_releases,
         tools.list_rollouts,
+        tools.list_alerts,
         tools.list_events,
     )
     for tool in offered:

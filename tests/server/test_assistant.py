@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry import Database, alerts, devices, rollouts
 from tests.server.dashboard import filled
 
 mcp = pytest.importorskip("mcp")
@@ -25,6 +25,7 @@ TOOLS = {
     "get_run": {},
     "list_releases": {},
     "list_rollouts": {},
+    "list_alerts": {},
     "list_events": {"level": "error"},
 }
 
@@ -49,6 +50,7 @@ def test_an_assistant_reads_the_fleet_and_changes_nothing(tmp_path: Path) -> Non
         filled.fill(db, 20, tmp_path)
         devices.quarantine(db, "main", filled.name(3), "3 reports rejected")
         rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 1.0]})
+        alerts.update_active(db, "main", [("silent", filled.name(4), "no message for 2 h")], [], 1)
         before = rollouts.listed(db, "main"), devices.listed(db, "main")
         with ThreadPoolExecutor(1) as thread:  # a browser of an earlier test occupies this one's event loop
             answers = thread.submit(asyncio.run, ask(registry)).result(100)
@@ -65,6 +67,7 @@ def test_an_assistant_reads_the_fleet_and_changes_nothing(tmp_path: Path) -> Non
     assert "3 reports rejected" in str(content["get_device"])
     assert content["list_runs"]["runs"] and content["get_run"] and content["list_releases"]["served"]
     assert content["list_rollouts"]["rollouts"][0]["state"] == "running"
+    assert [alert["subject"] for alert in content["list_alerts"]["alerts"]] == [filled.name(4)]
     assert {event["level"] for event in content["list_events"]["events"]} == {"error"}
     assert answers["unknown"].is_error and "no device 'pi-none'" in answers["unknown"].content[0].text
     assert answers["wrong"].is_error and "where 'tier='" in answers["wrong"].content[0].text

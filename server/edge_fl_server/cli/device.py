@@ -12,6 +12,7 @@ from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
+from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def _ask(
     home: Path,
 ) -> Answer:
     """Ask a device, unless the registry knows that it was revoked. Raises ConnectError then, and the errors of `queries.ask`."""
-    from contextlib import closing
+    from contextlib import ExitStack, closing
 
     from edge_fl.errors import ConnectError
     from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
@@ -173,12 +174,14 @@ def _ask(
     from edge_fl_server.registry.database import location
 
     connect, authorities = operator_connector(host, port or 0, identity), fleet_authorities(identity)
-    if database or Path(location(database, home)).exists():
-        with closing(Database.existing(location(database, home))) as db:
+    with ExitStack() as stack:
+        if database or Path(location(database, home)).exists():
+            db = stack.enter_context(closing(Database.existing(location(database, home))))
             record = devices.get(db, fleet, device)
-        if record and record.revoked:
-            raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
-    return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait)
+            if record and record.revoked:
+                raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
+            stack.enter_context(acting(db, fleet, "diagnose", device, identity))
+        return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait)
 
 
 def _origin(answer: Answer) -> str:

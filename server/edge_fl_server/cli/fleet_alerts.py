@@ -13,6 +13,7 @@ from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
+from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.fleet_tags import registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
@@ -104,7 +105,8 @@ def silence(
         known |= {alert.subject for alert in alerts.active(db, fleet)}
         if name not in known:
             raise InputError(f"{name!r}: no rule and no device of fleet {fleet!r}{nearest(name, known)}")
-        alerts.silence(db, fleet, name, until_s)
+        with acting(db, fleet, "silence", f"{name}, for {duration}"):
+            alerts.silence(db, fleet, name, until_s)
     print_status(
         f"{name}: silent until {_time(until_s)} UTC" if until_s > time.time() else f"{name}: no longer silent"
     )

@@ -14,6 +14,7 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
+from edge_fl.wire.topics import NAME
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.fleet_tags import registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
@@ -69,6 +70,8 @@ def create(
     roles = [known for known in PERSON_ROLES if known in role]
     if unknown := [each for each in role if each not in PERSON_ROLES]:
         raise InputError(f"--role {unknown[0]}: expected {', '.join(PERSON_ROLES)}")
+    if not NAME.match(name):
+        raise InputError(f"{name!r}: expected a name of 1 to 32 of a-z, 0-9 and '-'")
     with _acting("token create", f"{name}: {', '.join(roles)}", fleet, database, home) as (db, by):
         secret = tokens.create(db, fleet, name, roles, days, by)
     print(secret)

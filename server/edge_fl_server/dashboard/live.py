@@ -139,7 +139,7 @@ class Board:
     async def refresh(self) -> None:
         """Update every part; a value that several parts share is read once."""
         try:
-            await asyncio.to_thread(self._require, "view")
+            await asyncio.to_thread(self._require_signed_in)
             finds = dict.fromkeys(find for find, _ in self._parts)
             values = {find: await asyncio.to_thread(find) for find in finds}
             for find, show in self._parts:
@@ -171,35 +171,24 @@ class Board:
         ui.notify(message, position="top", timeout=20_000, close_button="Close", **PLAIN)
         await self.refresh()
 
-    def _require(self, action: str) -> None:
-        """Raise NotPermittedError if the person may not, or is not signed in any more."""
+    def _require_signed_in(self) -> None:
+        """Raise NotPermittedError if the person is not signed in any more."""
         if not self.context.access.holds():
             raise NotPermittedError(SIGNED_OUT)
-        self.context.access.person.require(action)
 
     def _ask(self, name: str, target: str) -> Question:
-        """The question before an action; the audit log has it if the person may not ask."""
-        try:
-            self._require(name)
-        except NotPermittedError as error:
-            self._record(name, target, str(error))
-            raise
-        return ACTIONS[name].ask(self.context, target)
+        """The question before an action, if the person may do it."""
+        context = self.context
+        self._require_signed_in()
+        audit.permit(context.db, context.fleet, context.access.person, name, target)
+        return ACTIONS[name].ask(context, target)
 
     def _act(self, name: str, target: str) -> str:
         """Do an action that was confirmed; the audit log has it."""
-        result = audit.DONE
-        try:
-            self._require(name)
-            return ACTIONS[name].do(self.context, target)
-        except Exception as error:
-            result = str(error)
-            raise
-        finally:
-            self._record(name, target, result)
-
-    def _record(self, name: str, target: str, result: str) -> None:
-        audit.record(self.context.db, self.context.fleet, self.context.access.person, name, target, result)
+        context = self.context
+        self._require_signed_in()
+        with audit.acting(context.db, context.fleet, context.access.person, name, target):
+            return ACTIONS[name].do(context, target)
 
 
 def update(element: Any, name: str, value: Any) -> None:

@@ -12,15 +12,17 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 
 from edge_fl.cli import main
+from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError, RunError
 from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.cli.connection import acting_as
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, devices, rollouts
 from edge_fl_server.registry.database import MIGRATIONS
 from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.registry.tables import metadata
+from edge_fl_server.release.rollout.commands import ReleaseCommands
 
 ANN = Person("ann", "token", frozenset({"viewer"}))
 
@@ -78,6 +80,32 @@ def test_commands_act_as_their_identity(tmp_path: Path) -> None:
         person.require("token create")
 
 
+def test_a_refused_roll_out_is_in_the_log_before_anything_connects(tmp_path: Path) -> None:
+    db = Database.open()
+    number = rollouts.begin(db, "main", 2, previous=1)
+    connect = pytest.fail
+    viewer = ReleaseCommands(connect, "main", tmp_path, db, ANN)
+    operator = ReleaseCommands(
+        connect, "main", tmp_path, db, Person("bo", "certificate", frozenset({"operator"}))
+    )
+    for refused in (
+        lambda: viewer.steer("paused"),
+        lambda: viewer.roll_out(None, RolloutConfig()),
+        lambda: operator.roll_out(None, RolloutConfig()),
+        lambda: operator.roll_back(None),
+    ):
+        with pytest.raises(NotPermittedError):
+            refused()
+    assert [(row.who, row.action, row.target) for row in reversed(audit.listed(db, "main"))] == [
+        ("ann", "pause", "release 2"),
+        ("ann", "resume", "release 2"),
+        ("bo", "resume", "release 2"),
+        ("bo", "rollback", "release 2"),
+    ]
+    assert operator.steer("paused")() == number and rollouts.get(db, number).desired == "paused"
+    assert audit.listed(db, "main")[0].result == audit.DONE
+
+
 def test_tokens_and_admissions_by_command_are_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +119,7 @@ def test_tokens_and_admissions_by_command_are_in_the_log(
     secret = capsys.readouterr().out.strip()
     assert main(["token", "create", "ann", "--role", "viewer", *where]) == 4
     assert main(["token", "create", "bo", "--role", "boss", *where]) == 4
+    assert main(["token", "create", "A b", "--role", "viewer", *where]) == 4
     assert "boss: expected viewer, operator, releaser" in capsys.readouterr().err
     assert main(["token", "renew", "ann", *where]) == 0
     assert main(["token", "revoke", "ann", *where]) == 0

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from sqlalchemy import select
 
 from edge_fl.errors import MAX_REASON
-from edge_fl.wire.roles import Person
+from edge_fl.wire.roles import NotPermittedError, Person
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import AuditRecord
 from edge_fl_server.registry.tables import audit
@@ -34,6 +34,15 @@ def acting(db: Database, fleet: str, person: Person, action: str, target: str = 
         raise
     finally:
         record(db, fleet, person, action, target, result)
+
+
+def permit(db: Database, fleet: str, person: Person, action: str, target: str) -> None:
+    """Raise NotPermittedError if the roles do not include an action that is about to be prepared; only this is recorded."""
+    try:
+        person.require(action)
+    except NotPermittedError as error:
+        record(db, fleet, person, action, target, str(error))
+        raise
 
 
 def record(db: Database, fleet: str, person: Person, action: str, target: str, result: str = DONE) -> None:

@@ -161,7 +161,7 @@ class ReleaseCommands:
             with audit.acting(self.db, self.fleet, self.person, action, subject):
                 return write()
 
-        self.person.require(action)  # before anything connects
+        audit.permit(self.db, self.fleet, self.person, action, subject)  # before anything connects
         return audited
 
     def steer(self, desired: DesiredRolloutState, subject: Subject = "extractor") -> Request:
@@ -194,7 +194,7 @@ class ReleaseCommands:
 
     def roll_out_agent(self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool) -> Request:
         """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
-        self.person.require("start")  # before anything is signed
+        audit.permit(self.db, self.fleet, self.person, "start", "agent release")  # before anything is signed
         if targets and all(target.endswith(".whl") for target in targets):
             repository = Repository(self.home / self.fleet)
             release = signing.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
