@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -60,18 +61,23 @@ def require_signed(
 ) -> None:
     """Raise IdentityError unless `signature` is that of the device `name` on `content`."""
     try:
-        known = x509.load_der_x509_certificate(certificate)
-        issued = any(identity.is_signed_by(known, ca) for ca in authorities)
-        owner = identity.common_name(known.subject) if issued else ""
+        owner, key = _issued(certificate, tuple(authorities))
     except (ValueError, IdentityError) as error:
         raise IdentityError(f"{name}: unreadable certificate") from error
     if owner != name or role_of(name) != "device":
-        found = f"certificate of {owner!r}" if issued else "certificate of another CA"
+        found = f"certificate of {owner!r}" if owner else "certificate of another CA"
         raise IdentityError(f"{name}: {found}, expected this device's, from its fleet's CA")
-    key = known.public_key()
     try:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise InvalidSignature
         key.verify(signature, canonical(content), ALGORITHM)
     except InvalidSignature as error:
         raise IdentityError(f"{name}: its signature is not on this message: forged or replayed") from error
+
+
+@lru_cache(4096)
+def _issued(certificate: bytes, authorities: tuple[x509.Certificate, ...]) -> tuple[str, object]:
+    """Name ("" if none of the CAs signed it) and key of a certificate; cached, because a device shows the same one again and again."""
+    known = x509.load_der_x509_certificate(certificate)
+    issued = any(identity.is_signed_by(known, ca) for ca in authorities)
+    return identity.common_name(known.subject) if issued else "", known.public_key()

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from edge_fl.wire.messages import Capability, LogLevel, Text
+from edge_fl.fleet.fields import Text
+from edge_fl.wire.messages import Capability, LogLevel
 
 MAX_LINES = 4096
 Word = Annotated[str, Meta(max_length=200)]

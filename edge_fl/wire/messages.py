@@ -16,8 +16,9 @@ from msgspec import Meta, Struct
 
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
+from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
-from edge_fl.wire.blob import Blob
+from edge_fl.wire.blob import Blob, digest
 
 PROTOCOL = "1.1"
 BUDGET_EXHAUSTED = "budget_exhausted"
@@ -28,11 +29,6 @@ MAX_JSON_BYTES = 256 * 1024
 MAX_JSON_DEPTH = 8
 STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 
-Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
-Count = Annotated[int, Meta(ge=0, le=2**40)]
-Text = Annotated[str, Meta(max_length=2000)]
-Version = Annotated[str, Meta(max_length=32)]
 ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
@@ -78,7 +74,8 @@ class Round(Struct, frozen=True):
 class Assignment(Struct, frozen=True):
     """dn/assignment, retained: the desired state of one device; only the highest `version` counts.
 
-    Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round and the broadcast `down` to start from.
+    Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
+    the hash of the round's `spec` ("": any).
     "rest" requests nothing; `why` may give a failure word, as in `DeviceState.why`.
     """
 
@@ -91,6 +88,8 @@ class Assignment(Struct, frozen=True):
     release: Count = 0
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
     why: Text = ""
+    spec: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    signature: ServerSignature | None = None
 
 
 class Command(Struct, frozen=True):
@@ -124,6 +123,7 @@ class DeviceState(Struct, frozen=True):
     activity: Activity = "idle"
     release: Count = 0
     why: Text = ""
+    signature: DeviceSignature | None = None
 
 
 class Capability(Struct, frozen=True):
@@ -150,6 +150,7 @@ class Capability(Struct, frozen=True):
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     update: UpdateStatus | None = None
     certificate_until: Count = 0
+    signature: DeviceSignature | None = None
 
 
 class Report(Struct, frozen=True):
@@ -173,6 +174,7 @@ class Report(Struct, frozen=True):
     bytes_up: Count = 0
     error: Text = ""
     compression: Name = "none"
+    signature: DeviceSignature | None = None
 
 
 class Request(Struct, frozen=True):
@@ -356,6 +358,11 @@ def decode(payload: bytes, kind: type[M]) -> M:
         raise ProtocolError(f"{name}: {brief(error)}") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message
+
+
+def spec_digest(spec: MethodSpec) -> str:
+    """The hash of a round's specification in its assignments: the announcement itself is not signed."""
+    return digest(encode(spec))
 
 
 def _depth(payload: bytes) -> int:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from edge_fl.capability import Tier
-from edge_fl.wire.messages import Activity, Assignment, Mode, Report
+from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.agent.state import AgentLimits, Phase, Work
@@ -76,6 +76,8 @@ def _begin_training(context: StepContext, assignment: Assignment) -> None:
     state, round = context.state, context.state.rounds.get(assignment.run_id)
     if state.tier is not Tier.FULL:
         _give_up(context, assignment, "unsupported_tier")
+    elif round and assignment.spec not in ("", spec_digest(round.spec)):
+        context.update(why="forged")  # the specification of the round is not the one that the server assigned
     elif state.server_online and round and round.round <= assignment.round:
         work = Work(assignment, "fetching", state.assignment_due_s, round.spec, fetching=assignment.down)
         context.update(work=work)

@@ -15,13 +15,16 @@ class Memory(Struct, frozen=True):
     """What an agent remembers across restarts.
 
     `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
-    assignment version seen of the server `server` (its boot id).
+    assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment; once there was one,
+    unsigned ones are rejected. `starts` begins the numbers of the device's own signatures; it grows with every start.
     """
 
     done: tuple[str, ...] = ()
     given_up: tuple[str, ...] = ()
     version: int = 0
     server: str = ""
+    signed: int = 0
+    starts: int = 0
 
 
 class Effect(Struct, frozen=True):

@@ -20,11 +20,16 @@ class AgentEvent(Struct, frozen=True):
 
 
 class Received(AgentEvent, frozen=True):
-    """A decoded message of the server; None if a retained one was cleared. `retain`: the broker had kept it."""
+    """A decoded message of the server; None if a retained one was cleared. `retain`: the broker had kept it.
+
+    `number` is that of a valid signature, 0 without one; `rejected` the failure word of an invalid one.
+    """
 
     address: Address
     message: Struct | None
     retain: bool = False
+    number: int = 0
+    rejected: str = ""
 
 
 class Tick(AgentEvent, frozen=True):

@@ -5,7 +5,9 @@ Pure functions over tuples; the store writes what must survive a restart.
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
@@ -44,6 +46,11 @@ def put(outbox: Outbox, parcel: Parcel, now_s: float) -> Outbox:
     if find(outbox, parcel.report.id):
         return outbox
     return (*outbox, OutboxEntry(parcel, now_s + parcel.deadline_s, now_s))
+
+
+def restored(parcels: Iterable[Parcel], now_s: float) -> Outbox:
+    """The outbox of a process that starts with these stored reports."""
+    return functools.reduce(lambda outbox, parcel: put(outbox, parcel, now_s), parcels, ())
 
 
 def find(outbox: Outbox, id: str) -> OutboxEntry | None:

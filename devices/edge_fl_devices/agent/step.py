@@ -34,6 +34,8 @@ from edge_fl_devices.agent.state import AgentState, Phase
 from edge_fl_devices.agent.step_context import StepContext
 
 REMEMBERED_ROUNDS = 4
+REJECTIONS = frozenset({"unsigned", "forged", "wrong_key", "misdirected", "replayed", "expired"})
+"""Failure words of a message whose signature does not count."""
 
 
 def step(state: AgentState, event: Event, now_s: float) -> tuple[AgentState, tuple[Effect, ...]]:
@@ -197,7 +199,27 @@ def _on_round(context: StepContext, event: events.Received) -> None:
 
 
 def _on_assignment(context: StepContext, event: events.Received) -> None:
-    assignments.accept(context, event.message if isinstance(event.message, Assignment) else None)
+    if not isinstance(event.message, Assignment):
+        assignments.accept(context, None)
+    elif why := _rejection(event, context.state.memory.signed):
+        if why != context.state.why:
+            context.log("warning", f"assignment {event.message.id} rejected: {why}")
+        context.update(why=why)
+    else:
+        context.remember(signed=max(event.number, context.state.memory.signed))
+        if context.state.why in REJECTIONS:
+            context.update(why="")
+        assignments.accept(context, event.message)
+
+
+def _rejection(event: events.Received, highest: int) -> str:
+    """The failure word of a message that the server did not sign for this device, or signed before a later one; "" for a valid one.
+
+    Until the first valid signature (`highest`) messages without one are valid: the server may be older, or have no keys.
+    """
+    if event.rejected or event.number >= highest:
+        return event.rejected
+    return "replayed" if event.number else "unsigned"
 
 
 def _on_command(context: StepContext, event: events.Received) -> None:

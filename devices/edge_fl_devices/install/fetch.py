@@ -178,7 +178,9 @@ def _unsubscribe(patterns: Iterable[str]) -> Iterator[Effect]:
 
 
 class MetadataFetch:
-    """Fetch of the signed metadata for a release. `outcome`: the files by name, or Failed if there is no timestamp."""
+    """Fetch of the signed metadata for a release (0: for the keys that they name). `outcome`: the files by name, or Failed if there is no
+    timestamp.
+    """
 
     def __init__(self, release: int, device: str, topics: Topics, limits: FetchLimits = LIMITS) -> None:
         self.release = release

@@ -12,13 +12,14 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from securesystemslib.signer import Signature
 from tuf.api.exceptions import (
     BadVersionNumberError,
     DownloadError,
@@ -29,7 +30,7 @@ from tuf.api.exceptions import (
     RepositoryError,
     UnsignedMetadataError,
 )
-from tuf.api.metadata import Metadata, Targets
+from tuf.api.metadata import Metadata, Root, Targets, Timestamp
 from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
@@ -117,6 +118,32 @@ class Trust:
         with self.refreshed(fetch):
             fields = self._trusted(Targets.type).unrecognized_fields
         return agent.listed(fields.get(agent.FIELD, []))
+
+    def require_online_signature(self, content: bytes, signatures: Mapping[str, str], expires: int) -> None:
+        """Require the signature of the server's online keys (role timestamp), in hex by key id, and that it has not expired.
+
+        Raises TrustError: `no_root` (none is trusted yet), `wrong_key` (none of the keys that the trusted root names, which may be an old
+        one), `forged`, `expired` (0: never).
+        """
+        root = self._root()
+        if not signatures.keys() & set(root.roles[Timestamp.type].keyids):
+            raise TrustError("signed with none of the keys that the trusted root names", "wrong_key")
+        try:
+            signed = {keyid: Signature(keyid, value) for keyid, value in signatures.items()}
+            root.verify_delegate(Timestamp.type, content, signed)
+        except (UnsignedMetadataError, ValueError) as error:
+            raise TrustError("its signature is not on this message", "forged") from error
+        if expires and max(self._clock(), last_seen(self._folder)).timestamp() > expires:
+            raise TrustError("its signature has expired: newer messages are being withheld", "expired")
+
+    def _root(self) -> Root:
+        """The newest trusted root. Raises TrustError if there is none."""
+        try:
+            trusted = self._metadata / "root.json"
+            payload = self._root_bytes if self._root_bytes and not trusted.exists() else trusted.read_bytes()
+            return Metadata[Root].from_bytes(payload).signed
+        except (OSError, DeserializationError) as error:
+            raise TrustError("no trusted root", "no_root") from error
 
     @contextmanager
     def refreshed(self, fetch: Fetch) -> Iterator[Updater]:

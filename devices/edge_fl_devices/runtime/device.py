@@ -6,7 +6,6 @@ runner's queue.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import secrets
@@ -19,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
-from edge_fl.wire.blob import Assembly, digest, split
+from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Packet, Transport
+from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
-from edge_fl_devices.agent.outbox import Outbox
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
@@ -37,6 +34,8 @@ from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
 from edge_fl_devices.remote.log_file import note
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
+from edge_fl_devices.runtime.report_packets import report_packets
+from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
@@ -69,9 +68,13 @@ class Device:
     _broadcast: Assembly | None = None
     _timestamp: str = ""
     _sums: SumParticipant = field(init=False)
+    _verifier: Verifier = field(init=False)
+    _signer: StatementSigner = field(init=False)
 
     def __post_init__(self) -> None:
         fleet, summed = self.state.topics.fleet, self.worker.summed
+        self._verifier = Verifier(fleet, self.name, self.worker.verifies)
+        self._signer = StatementSigner(fleet, self.name, self.identity, self.state.memory.starts)
         self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
 
     @property
@@ -100,8 +103,6 @@ class Device:
         if self.crashed:
             return math.inf
         return min([state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())])
-
-    # connection
 
     def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
         """Connect to the broker; events arrive through `handle`."""
@@ -135,8 +136,6 @@ class Device:
         if self._download and self._download.begun:
             self._scheduler.end_fetch()
 
-    # events
-
     def handle(self, event: DeviceEvent) -> None:
         """Process one event and carry out its effects."""
         if self.crashed:
@@ -153,6 +152,10 @@ class Device:
                 return
             case SumAnswered() | QueryAnswered():
                 self._send_answer(event)
+                return
+            case KeysRefreshed():
+                for received in self._verifier.retried():
+                    self._step(received)
                 return
             case Connected():
                 self._step(event)
@@ -190,17 +193,21 @@ class Device:
                 if packet.payload and not packet.retain:
                     self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
             elif address.kind in MESSAGES:
-                message = _decoded(address.kind, packet.payload) if packet.payload else None
-                if isinstance(message, Ack):
-                    self.acknowledged[message.status] += 1
-                elif isinstance(message, Echo) and self._metadata_fetch:
-                    self._metadata_fetch.echo(message, self._now_s)
-                    self._advance_metadata(self._metadata_fetch)
-                self._step(events.Received(address, message, packet.retain))
+                self._receive_message(address, packet)
         except ProtocolError as error:
             log.warning("%s: %s", self.name, error)
 
-    # fetches
+    def _receive_message(self, address: Address, packet: Packet) -> None:
+        if (event := self._verifier.received(address, packet)) is None:
+            if self._metadata_fetch is None:
+                self._fetch_metadata()
+            return
+        if isinstance(event.message, Ack):
+            self.acknowledged[event.message.status] += 1
+        elif isinstance(event.message, Echo) and self._metadata_fetch:
+            self._metadata_fetch.echo(event.message, self._now_s)
+            self._advance_metadata(self._metadata_fetch)
+        self._step(event)
 
     def _fetches(self) -> list[Download | MetadataFetch]:
         return [transfer for transfer in (self._download, self._metadata_fetch) if transfer]
@@ -242,7 +249,7 @@ class Device:
         if download.begun:
             self._scheduler.end_fetch()
 
-    def _fetch_metadata(self, release: int) -> None:
+    def _fetch_metadata(self, release: int = 0) -> None:
         self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
         self.carry_out(self._metadata_fetch.begin(self._now_s))
 
@@ -258,12 +265,12 @@ class Device:
         if metadata_fetch.outcome is None:
             return
         self._metadata_fetch = None
-        if isinstance(metadata_fetch.outcome, events.Failed):
+        if self._verifier.waiting:
+            self._scheduler.submit(self, partial(self._verifier.refresh, metadata_fetch.outcome))
+        if metadata_fetch.release and isinstance(metadata_fetch.outcome, events.Failed):
             self._step(metadata_fetch.outcome)
-        else:
+        elif metadata_fetch.release:
             self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
-
-    # effects
 
     def carry_out(self, requested: Iterable[effects.Effect]) -> None:
         """Carry out effects; those of publishing and subscribing in any thread."""
@@ -283,7 +290,7 @@ class Device:
                 self._connection.spread(over_s)
             case effects.Publish(topic, message, retain, expiry_s):
                 note(self.name, message)
-                self._publish(Packet(topic, encode(message), retain, expiry_s=expiry_s))
+                self._publish(Packet(topic, encode(self._signer.signed(message)), retain, expiry_s=expiry_s))
             case effects.Send():
                 self._send(effect)
             case effects.Fetch():
@@ -310,15 +317,13 @@ class Device:
 
     def _send(self, effect: effects.Send) -> None:
         """Send a report, its blob's chunks first."""
-        topics, parcel, report = self.state.topics, effect.parcel, effect.parcel.report
-        if report.blob:
-            payload = self.worker.store.blob(report.id) or b""
-            for index, chunk in enumerate(split(payload, report.blob.chunk_bytes)):
-                topic = topics.blob(self.name, report.id, index)
-                self._publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=effect.expiry_s))
+        report = effect.parcel.report
         self._count(report)
-        topic = topics.report(self.name, parcel.run_id, parcel.round)
-        self._publish(Packet(topic, encode(report), expiry_s=effect.expiry_s))
+        payload = self.worker.store.blob(report.id) or b"" if report.blob else b""
+        for packet in report_packets(
+            self.state.topics, self.name, effect, self._signer.signed(report), payload
+        ):
+            self._publish(packet)
 
     def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
         """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
@@ -376,25 +381,16 @@ def start(
 
     data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
     """
-    release, now_s = worker.boot(), time.monotonic()
-    waiting: Outbox = ()
-    for parcel in worker.store.outbox():
-        waiting = outbox.put(waiting, parcel, now_s)
+    release, store = worker.boot(), worker.store
     initial = AgentState(
         device=name,
         boot=secrets.token_hex(8),
         topics=topics,
         capability=capability,
         limits=limits,
-        memory=worker.store.memory(),
-        outbox=waiting,
+        memory=store.begin() if identity else store.memory(),
+        outbox=outbox.restored(store.outbox(), time.monotonic()),
         release=release,
         data_problem=data_problem,
     )
     return Device(initial, worker, fetching, identity)
-
-
-@functools.lru_cache(64)
-def _decoded(kind: str, payload: bytes) -> Struct:
-    """Decode a message; cached, because all devices of a process receive the same retained messages."""
-    return decode(payload, MESSAGES[kind])

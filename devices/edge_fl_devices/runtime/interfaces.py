@@ -10,6 +10,7 @@ from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent import events
 from edge_fl_devices.remote.answering import QueryAnswered
+from edge_fl_devices.runtime.signatures import KeysRefreshed
 from edge_fl_devices.workers.secure_sums import SumAnswered
 
 
@@ -18,7 +19,7 @@ class MayFetch:
     """The device's turn to fetch."""
 
 
-DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | QueryAnswered
+DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | KeysRefreshed | QueryAnswered
 RunnerJob = Callable[[], DeviceEvent]
 
 

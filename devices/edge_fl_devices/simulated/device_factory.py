@@ -81,7 +81,7 @@ class DeviceFactory:
 
         if self._full_worker and number in self._full:
             return self._full_worker(name, store, data, limits=limits)
-        return HeadWorker(
+        worker = HeadWorker(
             name,
             store,
             loader=LocalFeatureLoader(data, store.folder),
@@ -93,6 +93,9 @@ class DeviceFactory:
             clock=self.clock(name),
             limits=limits,
         )
+        if not (self._config.root or self._config.identities):
+            worker.verifies = None  # without certificates a signature by a root of first use proves nothing
+        return worker
 
     def _capability(self, number: int) -> Capability:
         labels = self._dataset.samples.y[self._split.train[number]]

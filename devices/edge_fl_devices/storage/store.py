@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -123,6 +124,13 @@ class Store:
     def memory(self) -> Memory:
         """Return the stored memory; an empty one if it is absent or unreadable."""
         return read_json(self.folder / "memory.json", Memory) or Memory()
+
+    def begin(self) -> Memory:
+        """Count a start of the agent and return the memory. The clock keeps the count growing where the folder was deleted."""
+        memory = self.memory()
+        memory = msgspec.structs.replace(memory, starts=max(memory.starts + 1, int(time.time())))
+        self.remember(memory)
+        return memory
 
     def remember(self, memory: Memory) -> None:
         self._write("memory.json", msgspec.json.encode(memory))

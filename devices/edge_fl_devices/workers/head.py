@@ -95,8 +95,7 @@ class HeadWorker(Worker):
     kind, balanced, budget_s: which head to fit. calibrate: whether to calibrate it. cross_validate_below: with fewer images than this a
     head is fitted on all of them. share: whether head updates and class statistics may be sent. guard: a new model is served only if it is
     not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
-    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: the worker that trains, of a
-    full device, which installs releases and fits heads only while it is demoted to head-only.
+    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: trains, if not demoted.
     """
 
     _: KW_ONLY
@@ -125,6 +124,7 @@ class HeadWorker(Worker):
         self._offers = StatisticsOffers(folder)
         self._slots = Slots(folder / "release")
         self.trust = Trust(folder / "tuf", self.root, trust_on_first_use=self.root is None, clock=self.clock)
+        self.verifies = self.trust
 
     def boot(self) -> int:
         super().boot()

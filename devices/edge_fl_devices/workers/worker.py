@@ -26,6 +26,7 @@ from edge_fl_devices.agent.events import Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
 from edge_fl_devices.install.fetch import Sink
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -39,11 +40,15 @@ Material = Mapping[str, bytes] | bytes | None
 
 @dataclass(eq=False)
 class Worker(ABC):
-    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; the rest in the runner's thread."""
+    """Carries out the jobs of one agent. `perform` runs in any thread, one job at a time; the rest in the runner's thread.
+
+    verifies: the trusted metadata that verify the server's signatures; None: they are not verified.
+    """
 
     device: str
     store: Store
     limits: AgentLimits = field(default=LIMITS, kw_only=True)
+    verifies: Trust | None = field(default=None, init=False)
 
     def boot(self) -> int:
         """Clean up once per process start; return the release that is served, or 0."""

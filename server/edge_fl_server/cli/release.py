@@ -289,13 +289,15 @@ def commands(
     new: bool = False,
 ) -> Iterator[ReleaseCommands]:
     """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
+    from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
     from edge_fl_server.release.rollout.commands import ReleaseCommands
 
     opened = Database.open if new else Database.existing
     with closing(opened(location(database, home))) as db:
-        yield ReleaseCommands(connect_to(host, port, identity), fleet, home, db, acting_as(identity))
+        connect = connect_to(host, port, identity)
+        yield ReleaseCommands(connect, fleet, home, db, acting_as(identity), fleet_authorities(identity))
 
 
 def carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:

@@ -151,7 +151,7 @@ def up(
     connect = connect_to(host, port, identity)
     from edge_fl_server.alerts import watcher
     from edge_fl_server.dashboard import child
-    from edge_fl_server.mqtt.connector import denied
+    from edge_fl_server.mqtt.connector import denied, fleet_authorities
     from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.database import location
@@ -163,7 +163,9 @@ def up(
         child.dashboard(dashboard, registry, fleet, home),
         watcher.watching(registry, fleet, home, identity),
     ):
-        server = FleetServer(connect, fleet, home, db, denied(identity or ""), workers)
+        server = FleetServer(
+            connect, fleet, home, db, denied(identity or ""), workers, authorities=fleet_authorities(identity)
+        )
         try:
             server.serve(threading.Event())
         except KeyboardInterrupt:
@@ -202,12 +204,14 @@ def worker(
     identity: IdentityOption = None,
 ) -> None:
     """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
+    from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.journal import Journal
     from edge_fl_server.mqtt.updates.workers import UpdateWorker
     from edge_fl_server.registry import Database
 
     journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
-    with journal, UpdateWorker(connect_to(host, port, identity), journal) as worker:
+    connect = connect_to(host, port, identity)
+    with journal, UpdateWorker(connect, journal, fleet_authorities(identity)) as worker:
         print_status(f"worker of fleet {fleet}: receiving reports")
         try:
             threading.Event().wait()

@@ -25,6 +25,9 @@ REJECTED = {
     "stale_round": "its report came too late",
     "not_in_cohort": "it was not selected in that round",
     "malformed": "its message cannot be read",
+    "forged": "a message in its name is not signed by it",
+    "unsigned": "a message in its name lacks its signature",
+    "replayed": "an old message of it was sent again",
 }
 """Reason of a rejected report (docs/protocol.md) -> the same in plain language."""
 _BECAUSE = re.compile(r"because of (\w+)")

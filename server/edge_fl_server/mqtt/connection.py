@@ -21,10 +21,12 @@ from functools import partial
 from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.rate_limit import OnExcess, RateLimit
 from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
 
@@ -46,8 +48,9 @@ Handler = Callable[[Received], None]
 class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
-    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above the
-    rate limit, once per interval.
+    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_forged` of every message
+    that its device did not sign (`statements`; None: signatures are not checked), `on_excess` for every device above the rate
+    limit, once per interval.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class ServerConnection:
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_connected: list[Callable[[bool], None]] = []
         self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
+        self.on_forged: Callable[[str, str, ForgedError], None] = lambda sender, kind, error: None
+        self.statements: Statements | None = None
         self.on_excess: OnExcess = lambda device, dropped, description: None
         self._rate_limit = RateLimit(topics, lambda *excess: self.on_excess(*excess))
         self._return_s = 1.0
@@ -277,6 +282,14 @@ class ServerConnection:
             if address.device and role_of(address.device) != "device":
                 raise ProtocolError(f"{address.device!r} is not a device name")
             received = Received(address, _content(address.kind, packet), packet.retain)
+            if self.statements:
+                self.statements.require(address, packet.payload, received.message)
+        except ForgedError as error:
+            log.warning("%s", one_line(str(error)), extra={"device": address.device})
+            self.on_forged(address.device, address.kind, error)
+            if packet.retain:
+                self.request_rebirth(address.device)  # the device may have sent another one since
+            return
         except ProtocolError as error:
             kind = packet.topic.split("/")[6:7]  # after efl/1/FLEET/d/DEVICE/up
             sender = self.topics.sender(packet.topic)

@@ -21,7 +21,7 @@ from edge_fl.config import MethodSpec
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round
+from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round, spec_digest
 from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.session import Server
@@ -133,6 +133,7 @@ class MqttFleet(Fleet):
                 id=opened.request.id,
                 down=opened.broadcasts.send(parts),
                 deadline_s=opened.deadline_s,
+                spec=spec_digest(self._spec),
             )
         return self._collect(opened, until)
 

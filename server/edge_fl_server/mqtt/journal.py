@@ -28,8 +28,19 @@ log = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.5
 SEQUENCES_PER_EPOCH = 2**32
-BENIGN = frozenset({"stale_round", "not_in_cohort", "unknown_release", "extractor", "malformed"})
-"""Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or the report was unreadable."""
+BENIGN = frozenset(
+    {
+        "stale_round",
+        "not_in_cohort",
+        "unknown_release",
+        "extractor",
+        "malformed",
+        "forged",
+        "unsigned",
+        "replayed",
+    }
+)
+"""Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or it is not known who sent it."""
 
 
 class Journal:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
 from edge_fl_server.mqtt.connection import Received, ServerConnection
-from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
+from edge_fl_server.mqtt.devices.assignments import Assignments, SignsAssignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.updates.inbox import Inbox
@@ -32,14 +34,23 @@ class Server:
     journal: Journal
 
     @classmethod
-    def of(cls, connection: ServerConnection, journal: Journal, *, workers: bool = False) -> Server:
+    def of(
+        cls,
+        connection: ServerConnection,
+        journal: Journal,
+        *,
+        workers: bool = False,
+        director: SignsAssignments | None = None,
+        authorities: Authorities = (),
+    ) -> Server:
         """Register all handlers on a connection that is not open yet."""
+        connection.statements = Statements(journal, authorities)
         connection.on("log", _log_device_line)
         return cls(
             connection=connection,
             roster=Roster(connection, journal),
             inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
-            assignments=Assignments(connection),
+            assignments=Assignments(connection, director),
             journal=journal,
         )
 
@@ -52,14 +63,16 @@ def connected(
     takeover: bool = False,
     yields: bool = False,
     workers: bool = False,
+    director: SignsAssignments | None = None,
+    authorities: Authorities = (),
 ) -> Iterator[Server]:
     """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
 
     A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
-    (`edge_fl_server.mqtt.updates.workers`).
+    (`edge_fl_server.mqtt.updates.workers`). `director` signs assignments; `authorities` are the CAs of devices that sign their messages.
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
-    server = Server.of(connection, journal, workers=workers)
+    server = Server.of(connection, journal, workers=workers, director=director, authorities=authorities)
     journal.on_failure = connection.end
     try:
         connection.open()

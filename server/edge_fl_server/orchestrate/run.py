@@ -22,7 +22,7 @@ from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.mqtt.connector import denied
+from edge_fl_server.mqtt.connector import denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.orchestrate import setup as setups
@@ -32,6 +32,7 @@ from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
@@ -109,7 +110,14 @@ def _connect(request: RunRequest, stack: ExitStack) -> Server:
         Journal(db, recipe.broker.fleet, quarantine_after=quarantine_after, denied=revoked)
     )
     return stack.enter_context(
-        connected(request.connect, journal, takeover=request.takeover, workers=request.workers)
+        connected(
+            request.connect,
+            journal,
+            takeover=request.takeover,
+            workers=request.workers,
+            director=Director(Repository(request.home / recipe.broker.fleet), recipe.broker.fleet),
+            authorities=fleet_authorities(recipe.broker.identity),
+        )
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
@@ -22,6 +23,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.director import Director
 
 POLL_S = 0.5
 SERVING = RolloutOptions(resume=True)
@@ -29,7 +31,8 @@ SERVING = RolloutOptions(resume=True)
 
 @dataclass(frozen=True)
 class FleetServer:
-    """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices.
+    """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices,
+    `authorities` are the CAs of their certificates.
 
     A run whose server goes offline keeps the fleet for `return_s`, and no more than twice that, because its connection may return.
     """
@@ -42,6 +45,7 @@ class FleetServer:
     workers: bool = False
     limits: LeaseLimits = LIMITS
     return_s: float = 60.0
+    authorities: Authorities = ()
 
     def serve(self, stopping: threading.Event) -> None:
         """Serve until `stopping` is set; wait while another server is online, or broker or registry are not.
@@ -80,10 +84,18 @@ class FleetServer:
 
     def _serve(self, stopping: threading.Event) -> None:
         """Raises ConnectError when another server takes over."""
+        repository = Repository(self.home / self.fleet)
         with (
             Journal(self.db, self.fleet, denied=self.denied) as journal,
-            connected(self.connect, journal, yields=True, workers=self.workers) as server,
-            closing(RolloutCoordinator(server, Repository(self.home / self.fleet), SERVING)) as rollout,
+            connected(
+                self.connect,
+                journal,
+                yields=True,
+                workers=self.workers,
+                director=Director(repository, self.fleet),
+                authorities=self.authorities,
+            ) as server,
+            closing(RolloutCoordinator(server, repository, SERVING)) as rollout,
         ):
             runs.abandon(self.db, self.fleet)
             stages = rollout.stages

@@ -109,8 +109,9 @@ def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
 
 
 def readmit(db: Database, fleet: str, device: str) -> None:
-    """End a quarantine or removal; reset the count of rejected reports and the outlier score."""
-    _change(db, fleet, device, quarantine="", removed="", rejections=0, outlier_score=0.0)
+    """End a quarantine or removal; reset the count of rejected reports, the outlier score, and which signed messages were the last."""
+    none = {"rejections": 0, "outlier_score": 0.0, "signed_state": 0, "signed_meta": 0}
+    _change(db, fleet, device, quarantine="", removed="", **none)
 
 
 def remove(db: Database, fleet: str, device: str, why: str) -> None:

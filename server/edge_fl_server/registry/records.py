@@ -23,7 +23,8 @@ class DeviceRecord(Struct, frozen=True):
     `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
     the rate limit, `rejections` its rejected reports since it was last readmitted. `seen_sequence` orders the messages of all devices;
     `blocked_at` is when the last quarantine, revocation or removal began. `removed`: "decommissioned" or "renamed to NAME"; the server then
-    clears the device's retained messages and ignores it, while its history stays.
+    clears the device's retained messages and ignores it, while its history stays. `signed_state` and
+    `signed_meta` are the numbers of its last signed messages, 0 for a device that does not sign.
     """
 
     fleet: str
@@ -44,6 +45,8 @@ class DeviceRecord(Struct, frozen=True):
     outlier_score: float = 0.0
     dropped: int = 0
     removed: str = ""
+    signed_state: int = 0
+    signed_meta: int = 0
 
     @property
     def blocked(self) -> str:

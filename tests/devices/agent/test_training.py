@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edge_fl.wire.messages import (
@@ -10,6 +11,7 @@ from edge_fl.wire.messages import (
     Command,
     Round,
     ServerState,
+    spec_digest,
 )
 from edge_fl_devices.agent import effects, events
 from edge_fl_devices.agent.effects import Memory
@@ -40,6 +42,14 @@ def test_a_round_is_fetched_trained_reported_and_acknowledged() -> None:
     assert only(effects.Forget, acknowledged).id == "t-1-0"
     assert only(effects.Remember, acknowledged).memory.done == ("t-1-0",)
     assert device.state.outbox == ()
+
+
+def test_a_round_with_another_specification_than_the_assigned_one_is_not_trained() -> None:
+    device = Agent("full").up()
+    device.receive(Round("t", 1, 60, msgspec.structs.replace(SPEC, seed=SPEC.seed + 1)))
+    assert none_of(effects.Fetch, device.receive(train(spec=spec_digest(SPEC))))
+    assert device.state.reason == "forged"
+    assert not none_of(effects.Fetch, device.receive(Round("t", 1, 60, SPEC)))
 
 
 def test_training_waits_for_the_round_that_rebuilds_the_method() -> None:

@@ -78,6 +78,8 @@ def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer
             "audit",
         ):
             connection.execute(text(f"DROP TABLE {later}"))
+        for later in ("signed_state", "signed_meta"):
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
         connection.execute(text("ALTER TABLE devices DROP COLUMN removed"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))

@@ -1,28 +1,40 @@
 """Assignments of devices: one retained message per device, numbered so that only the latest counts.
 
 Numbers start with the server's epoch, so that they increase across restarts. At its start a server clears training assignments that an
-earlier one left behind; "serve" assignments stay for devices that return later.
+earlier one left behind; "serve" assignments stay for devices that return later. With a director each is signed for its device; those that
+stay are signed again before they expire.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from typing import Any
+from typing import Any, Protocol
 
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.reader import ServerConnect, read_retained
+
+log = logging.getLogger(__name__)
 
 ASSIGNMENTS_PER_EPOCH = 2**20
 LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
 
 
-class Assignments:
-    """The current assignment of every device that has one."""
+class SignsAssignments(Protocol):
+    """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
 
-    def __init__(self, connection: ServerConnection) -> None:
-        self._connection = connection
+    def sign(self, kind: str, device: str, message: Assignment, *, lasts: bool = ...) -> Assignment: ...
+
+    def is_stale(self, message: Assignment) -> bool: ...
+
+
+class Assignments:
+    """The current assignment of every device that has one; not signed without a director."""
+
+    def __init__(self, connection: ServerConnection, director: SignsAssignments | None = None) -> None:
+        self._connection, self._director = connection, director
         self._current: dict[str, Assignment] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -35,14 +47,21 @@ class Assignments:
         with self._lock:
             self._count += 1
             version = self._connection.epoch * ASSIGNMENTS_PER_EPOCH + self._count
-            self._current[device] = Assignment(version, mode, **fields)
+            self._current[device] = self._signed(device, Assignment(version, mode, **fields))
             self._publish(device, self._current[device])
 
     def republish(self, device: str) -> None:
         """Publish the current assignment again, with the same number: the device does nothing twice."""
         with self._lock:
             if assignment := self._current.get(device):
-                self._publish(device, assignment)
+                self._current[device] = self._signed(device, assignment)
+                self._publish(device, self._current[device])
+
+    def refresh(self) -> None:
+        """Sign and publish again what will expire soon, or what a replaced key signed."""
+        for device, assignment in list(self._current.items()):
+            if self._director and self._director.is_stale(assignment):
+                self.republish(device)
 
     def current(self, device: str) -> Assignment | None:
         """The current assignment of a device."""
@@ -59,6 +78,16 @@ class Assignments:
     def _republish_all(self) -> None:
         for device in list(self._current):
             self.republish(device)
+
+    def _signed(self, device: str, assignment: Assignment) -> Assignment:
+        if self._director is None or not self._director.is_stale(assignment):
+            return assignment
+        lasts = assignment.mode in LASTING_MODES
+        try:
+            return self._director.sign("assignment", device, assignment, lasts=lasts)
+        except EdgeFLError as error:  # devices that have seen a signed one reject it by name
+            log.error("%s: assigned without a signature: %s", device, error)
+            return assignment
 
     def _publish(self, device: str, assignment: Assignment) -> None:
         self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)

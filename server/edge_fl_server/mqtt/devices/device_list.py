@@ -2,7 +2,7 @@
 
 A restarted broker may retain the state of a device that has left since; only an online server detects this. The list therefore includes
 whether a server is online, and from the local registry, if there is one, when a server last received a message of each device, its
-outlier score, and whether its reports count.
+outlier score, and whether its reports count. A state that its device did not sign is flagged.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
-from edge_fl.wire.messages import MESSAGES, ServerState
+from edge_fl.secure.signatures import Authorities
+from edge_fl.secure.signed import ForgedError, require_stated
+from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import Device, fold
+from edge_fl_server.mqtt.devices.statements import is_will, numbers_of
 from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.registry.records import DeviceRecord
 
@@ -26,6 +31,7 @@ COLUMNS: Columns = {
     "device": "device",
     "status": "status",
     "standing": "standing",
+    "signed": Column("signed", rank=2),
     "score": Column("outlier score", rank=3),
     "tier": "tier",
     "head": "head",
@@ -56,11 +62,16 @@ def devices(
     registered: Mapping[str, DeviceRecord] = {},
     limits: LeaseLimits = LIMITS,
     *,
+    authorities: Authorities = (),
     tagged: Mapping[str, Tags] = {},
 ) -> DeviceList:
-    """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError."""
+    """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
+
+    With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
+    """
     topics = Topics(checked(fleet, "fleet"))
     known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
+    signed: dict[str, str] = {}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
     for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
@@ -74,12 +85,16 @@ def devices(
             continue
         if (record := registered.get(address.device)) and record.removed:
             continue  # the server clears its retained messages
+        if authorities and address.kind == "state":
+            signed[address.device] = _signed(address.device, fleet, payload, message, registered, authorities)
         device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    return DeviceList(
-        online, [_row(device, registered.get(id), tagged.get(id, {})) for id, device in sorted(known.items())]
-    )
+    rows = [
+        _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
+        for id, device in sorted(known.items())
+    ]
+    return DeviceList(online, rows)
 
 
 def _update(status: UpdateStatus | None) -> str:
@@ -87,12 +102,34 @@ def _update(status: UpdateStatus | None) -> str:
     return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
 
 
-def _row(device: Device, record: DeviceRecord | None, tags: Tags) -> dict[str, object]:
+def _signed(
+    device: str,
+    fleet: str,
+    payload: bytes,
+    message: Struct,
+    registered: Mapping[str, DeviceRecord],
+    authorities: Authorities,
+) -> str:
+    """Whether a device signed its retained state: "yes", "no", "" for its will, or why the state is not to be believed."""
+    if not isinstance(message, DeviceState) or is_will(message):
+        return ""
+    numbers = numbers_of(registered[device]) if device in registered else {}
+    if message.signature is None:
+        return "unsigned" if numbers else "no"
+    try:
+        require_stated("state", fleet, device, message.signature, payload, authorities)
+    except ForgedError as error:
+        return error.why
+    return "replayed" if message.signature.number < numbers.get("state", 0) else "yes"
+
+
+def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,
         "status": state.status if state else "unknown",
         "standing": record.blocked if record else "",
+        "signed": signed,
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",

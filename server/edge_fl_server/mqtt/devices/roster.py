@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
 from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
@@ -181,7 +182,8 @@ class Roster:
         if isinstance(message, DeviceState) and message.status != "lost":
             self._detect_duplicates(id, message.boot)
         if now is not None and now is not before:
-            self._journal.record_device(_record(self._connection.topics.fleet, now))
+            numbers = self._connection.statements.numbers(id) if self._connection.statements else {}
+            self._journal.record_device(_record(self._connection.topics.fleet, now, numbers))
             for listener in self._listeners:
                 listener(before, now)
 
@@ -202,9 +204,11 @@ class Roster:
             )
 
 
-def _record(fleet: str, device: Device) -> DeviceRecord:
+def _record(fleet: str, device: Device, numbers: Mapping[str, int]) -> DeviceRecord:
     state = device.state or DeviceState("init", NO_BOOT)
-    added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(device.capability)}
+    capability = replace_fields(device.capability, signature=None) if device.capability else None
+    added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
+    added |= {f"signed_{kind}": number for kind, number in numbers.items() if kind != "rpt"}
     return msgspec.convert(msgspec.to_builtins(state) | added, DeviceRecord)
 
 

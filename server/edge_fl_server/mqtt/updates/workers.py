@@ -18,6 +18,7 @@ import msgspec
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Ack, Report, encode
@@ -25,6 +26,7 @@ from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.rate_limit import RateLimit
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -48,8 +50,9 @@ def shared(pattern: str) -> str:
 class UpdateWorker:
     """Receive reports and chunks until closed. A context manager."""
 
-    def __init__(self, connect: ServerConnect, journal: Journal) -> None:
+    def __init__(self, connect: ServerConnect, journal: Journal, authorities: Authorities = ()) -> None:
         self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
+        self._statements = Statements(journal, authorities)
         self.received = 0
         self._rate_limit = RateLimit(self._topics, journal.record_excess)
         self._ready = threading.Event()
@@ -83,6 +86,7 @@ class UpdateWorker:
         device = address.device
         if address.kind == "rpt":
             report, (run, round) = decode_cleaned(packet.payload, Report), address.path
+            self._statements.require(address, packet.payload, report)
             self._on_report(device, run, int(round), report)
         elif address.kind == "blob" and packet.content_type == SAFETENSORS:
             id, index = address.path

@@ -20,6 +20,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest
+from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
@@ -41,6 +42,7 @@ from edge_fl_server.release.export import (
 from edge_fl_server.release.publish import store
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from edge_fl_server.release.rollout.stored_rollout import request
 
@@ -76,13 +78,14 @@ COLUMNS: Columns = {
 
 @dataclass(frozen=True)
 class ReleaseCommands:
-    """Commands on the releases of one fleet, which are kept in the folder `home`/`fleet`."""
+    """Commands on the releases of one fleet, which are kept in the folder `home`/`fleet`. `authorities`: the CAs of its devices."""
 
     connect: ServerConnect
     fleet: str
     home: Path
     db: Database
     person: Person = field(default_factory=local_person)
+    authorities: Authorities = ()
 
     @property
     def repository(self) -> Repository:
@@ -234,7 +237,15 @@ class ReleaseCommands:
                 self._pause(number)
                 raise
         report("no server is online: carried out from here")
-        with Journal(self.db, self.fleet) as journal, connected(self.connect, journal) as server:
+        with (
+            Journal(self.db, self.fleet) as journal,
+            connected(
+                self.connect,
+                journal,
+                director=Director(self.repository, self.fleet),
+                authorities=self.authorities,
+            ) as server,
+        ):
             number, options = request(), RolloutOptions(watch=watch)
             try:
                 with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:

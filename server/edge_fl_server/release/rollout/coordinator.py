@@ -33,7 +33,6 @@ from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.release import export
-from edge_fl_server.release.agents import signing
 from edge_fl_server.release.agents.rollout import AgentRollout
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
@@ -250,6 +249,7 @@ class RolloutCoordinator:
                     refresh_s = time.monotonic() + REFRESH_S
                     with self._publishing:
                         self._publisher.refresh()
+                    self._assignments.refresh()
             except EdgeFLError as error:
                 log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
             except Exception:
@@ -322,8 +322,7 @@ class RolloutCoordinator:
 
     def _republish(self, *, chunks: bool = True) -> None:
         with self._publishing:
-            if self._known or signing.listed(self._repository):
-                self._publisher.republish_all(chunks=chunks)
+            self._publisher.republish_all(chunks=chunks)
 
 
 def _with_extras(

@@ -1,0 +1,37 @@
+"""Types of the fields that several messages have, and the signatures on messages."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+Text = Annotated[str, Meta(max_length=2000)]
+Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{2,1024}\Z")]
+Version = Annotated[str, Meta(max_length=32)]
+
+
+class ServerSignature(Struct, frozen=True):
+    """Signature of the server on a message to one device, by the online key that the signed metadata name (role timestamp).
+
+    `number` grows with every signature, `expires` is a Unix time (0: never), `signatures` are in hex by key id. What is signed:
+    `edge_fl.secure.signed`.
+    """
+
+    fleet: Name
+    device: Name
+    number: Number
+    expires: Count = 0
+    signatures: Annotated[dict[Annotated[str, Meta(max_length=64)], Hex], Meta(max_length=8)] = {}
+
+
+class DeviceSignature(Struct, frozen=True):
+    """Signature of a device on its own message, with the key of its certificate (DER). `number` grows with every signature."""
+
+    certificate: Annotated[bytes, Meta(max_length=4096)]
+    number: Number
+    signature: Annotated[bytes, Meta(max_length=128)] = b""

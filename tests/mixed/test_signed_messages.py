@@ -1,0 +1,319 @@
+"""A broker that is under an attacker's control, between a real server and a real device: it can withhold, but neither assign nor lie.
+
+The mosquitto has no access rights here: whoever connects may publish on all topics, as the broker itself could.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from edge_fl.capability import Tier
+from edge_fl.secure.signatures import Signer
+from edge_fl.secure.signed import stated
+from edge_fl.wire.messages import Assignment, Capability, DeviceState, decode, encode
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.mqtt.connector import fleet_authorities
+from edge_fl_server.mqtt.devices import device_list
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import LeaseLimits
+from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.registry import Database, devices, reports
+from edge_fl_server.release.publish import Publisher
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.director import LIFE_S, Director
+from tests.devices import graphs
+from tests.devices.scripted import eventually, running
+from tests.devices.site import DATA
+
+TOPICS = Topics("main")
+QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
+FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=2.0)
+
+
+@dataclass
+class Scene:
+    """A server that signs, the broker, and an attacker's connection to it; `home` holds everything on disk."""
+
+    home: Path
+    broker: Mosquitto
+    stack: ExitStack
+    sent: list[Packet] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.connect = partial(MqttTransport, self.broker.endpoint)
+        authority = Authority.make(self.home / "ca")
+        authority.bake({name: self.home / "ca" / name for name in ("pi-01", "pi-02")})
+        self.repository = Repository(self.home / "releases")
+        self.db = Database.open(self.home / "registry.sqlite")
+        self.stack.callback(self.db.close)
+        self.attacker = self.connect("attacker", None, self._record)
+        self.stack.callback(self.attacker.close)
+        self.attacker.wait_connected(30)
+        self.attacker.subscribe(f"{TOPICS.root}/#")
+
+    def _record(self, event: object) -> None:
+        if isinstance(event, Packet) and event.payload:
+            self.sent.append(event)
+
+    def server(self, *, signs: bool = True) -> Server:
+        """Start a server, with an earlier one's data."""
+        journal = self.stack.enter_context(Journal(self.db, "main"))
+        director = Director(self.repository, "main") if signs else None
+        cas = fleet_authorities(self.home / "ca" / "server")
+        return self.stack.enter_context(
+            connected(self.connect, journal, takeover=True, director=director, authorities=cas)
+        )
+
+    def publish(self, server: Server) -> None:
+        """Publish the next release."""
+        payload = graphs.graph()
+        manifest = graphs.manifest_for(payload, release=self.repository.next_release())
+        assert server.connection.transport
+        publisher = Publisher(server.connection.transport, TOPICS, self.repository)
+        publisher.publish(manifest, {manifest.extractor.sha256: payload})
+
+    def device(self, name: str = "pi-01") -> Device:
+        folder = self.home / name
+        worker = HeadWorker(
+            name,
+            Store(folder),
+            loader=LocalFeatureLoader(lambda classes, input: DATA, folder),
+            fitter=fit_here,
+            runtime=runtime(),
+            kind="nearest",
+            check=lambda installed: None,
+            limits=QUICK,
+        )
+        can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0")
+        identity = self.home / "ca" / name
+        return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=identity)
+
+    def assignments(self, device: str = "pi-01") -> list[Assignment]:
+        """Everything that was ever assigned to a device, as it went over the broker."""
+        sent = [packet.payload for packet in self.sent if packet.topic == TOPICS.assignment(device)]
+        return [decode(payload, Assignment) for payload in sent]
+
+    def inject(self, topic: str, message: Assignment | DeviceState | Capability) -> None:
+        self.attacker.publish(Packet(topic, encode(message), retain=True))
+
+    def rejections(self) -> list[str]:
+        return [row.reason for row in reports.rejections_of(self.db, "main", device="pi-01")]
+
+
+@pytest.fixture
+def scene(mosquitto_program: Program, tmp_path: Path) -> Iterator[Scene]:
+    with (
+        Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker,
+        ExitStack() as stack,
+    ):
+        yield Scene(tmp_path, broker, stack)
+
+
+def serve(server: Server, release: int, device: str = "pi-01") -> None:
+    server.assignments.assign(device, "serve", run_id="toy", round=1, id=f"rel-{release}", release=release)
+
+
+def forged(scene: Scene) -> Assignment:
+    return replace(scene.assignments()[-1], version=2**30, id="rel-1", release=1)
+
+
+def stripped(scene: Scene) -> Assignment:
+    return replace(forged(scene), signature=None)
+
+
+def replayed(scene: Scene) -> Assignment:
+    return next(assignment for assignment in scene.assignments() if assignment.release == 1)
+
+
+def swapped(scene: Scene) -> Assignment:
+    return scene.assignments("pi-02")[-1]
+
+
+def by_another_key(scene: Scene) -> Assignment:
+    thief = Director(Repository(scene.home / "thief"), "main")
+    return thief.sign("assignment", "pi-01", stripped(scene))
+
+
+def expired(scene: Scene) -> Assignment:
+    old = Director(scene.repository, "main", clock=lambda: 0.0)
+    old._reserve = lambda: 2**52  # type: ignore[method-assign]
+    assert LIFE_S < 1e9
+    return old.sign("assignment", "pi-01", stripped(scene), lasts=True)
+
+
+ATTACKS: dict[str, Callable[[Scene], Assignment]] = {
+    "forged": forged,
+    "unsigned": stripped,
+    "replayed": replayed,
+    "misdirected": swapped,
+    "wrong_key": by_another_key,
+    "expired": expired,
+}
+
+
+def test_an_assignment_that_the_server_did_not_sign_for_this_device_now_is_rejected_by_name(
+    scene: Scene,
+) -> None:
+    server, device = scene.server(), scene.device()
+    scene.publish(server)
+    scene.publish(server)
+    serve(server, 1, "pi-02")
+    with running(device, connect=scene.connect):
+        for release in (1, 2):
+            serve(server, release)
+            eventually(lambda release=release: device.state.release == release and not device.state.work)
+        assert device.state.memory.signed
+        for why, attack in ATTACKS.items():
+            scene.inject(TOPICS.assignment("pi-01"), attack(scene))
+            eventually(lambda why=why: device.state.why == why)
+            table = server.roster
+            eventually(
+                lambda why=why, table=table: (d := table.get("pi-01")) and d.state and d.state.why == why
+            )
+            assert device.state.release == 2 and device.state.assignment
+            assert device.state.assignment.id == "rel-2", why
+        server.assignments.assign("pi-01", "serve", run_id="toy", round=1, id="rel-1-again-1", release=1)
+        eventually(lambda: device.state.release == 1 and not device.state.why)
+
+
+def test_numbers_grow_over_restarts_of_server_and_device_a_new_key_and_a_broker_without_its_data(
+    scene: Scene, mosquitto_program: Program
+) -> None:
+    device = scene.device()
+    server = scene.server()
+    scene.publish(server)
+    with running(device, connect=scene.connect):
+        serve(server, 1)
+        eventually(lambda: device.state.release == 1)
+    first = device.state.memory.signed
+    server.connection.close()
+    scene.attacker.publish(Packet(TOPICS.server_state(), b"", retain=True))  # the epoch begins anew
+    scene.attacker.publish(Packet(TOPICS.assignment("pi-01"), b"", retain=True))
+    scene.attacker.drain(10)
+    server, device = scene.server(), scene.device()
+    assert server.connection.epoch == 1
+    scene.repository.rotate("timestamp")
+    scene.publish(server)
+    with running(device, connect=scene.connect):
+        serve(server, 2)
+        eventually(lambda: device.state.release == 2)
+        assert device.state.memory.signed > first
+
+
+def test_servers_and_devices_without_signatures_work_with_those_that_have_them_until_the_first_signature(
+    scene: Scene,
+) -> None:
+    older, device = scene.server(signs=False), scene.device()
+    scene.publish(older)
+    with running(device, connect=scene.connect):
+        serve(older, 1)
+        eventually(lambda: device.state.release == 1 and not device.state.memory.signed)
+        older.connection.close()
+        newer = scene.server()
+        eventually(lambda: newer.roster.get("pi-01"))
+        scene.publish(newer)
+        serve(newer, 2)
+        eventually(lambda: device.state.release == 2 and device.state.memory.signed)
+    sent = msgspec.json.decode(next(p.payload for p in reversed(scene.sent) if "assignment" in p.topic))
+    assert {"version", "mode", "id", "release"} <= sent.keys()  # where an older device reads them
+
+
+def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> None:
+    server, device = scene.server(), scene.device()
+    scene.publish(server)
+    topic = TOPICS.state("pi-01")
+
+    def known() -> DeviceState | None:
+        found = server.roster.get("pi-01")
+        return found.state if found else None
+
+    with running(device, connect=scene.connect):
+        server.roster.wait_for(heads=1, deadline_s=30)
+        serve(server, 1)
+        eventually(lambda: (state := known()) and state.release == 1 and not device.state.work)
+        before = next(p for p in scene.sent if p.topic == topic)
+        lie = DeviceState("ready", device.state.boot, 10**6, release=9)
+        other = Signer.of(scene.home / "ca" / "pi-02")
+        lies = {
+            "unsigned": lie,
+            "forged": stated(lie, other, "main", "pi-01", 2**52),
+            "replayed": decode(before.payload, DeviceState),
+        }
+        for why, message in lies.items():
+            scene.inject(topic, message)
+            eventually(lambda why=why: why in scene.rejections())
+            state = known()
+            assert state and state.release == 1, why
+        scene.inject(TOPICS.meta("pi-01"), Capability("full", "x", "3", agent="9.9"))
+        eventually(lambda: scene.rejections().count("unsigned") == 2)
+        roster_device = server.roster.get("pi-01")
+        assert roster_device and roster_device.tier is Tier.HEAD
+        assert not server.journal.blocked("pi-01")  # it is not the device's fault
+        scene.inject(topic, lies["forged"])
+        scene.attacker.drain(10)
+        record = {"pi-01": record} if (record := devices.get(scene.db, "main", "pi-01")) else {}
+        cas = fleet_authorities(scene.home / "ca" / "operator")
+        rows = device_list.devices(
+            scene.connect, "main", record, LeaseLimits(settle_s=0.2), authorities=cas
+        ).rows
+        assert [row["signed"] for row in rows] == ["forged"]
+
+
+def test_a_restarted_server_still_demands_signatures_until_the_operator_admits_the_device(
+    scene: Scene,
+) -> None:
+    server, device = scene.server(), scene.device()
+    with running(device, connect=scene.connect):
+        server.roster.wait_for(heads=1, deadline_s=30)
+    eventually(
+        lambda: (seen := devices.get(scene.db, "main", "pi-01")) and seen.signed_state and seen.signed_meta
+    )
+    server.connection.close()
+    server = scene.server()
+    older = Capability("head", "x86_64", "3.12", agent="0.9")  # an agent without signatures
+    scene.inject(TOPICS.meta("pi-01"), older)
+    eventually(lambda: "unsigned" in scene.rejections())
+    devices.readmit(scene.db, "main", "pi-01")
+    scene.inject(TOPICS.meta("pi-01"), older)
+    eventually(lambda: (found := server.roster.get("pi-01")) and found.capability == older)
+
+
+def test_many_threads_never_sign_with_one_number(scene: Scene) -> None:
+    directors = [Director(scene.repository, "main") for _ in range(2)]
+    numbers: list[int] = []
+
+    def sign(director: Director) -> None:
+        for _ in range(50):
+            signature = director.sign("assignment", "pi-01", Assignment(1, "rest")).signature
+            assert signature
+            numbers.append(signature.number)
+
+    threads = [threading.Thread(target=sign, args=(director,)) for director in directors * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(numbers)) == 200
