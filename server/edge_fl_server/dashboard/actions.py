@@ -41,11 +41,22 @@ class Action:
     do: Callable[[PageContext, str], str]
 
 
-def _requested(context: PageContext, what: str, command: str) -> str:
-    """The message after a request: who carries it out."""
+def command_words(record: RolloutRecord) -> str:
+    """The command that does without a server what was requested of a roll-out."""
+    if record.desired == "running":
+        return f"release {'rollback' if record.leaves else 'rollout'} {record.release}"
+    return {"paused": "release pause", "aborted": "release abort", "rolled_back": "release rollback"}[
+        record.desired
+    ]
+
+
+def _requested(context: PageContext, what: str, number: int) -> str:
+    """The message after a request on the roll-out `number`: who carries it out."""
     if servers.presence(context.db, context.fleet).online:
         return f"{what} requested; the server carries it out."
-    return f"{what} requested; waiting for a server. To act now: {context.command(command)}"
+    record = rollouts.get(context.db, number)
+    command = f" To act now: {context.command(command_words(record))}" if record else ""
+    return f"{what} requested; waiting for a server.{command}"
 
 
 def _moving(context: PageContext, release: int, *, to: bool) -> str:
@@ -79,10 +90,10 @@ def start(context: PageContext, release: str) -> str:
     served = rollouts.served_release(db, fleet)
     if number == served:
         raise InputError(f"release {number}: the fleet serves it already")
-    request(db, fleet, number, RolloutConfig(stages=ALL_AT_ONCE if number < served else CAREFUL))
-    if number < served:
-        return _requested(context, f"Roll-back to release {number}", f"release rollback {number}")
-    return _requested(context, f"Roll-out of release {number}", f"release rollout {number}")
+    begun = request(db, fleet, number, RolloutConfig(stages=ALL_AT_ONCE if number < served else CAREFUL))
+    return _requested(
+        context, f"{'Roll-back to' if number < served else 'Roll-out of'} release {number}", begun
+    )
 
 
 def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> RolloutRecord:
@@ -102,19 +113,18 @@ def _steer(desired: DesiredRolloutState, ask: Callable[[PageContext, RolloutReco
     def do(context: PageContext, number: str) -> str:
         record = _unfinished(context, number, returns=returns)
         rollouts.steer(context.db, record.number, desired)
-        what, command = STEERED[desired]
-        return _requested(context, what.format(record), command.format(record))
+        return _requested(context, STEERED[desired].format(record), record.number)
 
     return Action(lambda context, number: ask(context, _unfinished(context, number, returns=returns)), do)
 
 
 STEERED = {
-    "paused": ("Pause of release {0.release}", "release pause"),
-    "running": ("Continuation of release {0.release}", "release rollout {0.release}"),
-    "aborted": ("Return to release {0.previous}", "release abort"),
-    "rolled_back": ("Roll-back to release {0.previous}", "release rollback"),
+    "paused": "Pause of release {0.release}",
+    "running": "Continuation of release {0.release}",
+    "aborted": "Return to release {0.previous}",
+    "rolled_back": "Roll-back to release {0.previous}",
 }
-"""Desired state -> its name in messages, and the command that does it without a server."""
+"""Desired state -> its name in messages."""
 
 
 def _ask_pause(context: PageContext, record: RolloutRecord) -> Question:

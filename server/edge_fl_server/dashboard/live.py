@@ -23,6 +23,7 @@ from edge_fl_server.registry.people import audit
 from edge_fl_server.report.formatting import escape
 
 EVERY_S = 1.5
+NOTICE_MS, ERROR_MS = 5_000, 20_000
 SIGNED_OUT = "the sign-in has expired or was revoked: reload the page to sign in"
 PLAIN: dict[str, Any] = {
     "color": "plain",
@@ -161,14 +162,17 @@ class Board:
         name, _, target = str(event.args).partition(":")
         if name not in ACTIONS:
             return
+        client = ui.context.client
         try:
             question = await asyncio.to_thread(self._ask, name, target)
             if not await _confirmed(question):
                 return
-            message = await asyncio.to_thread(self._act, name, target)
+            message, shown_ms = await asyncio.to_thread(self._act, name, target), NOTICE_MS
         except (EdgeFLError, ValueError) as error:
-            message = str(error)
-        ui.notify(message, position="top", timeout=20_000, close_button="Close", **PLAIN)
+            message, shown_ms = str(error), ERROR_MS
+        if client.is_deleted:  # its tab was closed meanwhile
+            return
+        ui.notify(message, position="top", timeout=shown_ms, close_button="Close", **PLAIN)
         await self.refresh()
 
     def _require_signed_in(self) -> None:
@@ -211,7 +215,8 @@ async def _confirmed(question: Question) -> bool:
                 with button.on("click", partial(dialog.submit, answer)):
                     ui.html(escape(word), sanitize=False, tag="span")
     answer = bool(await dialog)
-    dialog.delete()
+    if not dialog.is_deleted:  # with its tab
+        dialog.delete()
     return answer
 
 

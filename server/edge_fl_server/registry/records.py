@@ -262,3 +262,24 @@ class RolloutRecord(Struct, frozen=True):
         """The selector of its devices; "" for all."""
         where: str = self.plan.get("where", "")
         return where
+
+    @property
+    def leaves(self) -> int:
+        """The release from which it takes devices back to an older one (0: it is no roll-back)."""
+        if self.state == "rolled_back":
+            return self.release
+        return self.previous if self.release < self.previous else 0
+
+    @property
+    def back(self) -> str:
+        """From which release to which one it rolls back; "" if it is no roll-back."""
+        if not self.leaves:
+            return ""
+        to = self.previous if self.state == "rolled_back" else self.release
+        done = self.state in ("completed", "rolled_back")
+        return f"{'rolled back' if done else 'roll-back'} from release {self.leaves} to {to}"
+
+    @property
+    def explanation(self) -> str:
+        """Its `back` and `reason`."""
+        return "; ".join(filter(None, (self.back, self.reason)))

@@ -33,9 +33,20 @@ def report_of(record: ReportRecord) -> Report:
 
 
 def accept(db: Database, record: ReportRecord) -> bool:
-    """Store an accepted report; False, and no change, if it was stored before."""
+    """Store an accepted report; False, and no change, if it was stored before.
+
+    A device that goes back to a release sends its report of the first time again, whose `before` is not of the release that it leaves: it
+    is not stored a second time.
+    """
+    earlier = (reports.c.fleet == record.fleet) & (reports.c.device == record.device)
+    earlier &= (reports.c.kind == "head") & (reports.c.release == record.release)
+    again = earlier & (reports.c.before == record.before) & (reports.c.after == record.after)
+    row = {**msgspec.to_builtins(record), "received_at": now()}
     with db.writing() as connection:
-        return db.insert_new(connection, reports, {**msgspec.to_builtins(record), "received_at": now()})
+        if record.kind == "head" and record.before is not None:
+            is_repeated = connection.execute(select(reports.c.id).where(again)).first() is not None
+            row["before"] = None if is_repeated else record.before
+        return db.insert_new(connection, reports, row)
 
 
 def is_accepted(db: Database, fleet: str, device: str, id: str) -> bool:

@@ -7,6 +7,7 @@ rollouts.advance(db, rollout, state="paused")   # the running server, once it ha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -90,6 +91,25 @@ def previous_release(db: Database, fleet: str, release: int, subject: Subject = 
         return served
     earlier = (one for one in listed(db, fleet, subject) if one.release == release)
     return next((one.previous for one in earlier if one.previous), 0)
+
+
+def left_release(db: Database, fleet: str, served: int) -> int:
+    """The release from which a roll-back returned the whole fleet to the one that it serves (0: it came by no roll-back)."""
+    for record in listed(db, fleet):
+        to = {"completed": record.release, "rolled_back": record.previous}.get(record.state, 0)
+        if to == served and not record.where:
+            return record.leaves
+    return 0
+
+
+def rolled_back(records: Iterable[RolloutRecord]) -> frozenset[int]:
+    """The releases that a roll-back left, of roll-outs newest first, if they were not rolled out again afterwards."""
+    left: dict[int, bool] = {}
+    for record in records:
+        if record.state in ("completed", "rolled_back") and not record.where:
+            left.setdefault(record.leaves, True)
+            left.setdefault(record.release, False)
+    return frozenset(release for release, back in left.items() if back and release)
 
 
 def current(db: Database, fleet: str, subject: Subject = "extractor") -> RolloutRecord | None:

@@ -40,7 +40,8 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
     assert said[0] == "no server is online: carried out from here"
     assert "completed" in said[-1]
     back = releases.carry_out(releases.roll_back(None), said.append, 30)
-    assert (back.state, back.release) == ("completed", 1)
+    assert (back.state, back.release, back.back) == ("completed", 1, "rolled back from release 2 to 1")
+    assert {row["release"]: row["service"] for row in releases.rows()} == {1: "in service", 2: "rolled back"}
     assert stage.eventually(lambda: [head.served[-1] for head in heads] == [1] * 4)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from edge_fl_server.dashboard.pages import fleet
 from edge_fl_server.dashboard.site import ROUTES
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, tables
+from edge_fl_server.registry.records import ServerRecord
 from tests.browsing import Dashboard, dashboard, visiting
 from tests.server.dashboard import filled
 
@@ -26,6 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     folder = tmp_path_factory.mktemp("many")
     db = Database.open(folder / "registry.sqlite")
     filled.fill(db, DEVICES, folder)
+    filled.add(db, tables.servers, ServerRecord("main", 1, beat_s=2**40))  # online as long as the tests
     db.close()
     with dashboard(folder / "registry.sqlite") as running:
         yield running

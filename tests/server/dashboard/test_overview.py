@@ -219,4 +219,4 @@ def test_full_devices_without_a_baseline_show_their_mean_and_no_gain(db: Databas
     page = overview.page(db, "main")
     assert page.full is not None and (page.full.n, page.full.gains) == (2, ())
     shown = overview_page.gained(page)
-    assert '85.0 <span class="quiet">(n = 2)</span> %' in shown and "no shared model to compare" in shown
+    assert '85.0 % <span class="quiet">(n = 2)</span>,' in shown and "no shared model to compare" in shown

@@ -24,7 +24,7 @@ from edge_fl_server.dashboard.pages.parts import (
     word,
 )
 from edge_fl_server.dashboard.queries import overview
-from edge_fl_server.dashboard.queries.overview import Gain, Overview
+from edge_fl_server.dashboard.queries.overview import FullDevices, Gain, Overview
 from edge_fl_server.dashboard.reasons import alerted
 from edge_fl_server.report.formatting import NOTHING, clock, escape, mean, number, share
 
@@ -108,22 +108,17 @@ def health(page: Overview, server_up: str = "edge-fl server up") -> str:
 
 
 def gained(page: Overview) -> str:
-    """What personalisation gains, each on the same devices with its interval."""
-    rows = [_full(one, page) for one in page.full.gains] if page.full else []
+    """What personalisation gains over baselines, each on the same devices with its interval."""
+    rows = [_gain("Full devices", one, page.full) for one in page.full.gains] if page.full else []
     if page.full and not rows:
+        personal = f'{share(page.full.personal)} % <span class="quiet">(n = {number(page.full.n)})</span>'
         rows.append(
-            f"<li><p>Full devices: {mean(page.full.personal, page.full.n)} %, mean accuracy of their personal models.</p>"
+            f"<li><p>Full devices: {personal}, mean accuracy of their personal models.</p>"
             '<p class="quiet">No gain: this method has no shared model to compare them with.</p></li>'
         )
-    if (found := page.heads.gain) is not None:
-        what = f"Head-only devices: release {page.served} compared with"
-        before = f"release {page.previous}" if page.previous else "the model served before"
-        means = f"{share(page.heads.paired_before)} → {mean(page.heads.paired_after, page.heads.paired)}"
-        rows.append(
-            f'<li><p class="big">{gain(found)}</p><p>{what} {before}, same devices: {meaning(found)}.</p>'
-            f'<p class="quiet">{means}, mean accuracy in %</p></li>'
-        )
-    local = any(one.baseline == metrics.LOCAL_ONLY for one in page.full.gains) if page.full else False
+    if page.full and page.full.heads:
+        rows.append(_gain("Head-only devices", page.full.heads, page.full))
+    local = page.full and (page.full.heads or any(_is_local(one) for one in page.full.gains))
     if not rows:
         rows.append(
             "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same images.</li>"
@@ -136,14 +131,38 @@ def gained(page: Overview) -> str:
     return f'<h2>Personalisation gain</h2><ul class="sheet padded items">{"".join(rows)}</ul>'
 
 
-def _full(one: Gain, page: Overview) -> str:
-    assert page.full is not None
+def _is_local(one: Gain) -> bool:
+    return one.baseline == metrics.LOCAL_ONLY
+
+
+def _gain(who: str, one: Gain, full: FullDevices) -> str:
     means = f"{share(one.before)} → {mean(one.after, one.found.n)}"
+    baseline = BASELINES[one.baseline] + (" (simulated)" if one.simulated else "")
     return (
-        f'<li><p class="big">{gain(one.found)}</p><p>Full devices: personal models compared with {BASELINES[one.baseline]},'
+        f'<li><p class="big">{gain(one.found)}</p><p>{who}: personal models compared with {baseline},'
         f" same devices: {meaning(one.found)}.</p>"
-        f'<p class="quiet">{means}, mean accuracy in %; run {run_link(page.full.run)}, round {page.full.round}</p></li>'
+        f'<p class="quiet">{means}, mean accuracy in %; run {run_link(full.run)}, round {full.round}</p></li>'
     )
+
+
+def changed(page: Overview) -> str:
+    """How the release in service compares with the one before, or with the one that a roll-back left; "" without a release."""
+    change, found = page.change, page.change.found
+    if not page.served:
+        return ""
+    back = f"rolled back from release {change.other} to {page.served}" if change.rolled_back else ""
+    other = f"release {change.other}" if change.other else "the model served before"
+    if found is None:
+        text = f"{back[:1].upper()}{back[1:]}. " if back else ""
+        rows = f"<li>{text}Not measured yet: it takes devices with an accuracy on release {page.served} and on {other}.</li>"
+    else:
+        means = f"{share(change.before)} → {mean(change.after, found.n)}"
+        how = f"; {back}, last accuracy on each" if back else ""
+        rows = (
+            f'<li><p class="big">{gain(found)}</p><p>Head-only devices: release {page.served} compared with {other},'
+            f' same devices: {meaning(found)}.</p><p class="quiet">{means}, mean accuracy in %{how}</p></li>'
+        )
+    return f'<h2>Change by the release in service</h2><ul class="sheet padded items">{rows}</ul>'
 
 
 def summary(page: Overview, fleet: str) -> str:
@@ -189,5 +208,5 @@ def build(board: Board, _: Address) -> None:
     board.html(find, lambda page: summary(page, context.fleet))
     with ui.element("div").classes("halves"):
         board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")
-        board.html(find, lambda page: gained(page) if page.total or page.run else "")
+        board.html(find, lambda page: gained(page) + changed(page) if page.total or page.run else "")
     board.table(find, CHANGES, lambda page: page.events, "Recent changes")

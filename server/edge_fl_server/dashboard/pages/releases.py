@@ -7,6 +7,7 @@ from functools import partial
 
 from nicegui import ui
 
+from edge_fl_server.dashboard.actions import command_words
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages.parts import (
     Column,
@@ -33,23 +34,18 @@ REQUESTED = {
     "aborted": "abort requested",
     "rolled_back": "roll-back requested",
 }
-COMMANDS = {
-    "paused": "release pause",
-    "running": "release rollout {}",
-    "aborted": "release abort",
-    "rolled_back": "release rollback",
-}
-"""Desired state -> its name, and the command that acts without a server."""
+"""Desired state -> its name."""
 
 ROLLOUTS = (
-    Column("No.", "number", number),
-    Column("Release", "release", number),
-    Column("Replaces", "previous", positive),
-    Column("State", "state", word),
-    Column("Stage", "stage", cell=lambda record: f"{record.stage + 1} of {len(record.shares)}"),
-    Column("Started, UTC", "created_at", clock),
-    Column("Changed, UTC", "changed_at", clock),
-    Column("Reason", "reason"),
+    Column("No.", "record.number", number),
+    Column("Release", "record.release", number),
+    Column("Replaces", "record.previous", positive),
+    Column("State", "record.state", word),
+    Column("Stage", "record.stage", cell=lambda row: f"{row.record.stage + 1} of {len(row.record.shares)}"),
+    Column("Started, UTC", "record.created_at", clock),
+    Column("Changed, UTC", "record.changed_at", clock),
+    Column("Asked by", "asked_by"),
+    Column("Reason", "record.explanation"),
 )
 
 
@@ -87,11 +83,12 @@ def _origin(row: ReleaseRow) -> str:
 def _start(row: ReleaseRow) -> str:
     if row.served:
         return '<span class="quiet">in service</span>'
+    left = word("rolled_back") if row.rolled_back else ""
     if not row.startable:
-        return ""
+        return left
     if row.older:
         return button("start", row.record.release, "Roll back to this", "danger")
-    return button("start", row.record.release, "Roll out")
+    return left + button("start", row.record.release, "Roll out")
 
 
 RELEASES = (
@@ -133,7 +130,7 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
     ends = () if not record.previous else END[:1] if back else END
     offered = () if waits else (*BUTTONS.get(record.state, ()), *ends)
     buttons = "".join(button(action, record.number, label, look) for action, label, look in offered)
-    command = command_of(COMMANDS[record.desired].format(record.release)) if acts else ""
+    command = command_of(command_words(record)) if acts else ""
     hint = (
         f'<p class="quiet">To act now, without a server: <code>{escape(command)}</code></p>'
         if command
@@ -166,24 +163,28 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
 
 def _served(page: ReleasesPage) -> str:
     """The release in service, how it compares with the one before, and the way back."""
-    row, last = page.releases.get(page.served), page.rollouts[0] if page.rollouts else None
+    row, last = page.releases.get(page.served), page.rollouts[0].record if page.rollouts else None
     result = f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
-    reason = f'<span class="quiet">: {escape(last.reason)}</span>' if last and last.reason else ""
+    why = last.explanation if last else ""
+    reason = f'<span class="quiet">: {escape(why)}</span>' if why else ""
     title = f"Release {page.served} is in service" if row else "No release is in service"
     actions = button("start", page.back, f"Roll back to release {page.back}", "danger") if page.back else ""
     rest = f'<span class="quiet">No current roll-out. {result}{reason}</span><span class="actions">{actions}</span>'
     head = f'<div class="head"><h2>{title}</h2>{rest}</div>'
     if row is None:
         return head
-    found = row.reports
-    verdict = f'<div class="quiet">{meaning(found.gain)}</div>' if found.gain else ""
+    found, change = row.reports, page.change
+    verdict = f'<div class="quiet">{meaning(change.found)}</div>' if change.found else ""
+    means = f"{share(change.before)} → {mean(change.after, change.found.n)}" if change.found else NOTHING
+    names = f"Release {change.other} → {change.release}" if change.other else "Before → after"
+    how = "last accuracy on each, " if change.rolled_back else ""
     shown = facts(
         {
             "Running": f"{row.running:,} of {page.heads:,}",
             "Failed": number(found.failed),
             "Accuracy, mean %": _accuracy(found),
-            f"{_replaces(row)}, same devices, %": _paired(found),
-            "Difference": gain(found.gain) + verdict,
+            f"{names}, {how}same devices, %": means,
+            "Difference": gain(change.found) + verdict,
         },
         big=True,
     )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, select, union_all
 
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200
@@ -55,7 +56,14 @@ def _parts(fleet: str) -> list[Select[Any]]:
     quarantined = (device.fleet == fleet) & (device.quarantine != "")
     revoked = (device.fleet == fleet) & device.revoked
     published = _text("published, from round ", release.round, " of ", release.run)
-    outcome = _text(rollout.state, ": ", rollout.reason)
+    back = rollout.release < rollout.previous
+    what = case(
+        (rollout.state == "rolled_back", _returned(rollout.release, rollout.previous)),
+        ((rollout.state == "completed") & back, _returned(rollout.previous, rollout.release)),
+        else_=_text(rollout.state, ": "),
+    )
+    asker = case((back | (rollout.state == "rolled_back"), audit.asked_by()))
+    outcome = _text(what, rollout.reason, func.coalesce(_text("; asked by ", asker), ""))
     troubled = case((rollout.state.in_(("paused", "aborted", "rolled_back")), "warning"), else_="info")
     return [
         _part("info", "run", run.created_at, run.run, _text(run.method, " on ", run.dataset), started),
@@ -108,6 +116,10 @@ def _grouped(
     columns = _columns(literal("warning"), kind, func.max(at), func.min(subject), text)
     counts = _counts(func.count(), func.min(at), func.count(subject.distinct()))
     return select(*columns, *counts).where(where).group_by(text, *same).order_by(func.max(at).desc())
+
+
+def _returned(left: Any, to: Any) -> ColumnElement[Any]:
+    return _text("rolled back from release ", left, " to ", to, ": ")
 
 
 def _part(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import isfinite
+from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 from msgspec import Struct
 from sqlalchemy import func, select
@@ -11,11 +14,13 @@ from sqlalchemy import func, select
 from edge_fl import metrics
 from edge_fl_server.dashboard.queries import log, releases, standing
 from edge_fl_server.dashboard.queries.log import Event
-from edge_fl_server.dashboard.queries.releases import HeadReports
+from edge_fl_server.dashboard.queries.releases import Change, HeadReports
+from edge_fl_server.dashboard.queries.run import head_only_devices
 from edge_fl_server.registry import Database, rollouts, runs, servers
 from edge_fl_server.registry.records import RolloutRecord, RoundRecord, RunRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.statistics import Paired, is_enough, paired
 
 EVENTS = 8
@@ -24,32 +29,41 @@ BASELINES = (metrics.LOCAL_ONLY, metrics.GLOBAL_TEST, metrics.PERSONAL_BEFORE)
 MEASURING = ("evaluation", "personal")
 Measured = Mapping[str, Mapping[str, float]]
 """Device -> metric -> value."""
+EMPTY: Measured = MappingProxyType({})
 
 
 class Gain(Struct, frozen=True):
-    """The personal accuracy of full devices compared with a baseline on the same devices; means before and after."""
+    """The personal accuracy of devices compared with a baseline on the same ones; means before and after.
+
+    `simulated`: the baseline was not measured by the devices, but simulated on their data.
+    """
 
     baseline: str
     before: float
     after: float
     found: Paired
+    simulated: bool = False
 
 
 class FullDevices(Struct, frozen=True):
-    """The mean personal accuracy of `n` full devices in the newest evaluated round of a run, and its gains over baselines."""
+    """The mean personal accuracy of `n` full devices in the newest evaluated round of a run, and its gains over baselines.
+
+    `heads` is the gain of head-only devices in the run's final personalisation, where the run has a local-only baseline for them.
+    """
 
     run: str
     round: int
     personal: float | None
     n: int
     gains: tuple[Gain, ...]
+    heads: Gain | None = None
 
 
 class Overview(Struct, frozen=True):
     """A fleet of `total` devices. `health` counts those that need attention by group, `alerts` those in alert by reason.
 
-    `served` is the release in service (0: none), which replaced `previous`; `heads` are the reports on it. `run` is the newest run,
-    `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
+    `served` is the release in service (0: none), `change` that of accuracy by it; `heads` are the reports on it. `run` is the newest
+    run, `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
     """
 
     server: Presence
@@ -58,7 +72,7 @@ class Overview(Struct, frozen=True):
     health: dict[str, int]
     alerts: dict[str, int]
     served: int
-    previous: int
+    change: Change
     head_devices: int
     running: int
     heads: HeadReports
@@ -90,11 +104,11 @@ def page(db: Database, fleet: str) -> Overview:
         health=standing.needing_attention(db, fleet),
         alerts=alerts,
         served=served,
-        previous=rollouts.previous_release(db, fleet, served),
+        change=releases.change(db, fleet, served),
         head_devices=moving.running + moving.others,
         running=moving.running,
         heads=releases.head_reports(db, fleet).get(served, HeadReports()),
-        full=next((found for run in known if (found := _full_devices(db, run.run))), None),
+        full=next((found for run in known if (found := _full_devices(db, run))), None),
         run=known[0] if known else None,
         reached=rounds[-1] if rounds else None,
         rollout=rollouts.current(db, fleet),
@@ -104,30 +118,49 @@ def page(db: Database, fleet: str) -> Overview:
     )
 
 
-def full_devices(run: str, round: int, measured: Measured) -> FullDevices:
-    """The personal accuracy of these devices, compared with each baseline that was measured on the devices that have both."""
-    final = _of(measured, metrics.PERSONAL_AFTER)
-    enough = final and is_enough(len(final), len(_of(measured, metrics.PERSONAL_BEFORE)))
+def full_devices(
+    run: str, round: int, measured: Measured, final: Measured = EMPTY, heads: Collection[str] = ()
+) -> FullDevices:
+    """The personal accuracy of these devices, compared with each baseline that was measured on the devices that have both.
+
+    `final` is the final line of the run, of all devices, of which `heads` are head-only; its local-only accuracies are the baseline of
+    devices that measured none.
+    """
+    after = _of(measured, metrics.PERSONAL_AFTER)
+    enough = after and is_enough(len(after), len(_of(measured, metrics.PERSONAL_BEFORE)))
     best = metrics.PERSONAL_AFTER if enough else metrics.PERSONAL_BEFORE
     personal = _of(measured, best)
-    found = []
-    for baseline in BASELINES:
-        other = _of(measured, baseline) if baseline != best else {}
-        if difference := paired(other, personal):
-            both = other.keys() & personal.keys()
-            before, after = (fmean(values[device] for device in both) for values in (other, personal))
-            found.append(Gain(baseline, before, after, difference))
+    others = {baseline: _of(measured, baseline) for baseline in BASELINES if baseline != best}
+    found = [_gain(baseline, other, personal) for baseline, other in others.items()]
+    local = _of(final, metrics.LOCAL_ONLY)
+    if not others[metrics.LOCAL_ONLY]:
+        found.insert(0, _gain(metrics.LOCAL_ONLY, local, personal, simulated=True))
+    of_heads = _of({name: one for name, one in final.items() if name in heads}, metrics.PERSONAL_AFTER)
+    gain_of_heads = _gain(metrics.LOCAL_ONLY, local, of_heads, simulated=True)
     accuracy = fmean(personal.values()) if personal else None
-    return FullDevices(run, round, accuracy, len(personal), tuple(found))
+    gains = tuple(gain for gain in found if gain)
+    return FullDevices(run, round, accuracy, len(personal), gains, gain_of_heads)
+
+
+def _gain(
+    baseline: str, other: Mapping[str, float], personal: Mapping[str, float], *, simulated: bool = False
+) -> Gain | None:
+    if (difference := paired(other, personal)) is None:
+        return None
+    both = other.keys() & personal.keys()
+    before, after = (fmean(values[device] for device in both) for values in (other, personal))
+    return Gain(baseline, before, after, difference, simulated)
 
 
 def _of(measured: Measured, metric: str) -> dict[str, float]:
-    return {device: values[metric] for device, values in measured.items() if metric in values}
+    """The finite values of a metric."""
+    found = {device: values[metric] for device, values in measured.items() if metric in values}
+    return {device: value for device, value in found.items() if isfinite(value)}
 
 
-def _full_devices(db: Database, run: str) -> FullDevices | None:
+def _full_devices(db: Database, record: RunRecord) -> FullDevices | None:
     """The newest evaluated round of a run; None if no device has evaluated."""
-    report = reports.c
+    report, run = reports.c, record.run
     evaluated = (report.run == run) & report.kind.in_(MEASURING) & (report.error == "")
     newest = select(func.max(report.round)).where(evaluated)
     with db.reading() as connection:
@@ -138,4 +171,7 @@ def _full_devices(db: Database, run: str) -> FullDevices | None:
         measured: dict[str, dict[str, float]] = {}
         for device, values in connection.execute(rows.order_by(report.received_at)):
             measured.setdefault(device, {}).update(values)
-    return full_devices(run, round, measured)
+    ended = record.state != "running"  # only then the file has a final line
+    lines = round_metrics.lines(Path(record.folder) / round_metrics.FILE) if ended else []
+    final = next((line.clients for line in reversed(lines) if line.final), EMPTY)
+    return full_devices(run, round, measured, final, head_only_devices(db, record.fleet) if final else ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 from msgspec import Struct
@@ -11,10 +12,11 @@ from sqlalchemy import case, func, select
 
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database, releases, rollouts, servers
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
-from edge_fl_server.runs.statistics import Paired, of_differences
+from edge_fl_server.runs.statistics import Paired, of_differences, paired
 
 NEWEST = 50
 
@@ -36,11 +38,25 @@ class HeadReports(Struct, frozen=True):
     gain: Paired | None = None
 
 
+class Change(Struct, frozen=True):
+    """Mean accuracies of the same devices on the release in service and on another one, `found` the difference.
+
+    The other one is the release before or, after a roll-back, the one that the fleet left (`rolled_back`; 0: unknown).
+    """
+
+    release: int
+    other: int = 0
+    rolled_back: bool = False
+    before: float | None = None
+    after: float | None = None
+    found: Paired | None = None
+
+
 class ReleaseRow(Struct, frozen=True):
     """One release and the number of devices that run it, also as a part of all head-only devices.
 
     `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
-    that its first roll-out replaced (0: none).
+    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again.
     """
 
     record: ReleaseRecord
@@ -51,26 +67,39 @@ class ReleaseRow(Struct, frozen=True):
     served: bool
     older: bool
     replaces: int
+    rolled_back: bool = False
+
+
+class RolloutRow(Struct, frozen=True):
+    """A roll-out and who asked for it ("": no person, or unknown)."""
+
+    record: RolloutRecord
+    asked_by: str = ""
 
 
 class ReleasesPage(Struct, frozen=True):
     """Releases by number and roll-outs, the newest first, `agents` those of the agent's software; `heads` counts the head-only devices.
 
-    `back` is the release that a roll-back of the whole fleet returns (0: none, or a roll-out is under way).
+    `back` is the release that a roll-back of the whole fleet returns (0: none, or a roll-out is under way). `change` is that by the
+    release in service.
     """
 
     releases: dict[int, ReleaseRow]
-    rollouts: tuple[RolloutRecord, ...]
-    agents: tuple[RolloutRecord, ...]
+    rollouts: tuple[RolloutRow, ...]
+    agents: tuple[RolloutRow, ...]
     current: RolloutRecord | None
     heads: int
     served: int
     back: int
     server: Presence
+    change: Change
 
 
 def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> ReleasesPage:
-    """The releases and roll-outs of a fleet; `kept` are the releases whose files exist, None if that is unknown."""
+    """The releases and roll-outs of a fleet; `kept` are the releases whose files exist, None if that is unknown.
+
+    Then only a server that is online, which has them, can roll one out.
+    """
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
     mine = devices.c.fleet == fleet
     mine &= standing.HEAD_ONLY
@@ -84,37 +113,71 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
     back = 0 if current else rollouts.previous_release(db, fleet, served)
+    server, left = servers.presence(db, fleet), rollouts.rolled_back(recent)
+    usable = current is None and (kept is not None or server.online)
     rows = {
         record.release: ReleaseRow(
             record,
             running.get(record.release, 0),
             min(running.get(record.release, 0) / max(head_only, 1), 1.0),
             fitted.get(record.release, HeadReports()),
-            startable=current is None
-            and record.release != served
-            and (kept is None or record.release in kept),
+            startable=usable and record.release != served and (kept is None or record.release in kept),
             served=record.release == served,
             older=record.release < served,
             replaces=replaces.get(record.release, 0),
+            rolled_back=record.release in left,
         )
         for record in releases.listed(db, fleet)[:NEWEST]
     }
     if back not in rows or not rows[back].startable or back >= served:
         back = 0
-    server = servers.presence(db, fleet)
-    agents = tuple(rollouts.listed(db, fleet, "agent")[:NEWEST])
-    return ReleasesPage(rows, recent, agents, current, head_only, served, back, server)
+    askers = audit.askers(db, fleet)
+    shown = tuple(RolloutRow(record, askers.get(record.number, "")) for record in recent)
+    agents = tuple(RolloutRow(record) for record in rollouts.listed(db, fleet, "agent")[:NEWEST])
+    by_service = change(db, fleet, served)
+    return ReleasesPage(rows, shown, agents, current, head_only, served, back, server, by_service)
+
+
+def change(db: Database, fleet: str, served: int) -> Change:
+    """The change of accuracy by the release in service."""
+    if left := rollouts.left_release(db, fleet, served):
+        old, new = (
+            _newest_accuracies(db, fleet, release, *_version(db, fleet)) for release in (left, served)
+        )
+        both = old.keys() & new.keys()
+        before, after = (fmean(values[device] for device in both) if both else None for values in (old, new))
+        return Change(served, left, True, before, after, paired(old, new))
+    found = head_reports(db, fleet).get(served, HeadReports())
+    first = (record.previous for record in reversed(rollouts.listed(db, fleet)) if record.release == served)
+    other = next((release for release in first if release), 0)
+    return Change(served, other, False, found.paired_before, found.paired_after, found.gain)
 
 
 def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
     """The reports of a fleet by release."""
+    return _head_reports(db, fleet, *_version(db, fleet))
+
+
+def _version(db: Database, fleet: str) -> tuple[int, str]:
+    """Changes with every report: open pages ask every 1.5 s, and reports are only added."""
     version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
     with db.reading() as connection:
         count, newest = connection.execute(version).one()
-    return _head_reports(db, fleet, count, newest or "")
+    return count, newest or ""
 
 
-@lru_cache(maxsize=4)  # open pages ask every 1.5 s, and reports are only added
+@lru_cache(maxsize=8)
+def _newest_accuracies(
+    db: Database, fleet: str, release: int, count: int, newest_at: str
+) -> dict[str, float]:
+    """The last accuracy of each head-only device on a release."""
+    mine = (reports.c.fleet == fleet) & (reports.c.kind == "head") & (reports.c.release == release)
+    query = select(reports.c.device, reports.c.after).where(mine, reports.c.after.is_not(None))
+    with db.reading() as connection:
+        return {row[0]: row[1] for row in connection.execute(query.order_by(reports.c.received_at))}
+
+
+@lru_cache(maxsize=4)
 def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[int, HeadReports]:
     report = reports.c
     key = (report.release, report.device)

@@ -112,7 +112,7 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         for one in runs.rounds_of(db, record.run)
     )
     final = next((line.clients for line in lines if line.final), {})
-    head_only = _head_only(db, fleet) if final else frozenset()
+    head_only = head_only_devices(db, fleet) if final else frozenset()
     return RunPage(
         record,
         rows,
@@ -124,7 +124,8 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
     )
 
 
-def _head_only(db: Database, fleet: str) -> frozenset[str]:
+def head_only_devices(db: Database, fleet: str) -> frozenset[str]:
+    """The names of the head-only devices."""
     query = select(devices.c.device).where(devices.c.fleet == fleet)
     with db.reading() as connection:
         heads = connection.execute(query.where(devices.c.capability["tier"].as_string() == "head"))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, Text, case, cast, literal, select
 
 from edge_fl.errors import MAX_REASON
 from edge_fl.wire.roles import NotPermittedError, Person
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import AuditRecord
-from edge_fl_server.registry.tables import audit
+from edge_fl_server.registry.tables import audit, rollouts
 
 DONE = "done"
 MAX_SHOWN = 1000
@@ -58,6 +58,27 @@ def record(db: Database, fleet: str, person: Person, action: str, target: str, r
     }
     with db.writing() as connection:
         connection.execute(audit.insert(), row)
+
+
+def asked_by() -> ColumnElement[str]:
+    """Who asked for the roll-out, or for its roll-back, of a row of `rollouts` on extractors; NULL for those of runs."""
+    name = literal("release ") + cast(rollouts.c.release, Text)
+    release, number = cast(rollouts.c.release, Text), cast(rollouts.c.number, Text)
+    steered = (audit.c.action == "rollback") & audit.c.target.in_([name, number])
+    started = (audit.c.action == "start") & audit.c.target.in_([name, release])
+    started |= (audit.c.action == "rollback") & (audit.c.target == name)
+    meanwhile = (audit.c.at >= rollouts.c.created_at) & (audit.c.at <= rollouts.c.changed_at)
+    which = case((rollouts.c.state == "rolled_back", steered), else_=started)
+    mine = (audit.c.fleet == rollouts.c.fleet) & (audit.c.result == DONE) & meanwhile & which
+    query = select(audit.c.who).where(mine, rollouts.c.subject == "extractor").order_by(audit.c.number)
+    return query.limit(1).correlate(rollouts).scalar_subquery()
+
+
+def askers(db: Database, fleet: str) -> dict[int, str]:
+    """Number of a roll-out -> who asked for it."""
+    query = select(rollouts.c.number, asked_by()).where(rollouts.c.fleet == fleet)
+    with db.reading() as connection:
+        return {row[0]: row[1] for row in connection.execute(query) if row[1]}
 
 
 def listed(

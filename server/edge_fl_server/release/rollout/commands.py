@@ -69,6 +69,7 @@ COLUMNS: Columns = {
     "run_id": "run",
     "round": "round",
     "kib": Column("size", lambda kib: units.size(1024 * kib), rank=1),
+    "service": "service",
     "state": "roll-out",
     "stage": "stage",
     "reason": Column("why", prose=True),
@@ -96,8 +97,10 @@ class ReleaseCommands:
         return Repository(folder)
 
     def rows(self) -> list[dict[str, object]]:
-        """The kept releases, newest first, each with the state of its last roll-out."""
+        """The kept releases, newest first, each with the state of its last roll-out and whether the fleet serves it or left it."""
         records = rollouts.listed(self.db, self.fleet)
+        service = dict.fromkeys(rollouts.rolled_back(records), "rolled back")
+        service[rollouts.served_release(self.db, self.fleet)] = "in service"
         rows = []
         for manifest in reversed(self.repository.releases()):
             record = next((record for record in records if record.release == manifest.release), None)
@@ -108,9 +111,10 @@ class ReleaseCommands:
                     "run_id": manifest.run_id,
                     "round": manifest.round,
                     "kib": -(-manifest.extractor.bytes // 1024),
+                    "service": service.get(manifest.release, ""),
                     "state": record.state if record else "",
                     "stage": f"{record.stage + 1} of {len(record.shares)}" if record else "",
-                    "reason": record.reason if record else "",
+                    "reason": record.explanation if record else "",
                 }
             )
         return rows
