@@ -281,7 +281,9 @@ def _curves(axes: Axes, curves: Mapping[int, tuple[str, Curve]], end: float) -> 
         look = style.line(series)
         diamond = {"marker": "D", "markersize": 5, "color": look["color"], "clip_on": False}
         if not len(curve.rounds):
-            axes.plot([end], [100 * (curve.final or 0.0)], label=f"{name}, at the end", linestyle="", **diamond)
+            axes.plot(
+                [end], [100 * (curve.final or 0.0)], label=f"{name}, at the end", linestyle="", **diamond
+            )
             continue
         every = ceil(len(curve.rounds) / 6) or 1
         percent = curve.mean * 100

@@ -88,7 +88,8 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     seen = DeviceRecord("main", "d1", seen_at="2026-11-20T14:03:59.123+00:00", outlier_score=0.5)
 
     def complete() -> bool:
-        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick).rows
+        known = {"d1": 0.923}
+        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick, accuracies=known).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
@@ -98,6 +99,10 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     assert (lost["last_seen"], there["last_seen"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
     assert (lost["score"], lost["standing"], there["score"]) == (0.5, "", None)
+    assert (lost["accuracy"], there["accuracy"], lost["release"]) == (0.923, None, 0)
+    table = listing([lost | {"score": 0.0}, there], device_list.COLUMNS)
+    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (shown["accuracy after"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
     assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
 
