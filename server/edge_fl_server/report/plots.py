@@ -115,7 +115,7 @@ def accuracy(
                 _log(axes)
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=step == "round", nbins=6))
-        _reach_ticks(panels)
+        _reach_ticks(list(panels))
         panels[-1].set_xlabel(step)
         style.note(picture, note)
         return picture

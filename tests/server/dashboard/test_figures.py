@@ -208,6 +208,8 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
             connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("ALTER TABLE rounds DROP COLUMN clients"))
+        for later in ("removed", "signed_state", "signed_meta"):
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         connection.execute(text("INSERT INTO rounds VALUES ('toy', 1, 3, 2, 1.0, 0, 0, '{\"a\": 0.5}', '')"))
     old.close()
