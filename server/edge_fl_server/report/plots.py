@@ -321,7 +321,8 @@ def _reach_ticks(panels: Sequence[Axes]) -> None:
     high = max(axes.dataLim.ymax for axes in panels)
     ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, high)
     panels[0].set_yticks(ticks)
-    panels[0].set_ylim(ticks[0], ticks[-1])
+    space = 0.03 * (ticks[-1] - ticks[0])  # for markers
+    panels[0].set_ylim(ticks[0] - space, ticks[-1] + space)
 
 
 def _rows(names: Sequence[str]) -> tuple[Figure, Axes]:
