@@ -185,14 +185,19 @@ def compare(
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
     if plots:
+        from edge_fl.console.progress import Progress
         from edge_fl_server.report import comparison_plots
 
-        files = comparison_plots.save(reported, results, folder)
+        with Progress() as progress:
+            files = comparison_plots.save(reported, results, folder, progress)
         print_status(f"plots: {len(files)} files in {folder / 'plots'}")
     if html:
+        from edge_fl.console.progress import Progress
         from edge_fl_server.report import comparison_page
 
-        print_status(f"page: {comparison_page.write(folder, shown, reported, results)}")
+        with Progress() as progress:
+            page = comparison_page.write(folder, shown, reported, results, progress)
+        print_status(f"page: {page}")
     if format is Format.JSON:
         print((folder / "table.json").read_text())
     else:

@@ -42,27 +42,31 @@ def list_devices(
     home: HomeOption = HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the devices known to the broker: last reported state and capability; from the registry, whether their reports count
-    ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). With an identity also
-    whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned", "replayed").
+    """List the devices known to the broker: last reported state and capability; from the registry, their newest accuracy, whether their
+    reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). With an
+    identity also whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned", "replayed").
     """
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
-    from edge_fl_server.registry import Database, devices, tags
+    from edge_fl_server.registry import Database, devices, reports, tags
     from edge_fl_server.registry.database import location
     from edge_fl_server.registry.records import DeviceRecord
     from edge_fl_server.selectors.fleet import selected
 
     registered: dict[str, DeviceRecord] = {}
     tagged: dict[str, dict[str, str]] = {}
+    accuracies: dict[str, float] = {}
     chosen: set[str] | None = None
     if where or database or Path(location(database, home)).exists():
         with closing(Database.existing(location(database, home))) as db:
             registered = {record.device: record for record in devices.listed(db, fleet)}
             tagged = tags.of_devices(db, fleet)
+            accuracies = reports.newest_accuracies(db, fleet)
             chosen = set(selected(db, fleet, where)) if where else None
     connect, cas = connect_to(host, port, identity), fleet_authorities(identity)
-    known = device_list.devices(connect, fleet, registered, authorities=cas, tagged=tagged)
+    known = device_list.devices(
+        connect, fleet, registered, authorities=cas, tagged=tagged, accuracies=accuracies
+    )
     rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
     show_table(rows, device_list.COLUMNS, format)
     if not known.online:

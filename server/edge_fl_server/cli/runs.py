@@ -34,7 +34,7 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
     columns = {
         **{name: name for name in ("run", "method", "dataset", "source", "state")},
         "reason": Column("reason", prose=True),
-        "created": Column("created", rank=1),
+        "created": Column("created, UTC", lambda moment: str(moment)[:19].replace("T", " "), rank=1),
     }
     rows = [msgspec.to_builtins(run) for run in results.list_runs(runs)]
     show_table(rows, columns, format)
@@ -48,8 +48,10 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
     from edge_fl_server.runs.results import Results
 
     user_imports.allow()
-    paths = run_plots.of_run(Results.open(run_folder(run, runs)))
-    show_paths({path.name: path for path in paths}, format)
+    drawn = run_plots.of_run(Results.open(run_folder(run, runs)))
+    show_paths({path.name: path for path in drawn.files}, format)
+    for why, names in drawn.absent.items():
+        print_status(f"not drawn: {', '.join(names)}: {why}")
 
 
 def newtask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from edge_fl import metrics
 from edge_fl.wire.messages import Report
@@ -60,6 +60,16 @@ def of_run(db: Database, run: str, round: int | None = None) -> list[ReportRecor
     """The accepted reports of a run, or of one of its rounds, in order of arrival."""
     query = select(reports).where(reports.c.run == run).order_by(reports.c.received_at, reports.c.device)
     return db.find(query if round is None else query.where(reports.c.round == round), ReportRecord)
+
+
+def newest_accuracies(db: Database, fleet: str) -> dict[str, float]:
+    """Each device's newest accuracy after a fit, of those that measured one."""
+    age = func.row_number().over(partition_by=reports.c.device, order_by=reports.c.received_at.desc())
+    measured = (reports.c.fleet == fleet) & (reports.c.error == "") & reports.c.after.is_not(None)
+    every = select(reports.c.device, reports.c.after, age.label("age")).where(measured).subquery()
+    with db.reading() as connection:
+        found = connection.execute(select(every.c.device, every.c.after).where(every.c.age == 1))
+        return {row[0]: row[1] for row in found}
 
 
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.console import units
+from edge_fl.console.progress import Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl_server.compare import paired
 from edge_fl_server.compare.cell import CellResult
@@ -43,12 +44,16 @@ class Block(Struct, frozen=True):
 
 
 def write(
-    folder: Path, tables: Sequence[Table], cells: Sequence[Cell], results: Mapping[str, CellResult]
+    folder: Path,
+    tables: Sequence[Table],
+    cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    watch: Watch = unwatched,
 ) -> Path:
     """Write the page of a comparison and return its path. Raises RunError if it cannot be written."""
     figures = [
         (drawn, Markup(style.inline(drawn.figure, drawn.title, name)))
-        for name, drawn in comparison_plots.of_cells(cells, results, folder)
+        for name, drawn in comparison_plots.of_cells(cells, results, folder, watch)
     ]
     found = [block(cells, results, where) for where, _ in blocks(cells)]
     drawn = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl import metrics
+from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare import paired
 from edge_fl_server.compare.cell import CellResult
@@ -34,20 +35,25 @@ COSTS: dict[str, tuple[str, Callable[[Cost], float]]] = {
 }
 
 
-def save(cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path) -> list[Path]:
+def save(
+    cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path, watch: Watch = unwatched
+) -> list[Path]:
     """Write the figures of a comparison into FOLDER/plots/."""
-    return [
-        path
-        for name, drawn in of_cells(cells, measured, folder)
-        for path in style.save(drawn.figure, folder / "plots", name)
-    ]
+    paths: list[Path] = []
+    drawn = list(of_cells(cells, measured, folder, watch))
+    for done, (name, one) in enumerate(drawn, 1):
+        paths += style.save(one.figure, folder / "plots", name)
+        watch(Count("plots", done, len(drawn)))
+    return paths
 
 
 def of_cells(
-    cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path
+    cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path, watch: Watch = unwatched
 ) -> Iterator[tuple[str, Drawn]]:
     """The figures of a comparison by name; features and labels are those of the first seed."""
-    for block, inside in blocks(cells):
+    every = list(blocks(cells))
+    for number, (block, inside) in enumerate(every):
+        watch(Count("figures by dataset and partition", number, len(every)))
         runs: dict[str, list[tuple[Cell, CellResult]]] = {}
         for cell in inside:
             if cell.key in measured and not measured[cell.key].failure:
@@ -55,6 +61,7 @@ def of_cells(
         name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
         for what, drawn in _of_block(runs, ", ".join(block), folder):
             yield f"{name}-{what}", drawn
+    watch(Count("figures by dataset and partition", len(every), len(every)))
 
 
 def _of_block(runs: Runs, where: str, folder: Path) -> Iterator[tuple[str, Drawn]]:
@@ -113,12 +120,12 @@ def _final(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
 
 def _by_step(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
     curves = _curves(runs)
-    if not curves:
+    if not any(len(curve.rounds) for curve in curves.values()):
         return
     several = max(map(len, runs.values())) > 1
     note = over + "; band: ±1 std over seeds" * several
-    if missing := [label for label in runs if label not in curves]:
-        note += f"; predicts only at the end: {', '.join(missing)}"
+    if ending := [label for label, curve in curves.items() if not len(curve.rounds)]:
+        note += f"; predicts only at the end: {', '.join(ending)}"
     yield (
         "accuracy",
         Drawn(
@@ -214,7 +221,10 @@ def _over(runs: Runs) -> str:
 
 
 def _curves(runs: Runs) -> dict[str, Curve]:
-    """Accuracy of the model that each method predicts with, over the rounds in which all seeds were evaluated; none for a single point."""
+    """Accuracy of the model that each method predicts with, over the rounds in which all seeds were evaluated.
+
+    A method with a single point has only its end: the accuracy after the final personalisation, or at that point.
+    """
     curves = {}
     for label, each in runs.items():
         seeds = [
@@ -222,10 +232,12 @@ def _curves(runs: Runs) -> dict[str, Curve]:
             for _, one in each
         ]
         rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
-        if len(rounds) < 2:
-            continue
         values = np.array([[seed[number] for number in rounds] for seed in seeds])
         after = [one.last[AFTER].mean for _, one in each if AFTER in one.last]
+        if len(rounds) < 2:
+            if ends := after or list(values.ravel()):
+                curves[label] = Curve([], np.array([]), np.array([]), float(np.mean(ends)))
+            continue
         curves[label] = Curve(
             rounds, values.mean(axis=0), values.std(axis=0), float(np.mean(after)) if after else None
         )

@@ -12,7 +12,7 @@ from math import ceil, isfinite
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
 from edge_fl_server.report import style
@@ -45,7 +45,7 @@ class Drawn:
 class Curve:
     """Mean accuracy (0..1) by round or cost with its std (zeros for none), and the accuracy after final personalisation if known.
 
-    `clients` has the n of each point; those over too few are drawn faded.
+    `clients` has the n of each point; those over too few are drawn faded. Without `rounds` it is `after` alone.
     """
 
     rounds: Sequence[float]
@@ -100,6 +100,7 @@ def accuracy(
     A curve's look is that of its place in `order`, so that it is the same in every figure; without it, of its place in `curves`.
     """
     names = list(order or curves)
+    end = max((place for curve in curves.values() for place in curve.rounds), default=0)
     found = [(names.index(name), (name, curve)) for name, curve in curves.items()]
     groups = [found[start : start + PANEL] for start in range(0, len(found), PANEL)]
     with style.styled():
@@ -107,13 +108,14 @@ def accuracy(
         picture = style.figure(len(groups) * (1.9 + 0.13 * legend_rows) + 0.3)
         panels = picture.subplots(len(groups), squeeze=False, sharex=True, sharey=True)[:, 0]
         for group, axes in zip(groups, panels, strict=True):
-            _curves(axes, dict(group), any(curve.final is not None for _, (_, curve) in group))
+            _curves(axes, dict(group), end)
             axes.set_ylabel(f"{what}, %")
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
             if log:
                 _log(axes)
             else:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=step == "round", nbins=6))
+        _reach_ticks(list(panels))
         panels[-1].set_xlabel(step)
         style.note(picture, note)
         return picture
@@ -273,11 +275,16 @@ def similarity(matrix: NDArray[np.float64], names: Sequence[str], what: str) -> 
         return picture
 
 
-def _curves(axes: Axes, curves: Mapping[int, tuple[str, Curve]], diamonds: bool) -> None:
-    """Draw the curves of a panel: faint everywhere, and in full where enough clients measured them."""
-    end = max((round for _, curve in curves.values() for round in curve.rounds), default=0)
+def _curves(axes: Axes, curves: Mapping[int, tuple[str, Curve]], end: float) -> None:
+    """Draw the curves of a panel: faint everywhere, and in full where enough clients measured them; diamonds at `end`."""
     for series, (name, curve) in curves.items():
         look = style.line(series)
+        diamond = {"marker": "D", "markersize": 5, "color": look["color"], "clip_on": False}
+        if not len(curve.rounds):
+            axes.plot(
+                [end], [100 * (curve.final or 0.0)], label=f"{name}, at the end", linestyle="", **diamond
+            )
+            continue
         every = ceil(len(curve.rounds) / 6) or 1
         percent = curve.mean * 100
         if curve.faded.any():
@@ -291,18 +298,31 @@ def _curves(axes: Axes, curves: Mapping[int, tuple[str, Curve]], diamonds: bool)
                 curve.rounds, np.clip(low, 0, 100), np.clip(high, 0, 100), color=look["color"], alpha=0.15, linewidth=0
             )  # fmt: skip
         if curve.final is not None:
-            axes.plot(
-                [end], [curve.final * 100], marker="D", markersize=5, color=look["color"], clip_on=False
-            )
-    if diamonds:
+            axes.plot([end], [curve.final * 100], **diamond)
+    if any(curve.final is not None for _, curve in curves.values() if len(curve.rounds)):
         axes.plot([], [], "D", color=style.QUIET, label="final personalisation")
 
 
 def _log(axes: Axes) -> None:
-    """A logarithmic axis with plain numbers: exponents would be too small to print."""
+    """A logarithmic axis with plain numbers: exponents would be too small to print. At least two, on short axes too."""
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    if high < 10 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    elif high < 100 * low:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _reach_ticks(panels: Sequence[Axes]) -> None:
+    """End the axes of accuracies, which the panels share, at ticks, so that the highest point is not above all of them."""
+    low = min(axes.dataLim.ymin for axes in panels)
+    high = max(axes.dataLim.ymax for axes in panels)
+    ticks = MaxNLocator(nbins=5, steps=[1, 2, 5, 10]).tick_values(low, high)
+    panels[0].set_yticks(ticks)
+    space = 0.03 * (ticks[-1] - ticks[0])  # for markers
+    panels[0].set_ylim(ticks[0] - space, ticks[-1] + space)
 
 
 def _rows(names: Sequence[str]) -> tuple[Figure, Axes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,26 +22,53 @@ from edge_fl_server.runs.trained import TrainedRun
 from edge_fl_server.training import features
 from edge_fl_server.training.study import Study
 
+ABSENT = {
+    "accuracy": "fewer than two rounds were evaluated",
+    "accuracy-by-megabytes": "fewer than two rounds were evaluated, or their bytes are not known",
+    "clients": "fewer than two clients were evaluated",
+    "labels": "no device measured accuracy by labels (head auto)",
+    "labels-by-client": "there is one client",
+    "features": "",
+    "separation": "there is one client",
+    "cka-similarity": "there is one client, or all clients have the same extractor",
+}
+"""Every figure of a run -> why a run lacks it, if its data are there."""
 COMMON_IMAGES = 300  # for the CKA similarity of the clients' networks
 
+TRAINED = ("labels-by-client", "features", "separation", "cka-similarity")
+"""Figures that need the run's data and checkpoint."""
 SAME = 0.9995
 """CKA similarity above which all clients have the same extractor."""
 
 
-def of_run(results: Results) -> list[Path]:
+class RunPlots(NamedTuple):
+    """The written files, and the figures that the run lacks by reason."""
+
+    files: list[Path]
+    absent: dict[str, list[str]]
+
+
+def of_run(results: Results) -> RunPlots:
     """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features."""
+    why = ABSENT
     drawn = {name: one.figure for name, one in figures.of_report(page.report(results)).items()}
     try:
         run = trained.load(results)
     except (
         ArtefactError,
         InputError,
-    ):  # the data are on devices, or the run ended before its first checkpoint
+    ) as error:  # the data are on devices, or the run ended before its first checkpoint
         if not drawn:
             raise
+        why = ABSENT | dict.fromkeys(TRAINED, error.message)
     else:
         drawn |= _of_trained(run)
-    return [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
+    absent: dict[str, list[str]] = {}
+    for name in why:
+        if name not in drawn:
+            absent.setdefault(why[name], []).append(name)
+    files = [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
+    return RunPlots(files, absent)
 
 
 def _of_trained(run: TrainedRun) -> dict[str, Figure]:

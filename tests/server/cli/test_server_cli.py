@@ -10,6 +10,7 @@ import pytest
 
 from edge_fl.capability import Tier
 from edge_fl.cli import main
+from edge_fl.console.tables import listing
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
@@ -88,7 +89,8 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     seen = DeviceRecord("main", "d1", seen_at="2026-11-20T14:03:59.123+00:00", outlier_score=0.5)
 
     def complete() -> bool:
-        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick).rows
+        known = {"d1": 0.923}
+        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick, accuracies=known).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
@@ -98,6 +100,10 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     assert (lost["last_seen"], there["last_seen"]) == ("2026-11-20 14:03:59", "")
     assert (lost["measured"], there["measured"]) == ("", "")
     assert (lost["score"], lost["standing"], there["score"]) == (0.5, "", None)
+    assert (lost["accuracy"], there["accuracy"], lost["release"]) == (0.923, None, 0)
+    table = listing([lost | {"score": 0.0}, there], device_list.COLUMNS)
+    shown = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (shown["accuracy after"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
     assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
 
 

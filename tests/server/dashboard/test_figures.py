@@ -103,12 +103,19 @@ def test_a_point_says_its_own_number_of_clients_and_the_axis_ends_at_100() -> No
     assert same is not None and (same.options["yAxis"]["min"], same.options["yAxis"]["max"]) == (95, 100)
 
 
+def test_equal_ends_have_one_label_and_places_have_their_names() -> None:
+    equal = [charts.Curve("after", {1: 0.8, 2: 0.9}), charts.Curve("before", {1: 0.7, 2: 0.9})]
+    chart = charts.lines(equal, "", names={1: "release 1", 2: "release 2"})
+    assert chart is not None and chart.options["xAxis"]["data"] == ["release 1", "release 2"]
+    assert [one["endLabel"]["show"] for one in chart.options["series"]] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("after", "images", "samples", "drift", "expected"),
     [
-        (0.889, 27, 73, 0.0, "may be chance: it is within the 95 % range of 27 images"),
-        (0.6, 27, 73, 0.0, "No likely cause"),
-        (0.6, 27, 40, 0.0, "Likely cause: few samples"),
+        (0.889, 27, 73, 0.0, "3 of 27 images wrong; may be chance."),
+        (0.6, 27, 73, 0.0, "11 of 27 images wrong; more than chance. No likely cause"),
+        (0.6, 27, 40, 0.0, "more than chance. Likely cause: few samples"),
         (0.6, 27, 40, 1.3, "Likely cause: its images have changed"),
     ],
 )
@@ -201,6 +208,8 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
             connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
         connection.execute(text("ALTER TABLE rounds DROP COLUMN clients"))
+        for later in ("removed", "signed_state", "signed_meta"):
+            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
         connection.execute(text("INSERT INTO rounds VALUES ('toy', 1, 3, 2, 1.0, 0, 0, '{\"a\": 0.5}', '')"))
     old.close()

@@ -73,10 +73,10 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
             if visit.page.evaluate("document.activeElement.dataset.key") == "sort-after":
                 break
         keyboard.press("Enter")
-        visit.page.wait_for_selector("th[aria-sort=descending] [data-key=sort-after]")
-        cells = visit.page.locator("tbody td[data-label='After %']").all_inner_texts()
-        found = [-1.0 if cell == "–" else float(cell) for cell in cells]  # full devices have none
-        assert found == sorted(found, reverse=True) and len(found) == 10
+        visit.page.wait_for_selector("th[aria-sort=ascending] [data-key=sort-after]")
+        cells = visit.page.locator("tbody td[data-label='Accuracy after %']").all_inner_texts()
+        found = [101.0 if cell == "–" else float(cell) for cell in cells]  # full devices have none: last
+        assert found == sorted(found) and len(found) == 10
         assert visit.page.evaluate("document.activeElement.dataset.key") == "sort-after"
         assert "sort=after" in visit.page.url
         for key in ("method", "head_at", "bytes_today"):
@@ -88,6 +88,22 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
         visit.page.focus("[data-key=next]")
         keyboard.press("Enter")
         visit.page.wait_for_function("document.querySelector('.pager').innerText.startsWith('51–100')")
+
+
+def test_a_phone_sorts_the_fleet_and_wraps_sentences(service: Dashboard, browser: Any) -> None:
+    with visiting(browser, service.address, width=390) as visit:
+        visit.go(FLEET, "tbody tr")
+        visit.page.select_option("select.phone", "after")
+        found = "[...document.querySelectorAll(`td[data-label='Accuracy after %']`)].map((td) => parseFloat(td.innerText))"
+        rising = f"(() => {{ const all = {found}; return all.every((one, n) => n === 0 || all[n - 1] <= one); }})()"
+        visit.page.wait_for_function(rising)  # false for a device without a value
+        assert "sort=after" in visit.page.url
+        sentence = (
+            "document.querySelector('#main').insertAdjacentHTML('beforeend', '<p class=\"word\">a</p>')"
+        )
+        visit.page.evaluate(sentence)
+        shown = visit.page.evaluate("getComputedStyle(document.querySelector('#main p.word')).whiteSpace")
+        assert shown == "normal"
 
 
 def test_a_dialog_is_used_with_the_keyboard(service: Dashboard, browser: Any) -> None:

@@ -166,7 +166,9 @@ def test_the_log_groups_equal_events(db: Database) -> None:
     (late,) = (event for event in events if event.text.startswith("evaluate"))
     assert (late.times, late.subjects) == (5, 3) and "and 2 more" in log_page.subject(late)
     rounds = {event.text: event.times for event in events if event.kind == "round"}
-    assert rounds == {"round 12: 7 of 7 responded": filled.ROUNDS - 4, "round 4: 6 of 7 responded": 4}
+    assert rounds == {"rounds 5–12: 7 of 7 responded": filled.ROUNDS - 4, "rounds 1–4: 6 of 7 responded": 4}
+    shown = [log_page.text(event) for event in events if event.kind == "round"]
+    assert all("times" not in text and "since" in text for text in shown)
 
 
 def test_a_paused_roll_out_is_a_warning_and_a_replaced_one_is_not_red(db: Database) -> None:

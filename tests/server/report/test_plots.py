@@ -13,6 +13,7 @@ import pytest
 
 from edge_fl import cli, config
 from edge_fl.config import Recipe
+from edge_fl.console.progress import Count
 from edge_fl.errors import InputError
 from edge_fl.metrics import summarise_reports
 from edge_fl_server.compare import comparison
@@ -112,6 +113,28 @@ def test_tsne_is_deterministic_and_takes_few_points() -> None:
     assert features.tsne(z[:3, :1]).shape == (3, 2)
 
 
+@pytest.mark.parametrize(("low", "high"), [(3.1, 4.4), (0.21, 0.35), (3.0, 35.0), (0.1, 300.0)])
+def test_a_log_axis_has_at_least_two_plain_numbers(low: float, high: float) -> None:
+    curve = Curve([low, (low * high) ** 0.5, high], CURVE.mean, CURVE.std)
+    picture = plots.accuracy({"fedavg": curve}, "accuracy", "A note.", step="MB", log=True)
+    picture.draw_without_rendering()
+    left, right = picture.axes[0].get_xlim()
+    ticks = zip(picture.axes[0].get_xticklabels(), picture.axes[0].get_xticks(), strict=True)
+    shown = [label.get_text() for label, at in ticks if left <= at <= right]
+    assert len(shown) > 1 and all(float(text) for text in shown) and not any("e" in text for text in shown)
+
+
+def test_a_method_that_predicts_only_at_the_end_is_drawn_there_below_a_tick() -> None:
+    ends = Curve([], np.array([]), np.array([]), after=0.95)
+    picture = plots.accuracy({"fedavg": CURVE, "fedcgs": ends}, "accuracy", "A note.")
+    picture.draw_without_rendering()
+    (axes,) = picture.axes
+    (line,) = (line for line in axes.get_lines() if line.get_label() == "fedcgs, at the end")
+    assert (line.get_xdata(), line.get_ydata(), line.get_marker()) == ([3], [95.0], "D")
+    assert line.get_color() == style.line(1)["color"]
+    assert max(axes.get_yticks()) >= 95 and axes.get_ylim()[1] >= max(axes.get_yticks())
+
+
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """A finished simulation."""
@@ -123,7 +146,9 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plots", run.name, "--runs", str(run.parent)]) == 0
-    names = {Path(line).name for line in capsys.readouterr().out.split()}
+    printed = capsys.readouterr()
+    names = {Path(line).name for line in printed.out.split()}
+    assert "not drawn: accuracy: fewer than two rounds were evaluated" in printed.err
     drawn = (
         "labels-by-client",
         "clients",
@@ -131,6 +156,7 @@ def test_a_run_is_drawn_from_its_folder(run: Path, capsys: pytest.CaptureFixture
         "separation",
     )  # one round is no curve, one extractor no matrix
     assert names == {f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg", "png")}
+    assert set(run_plots.ABSENT) >= set(drawn)
     assert all((run / "plots" / name).stat().st_size for name in names)
 
 
@@ -147,7 +173,10 @@ def test_a_run_of_devices_is_drawn_without_their_data(tmp_path: Path) -> None:
             results.append_round(
                 RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
             )
-    names = {path.name for path in run_plots.of_run(results)}
+    files, absent = run_plots.of_run(results)
+    (why,) = (why for why, which in absent.items() if "features" in which)
+    assert absent[why] == list(run_plots.TRAINED) and "are on the devices" in why
+    names = {path.name for path in files}
     assert names == {
         f"{name}.{ending}" for name in ("accuracy", "clients") for ending in ("pdf", "svg", "png")
     }
@@ -176,7 +205,12 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = cells(base, ["ditto"])
     found = comparison.run(grid, tmp_path)
-    paths = comparison_plots.save(grid, found, tmp_path)
+    counts: list[Count] = []
+    paths = comparison_plots.save(grid, found, tmp_path, counts.append)
+    saved = [count for count in counts if count.stage == "plots"]
+    assert [count.done for count in saved] == list(range(1, saved[-1].of + 1)) and 3 * len(saved) == len(
+        paths
+    )
     names = {path.name for path in paths}
     for what in (
         "labels-by-client",

@@ -54,16 +54,22 @@ class Curve(Struct, frozen=True):
     few: frozenset[int] = frozenset()
 
 
-def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None:
-    """Accuracy in per cent by `step`: a line per curve, with a band of one std."""
+def lines(
+    curves: Sequence[Curve], step: str, height: int = 260, names: Mapping[int, str] = {}
+) -> Chart | None:
+    """Accuracy in per cent by `step`: a line per curve, with a band of one std. Places have their number, or one of `names`, as label."""
     shown = [curve for curve in curves if any(map(isfinite, curve.mean.values()))]
     if not shown:
         return None
     places = sorted({place for curve in shown for place in curve.mean})
     series: list[dict[str, Any]] = []
+    ends: set[tuple[int, float]] = set()
     for number, curve in enumerate(shown):
         colour = f"var(--s{number % COLOURS})"
         mean_of = {x: mean for x, mean in curve.mean.items() if x not in curve.few}
+        end = max(((x, round(100 * mean, 1)) for x, mean in mean_of.items() if isfinite(mean)), default=None)
+        label = end is not None and end not in ends  # one label for equal ends, which would overprint
+        ends |= {end} if end else set()
         if curve.std:
             low = {x: max(mean - curve.std.get(x, 0.0), 0.0) for x, mean in mean_of.items()}
             high = {x: min(mean + curve.std.get(x, 0.0), 1.0) for x, mean in mean_of.items()}
@@ -86,7 +92,7 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
                 "itemStyle": {"color": colour},
                 "lineStyle": {"color": colour, "width": 1.6, "type": "dashed" if curve.dashed else "solid"},
                 "emphasis": {"disabled": True},
-                "endLabel": {"show": True, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
+                "endLabel": {"show": label, ":formatter": ONE_DECIMAL, "color": "var(--ink)", "fontSize": 12},
                 "labelLayout": {"moveOverlap": "shiftY"},
             }
         )
@@ -107,7 +113,11 @@ def lines(curves: Sequence[Curve], step: str, height: int = 260) -> Chart | None
         **BASE,
         "legend": legend,
         "tooltip": {**BASE["tooltip"], **_hint(shown, places, step)},
-        "xAxis": {**AXIS, "boundaryGap": False, "data": [_place(shown, place) for place in places]},
+        "xAxis": {
+            **AXIS,
+            "boundaryGap": False,
+            "data": [names.get(place) or _place(shown, place) for place in places],
+        },
         "yAxis": {
             **_range(shown),
             "axisLabel": QUIET,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from math import sqrt
+
+from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl.remedies import REMEDIES
@@ -37,7 +38,9 @@ DESCRIPTION = {
     "protocol": "Protocol",
 }
 """Field of a capability -> its heading."""
-NORMAL_95 = 1.96  # standard errors
+CHANCE = 0.025
+"""Least probability of so few correct images at the fleet's mean that may be chance: the end of an exact 95 % interval."""
+CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
 FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
     Column("Received, UTC", "received_at", clock),
@@ -139,11 +142,16 @@ def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int)
     """Why the accuracy may be below the mean, from what the device reports."""
     if (page.record.capability or {}).get("drift"):
         return "Likely cause: its images have changed since its head was fitted."
-    if images and mean - own <= NORMAL_95 * sqrt(mean * (1 - mean) / images):
-        return f"The difference from the mean may be chance: it is within the 95 % range of {number(images)} images."
+    said = ""
+    if images:
+        wrong = round((1 - own) * images)
+        said = f"{number(wrong)} of {number(images)} images wrong; "
+        if float(bdtr(images - wrong, images, mean)) > CHANCE:
+            return f"{said}may be chance."
+        said += "more than chance. "
     if samples < FEW_SAMPLES * page.median_samples:
-        return "Likely cause: few samples to fit its head on."
-    return "No likely cause in what it reports: look at its images."
+        return f"{said}Likely cause: few samples to fit its head on."
+    return f"{said}No likely cause in what it reports. {CHECK}"
 
 
 def description(page: DevicePage) -> str:
@@ -164,13 +172,18 @@ def description(page: DevicePage) -> str:
 
 
 def history(page: DevicePage) -> Chart | None:
-    """Accuracy by report, from two reports on."""
+    """Accuracy by report, from two reports on; a report is named by its release, or its round, and its time."""
     measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
     numbered = dict(enumerate(measured, 1))
     after = {place: one.after for place, one in numbered.items() if one.after is not None}
     before = {place: one.before for place, one in numbered.items() if one.before is not None}
     curves = [Curve("after", after), Curve("before", before, dashed=True)]
-    return charts.lines(curves, "report", 200) if len(measured) > 1 else None
+    names = {
+        place: (f"release {one.release}" if one.release else f"round {one.round}")
+        + f"\n{clock(one.received_at)[5:16]}"
+        for place, one in numbered.items()
+    }
+    return charts.lines(curves, "", 200, names) if len(measured) > 1 else None
 
 
 def cold_start(page: DevicePage) -> Chart | None:
@@ -191,7 +204,7 @@ def build(board: Board, address: Address) -> None:
     find = partial(device.page, board.context.db, board.context.fleet, address["id"])
     board.html(find, title, absent(address["id"]))
     board.html(find, lambda page: summary(page) + standing(page))
-    board.chart(find, history, "Accuracy, % by report")
+    board.chart(find, history, "Accuracy, % by report (UTC)")
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")
     board.html(find, description)

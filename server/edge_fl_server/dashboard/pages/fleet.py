@@ -66,8 +66,8 @@ def _actions(row: FleetRow) -> str:
 COLUMNS = (
     Column("Device", "device", device_link, True),
     Column("Status", "status", sortable=True, cell=_status),
-    Column("Before %", "before", share, True, minor=True),
-    Column("After %", "after", share, True),
+    Column("Accuracy before %", "before", share, True, minor=True),
+    Column("Accuracy after %", "after", share, True),
     Column("Message", "attention", number, True, lambda row: escape(message(row))),
     Column("Action", "act", cell=_actions),
     Column("Release", "release", positive, True),
@@ -83,6 +83,9 @@ COLUMNS = (
     Column("Outlier score", "outlier_score", outlier, True, minor=True),
     Column("Epsilon", "epsilon", decimal, True, minor=True),
 )
+SORTS = {"": "needs attention first"} | {column.name: column.label for column in COLUMNS if column.sortable}
+FALLING = frozenset(column.name for column in COLUMNS if column.falling)
+"""Columns that are sorted from the largest at first."""
 DEFAULT = FleetQuery()
 TIERS = {"": "all tiers", "head": "head", "full": "full"}
 ONLY = {"": "all", "attention": "needs attention"}
@@ -160,6 +163,9 @@ def build(board: Board, address: Address) -> None:
         sort = pagination["sortBy"] or ""
         await change(sort=sort, down=bool(sort and pagination["descending"]), page=pagination["page"] - 1)
 
+    async def sort_by(event: Any) -> None:
+        await change(sort=str(event.args), down=str(event.args) in FALLING)
+
     ui.html(heading("Fleet"), sanitize=False)
     with ui.element("div").classes("bar"):
         search = ui.input(placeholder="Search  /", value=query.search)
@@ -174,6 +180,12 @@ def build(board: Board, address: Address) -> None:
         status.on_value_change(lambda event: change(status=event.value))
         tier = ui.toggle(TIERS, value=query.tier if query.tier in TIERS else "").props(TOGGLE)
         tier.on_value_change(lambda event: change(tier=event.value))
+        sort = ui.element("select").props('aria-label="Sort"').classes("phone")
+        with sort:
+            for name, label in SORTS.items():
+                chosen = " selected" if name == query.sort else ""
+                ui.element("option").props(f'value="{name}" label="Sort: {label}"{chosen}')
+        sort.on("change", sort_by, js_handler="(event) => emit(event.target.value)")
     board.html(find, note)
     table = board.table(find, COLUMNS, lambda page: page.rows, per_page=PER_PAGE)
 

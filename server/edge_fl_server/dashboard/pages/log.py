@@ -27,11 +27,8 @@ def text(event: Event) -> str:
         shown = reasons.rejected(reason) + (f": {detail}" if detail else "")
     elif event.kind == "quarantine":
         shown = reasons.quarantined(shown)
-    again = (
-        f' <span class="quiet">{event.times:,} times since {clock(event.first)}</span>'
-        if event.times > 1
-        else ""
-    )
+    often = "" if event.kind == "round" else f"{event.times:,} times "  # rounds are named in the text
+    again = f' <span class="quiet">{often}since {clock(event.first)}</span>' if event.times > 1 else ""
     return escape(shown) + again
 
 

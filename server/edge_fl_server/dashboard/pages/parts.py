@@ -76,7 +76,7 @@ class Column(Struct, frozen=True):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Quasar's description of the column; numbers sort from the largest."""
+        """Quasar's description of the column."""
         right = self.markup in NUMERIC
         return {
             "name": self.name,
@@ -88,8 +88,13 @@ class Column(Struct, frozen=True):
             ),
             "headerClasses": "minor" if self.minor else "",
             "sortable": self.sortable,
-            "sortOrder": "da" if right and self.markup is not ago else "ad",
+            "sortOrder": "da" if self.falling else "ad",
         }
+
+    @property
+    def falling(self) -> bool:
+        """Whether the first click sorts from the largest: numbers do, but accuracies begin with the worst."""
+        return self.markup in NUMERIC and self.markup not in (ago, share)
 
 
 def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]]:

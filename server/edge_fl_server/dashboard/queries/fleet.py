@@ -167,12 +167,12 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
 
 
 def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[ColumnElement[Any], ...]:
-    """By the chosen column, devices without a value below all others, then by name."""
+    """By the chosen column, devices without a value after all others, then by name."""
     if not query.sort:
         return (standing.ATTENTION.desc(), devices.c.device)
     key = columns.get(query.sort, devices.c.device)
     present = key.is_not(None)
-    return (present.desc(), key.desc(), devices.c.device) if query.down else (present, key, devices.c.device)
+    return (present.desc(), key.desc() if query.down else key, devices.c.device)
 
 
 def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:

@@ -87,10 +87,15 @@ def _parts(fleet: str) -> list[Select[Any]]:
 
 
 def _rounds(fleet: str) -> Select[Any]:
-    """Rounds of a run with the same numbers of devices are one event, with the newest round's number."""
+    """Rounds of a run with the same numbers of devices are one event, with the first and the newest round's number."""
     same = (rounds.c.run, rounds.c.selected, rounds.c.responded)
-    newest = cast(func.max(rounds.c.round), Text)
-    text = _text("round ", newest, ": ", rounds.c.responded, " of ", rounds.c.selected, " responded")
+    first, newest, count = func.min(rounds.c.round), func.max(rounds.c.round), func.count()
+    which = case(
+        (count == 1, _text("round ", newest)),
+        (newest - first + 1 == count, _text("rounds ", first, "–", newest)),
+        else_=_text(count, " of the rounds ", first, "–", newest),
+    )
+    text = which + _text(": ", rounds.c.responded, " of ", rounds.c.selected, " responded")
     at, mine = rounds.c.ended_at, (runs.c.fleet == fleet) & (runs.c.run == rounds.c.run)
     columns = _columns(literal("info"), "round", func.max(at), rounds.c.run, text)
     counts = _counts(func.count(), func.min(at), literal(1))

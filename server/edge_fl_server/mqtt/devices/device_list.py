@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from edge_fl.console.tables import Column, Columns
+from edge_fl.console import units
+from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import ProtocolError
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
@@ -26,18 +27,25 @@ from edge_fl_server.mqtt.devices.statements import is_will, numbers_of
 from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.registry.records import DeviceRecord
 
+
+def _positive(value: float) -> str:
+    """A number, "-" for 0 and None."""
+    return cell_text(value or None)
+
+
 LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
 COLUMNS: Columns = {
     "device": "device",
     "status": "status",
     "standing": "standing",
     "signed": Column("signed", rank=2),
-    "score": Column("outlier score", rank=3),
+    "score": Column("outlier score", _positive, rank=3),
     "tier": "tier",
     "head": "head",
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
-    "release": "release",
+    "release": Column("release", _positive),
+    "accuracy": Column("accuracy after", units.percent, rank=1),
     "agent": Column("agent", rank=2),
     "agent_update": Column("agent update", prose=True, rank=3),
     "machine": Column("machine", rank=5),
@@ -64,6 +72,7 @@ def devices(
     *,
     authorities: Authorities = (),
     tagged: Mapping[str, Tags] = {},
+    accuracies: Mapping[str, float] = {},
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
 
@@ -92,6 +101,7 @@ def devices(
             known[address.device] = device
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
+        | {"accuracy": accuracies.get(id)}
         for id, device in sorted(known.items())
     ]
     return DeviceList(online, rows)
