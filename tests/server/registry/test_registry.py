@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +18,7 @@ from edge_fl_server.registry.records import (
     DeviceRecord,
     Rejection,
     ReleaseRecord,
+    ReportRecord,
     RequestRecord,
     RoundRecord,
     RunRecord,
@@ -194,6 +196,13 @@ def test_outlier_scores_survive_messages_of_the_device_until_it_is_readmitted(db
     devices.readmit(db, "main", "d1")
     assert devices.get(db, "main", "d1").outlier_score == 0
     assert devices.get(db, "main", "d1").status == "alert"
+
+
+def test_the_newest_accuracy_of_each_device_is_known(db):
+    for id, device, after in (("a", "d1", 0.9), ("b", "d1", 0.8), ("c", "d2", None), ("d", "d1", None)):
+        reports.accept(db, ReportRecord("main", device, id, "r1", 1, "head", 5, after=after))
+        time.sleep(0.002)  # times of arrival have milliseconds
+    assert reports.newest_accuracies(db, "main") == {"d1": 0.8}
 
 
 def test_releases_are_listed_newest_first(db):

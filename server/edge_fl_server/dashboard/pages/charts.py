@@ -111,6 +111,7 @@ def lines(
     narrow = {"legend": {"orient": "vertical"}, "grid": {"top": 16 + 22 * len(shown)}}
     options = {
         **BASE,
+        "grid": {**BASE["grid"], "left": 16 if names else 4},  # half a name is left of the axis
         "legend": legend,
         "tooltip": {**BASE["tooltip"], **_hint(shown, places, step)},
         "xAxis": {
