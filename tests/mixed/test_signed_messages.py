@@ -317,3 +317,12 @@ def test_many_threads_never_sign_with_one_number(scene: Scene) -> None:
     for thread in threads:
         thread.join()
     assert len(set(numbers)) == 200
+
+
+@pytest.mark.timeout(30)
+def test_a_message_is_signed_while_the_repository_is_locked(scene: Scene) -> None:
+    with scene.repository.locked():
+        signed = Director(Repository(scene.repository.folder), "main").sign(
+            "assignment", "pi-01", Assignment(1, "rest")
+        )
+    assert signed.signature

@@ -7,6 +7,7 @@
     FOLDER/artefacts/SHA256        the released bytes, written by the publisher
 
     FOLDER/lock                    held while a process changes the repository
+    FOLDER/signed, signed.lock     the highest number of a signature that may have been used (release/rollout/director.py)
 
 Files are written, and must be published, in this order: timestamp.json is the commit point. Several processes may use one folder: each
 change takes the lock and begins with what the others have written. A manifest is JSON text inside `custom`,

@@ -7,6 +7,7 @@ FOLDER/signed.
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Callable
@@ -82,9 +83,13 @@ class Director:
             return self._number
 
     def _reserve(self) -> int:
-        """Reserve numbers that no other process has used or will use."""
+        """Reserve numbers that no other process has used or will use.
+
+        The lock is not that of the repository, which is held while a release is published and its assignments are signed.
+        """
         path: Path = self.repository.folder / "signed"
-        with self.repository.locked(), reporting(str(path)):
+        with reporting(str(path)), path.with_suffix(".lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 used = int(path.read_text()) if path.exists() else 0
             except ValueError as error:
