@@ -51,7 +51,9 @@ class Verifier:
         try:
             return self._verified(address, packet)
         except TrustError as error:
-            if error.why not in ("no_root", "wrong_key"):
+            if error.why == "no_root":  # without a trusted root a signature is worth nothing, and is ignored
+                return Received(address, _content(address, packet), packet.retain)
+            if error.why != "wrong_key":
                 return self._rejected(address, packet, error)
             self.waiting[address.kind] = (address, packet)
             return None
@@ -66,16 +68,13 @@ class Verifier:
         return KeysRefreshed()
 
     def retried(self) -> Iterator[Received]:
-        """Verify the messages that waited. Without any trusted root a signature is worth nothing, and is ignored."""
+        """Verify the messages that waited."""
         waiting, self.waiting = self.waiting, {}
         for address, packet in waiting.values():
             try:
                 yield self._verified(address, packet)
             except TrustError as error:
-                if error.why == "no_root":
-                    yield Received(address, _content(address, packet), packet.retain)
-                else:
-                    yield self._rejected(address, packet, error)
+                yield self._rejected(address, packet, error)
 
     def _verified(self, address: Address, packet: Packet) -> Received:
         """Raises TrustError for a signature that does not count."""
