@@ -67,9 +67,9 @@ def stop_on_signal(runner: Runner) -> None:
 def log_warnings() -> None:
     """Log warnings to stderr; under `--quiet` only errors."""
     level = logging.ERROR if is_quiet() else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.setLevel(level)  # the agent's own log takes more (`edge_fl_devices.remote.log_file`)
+    handler = logging.StreamHandler()
+    handler.setLevel(level)  # the agent's own log takes more (`edge_fl_devices.remote.log_file`)
+    logging.basicConfig(level=level, format="%(message)s", handlers=[handler])
 
 
 def full_worker() -> Any:
