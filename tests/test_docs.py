@@ -3,8 +3,8 @@
 Comments directly above a code block control how its commands are tested:
 
     ```console            lines that begin with "$ " are run in order in a temporary folder, one per page; each must succeed.
-    $ edge-fl ...         It contains photo.png, pictures/ with a folder per class, and every block of the page whose first line is
-    ```                   "# NAME.py" or "# NAME.toml".
+    $ edge-fl ...         It contains photo.png, pictures/ with a folder per class, a wheel of edge-fl 0.2.0, and every block of the page
+    ```                   whose first line is "# NAME.py" or "# NAME.toml".
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
     <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
@@ -38,6 +38,7 @@ import pytest
 from PIL import Image
 
 from edge_fl import cli
+from tests import agents
 from tests.links import broken_links
 from tests.warm import Command, WarmStart
 
@@ -83,7 +84,7 @@ class Block:
         return [
             re.split(r"\s#\s|\s&(?:\s|$)", line)[0].strip()
             for line in found
-            if re.match(r"(edge-fl|python|make|pip|ssh) ", line)
+            if re.match(r"(edge-fl|python|make|pip|ssh|install) ", line)
         ]
 
 
@@ -222,6 +223,7 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, page: Path, tmp_path:
     for name, number in product(("cat", "dog"), range(6)):
         (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
+    agents.wheel(tmp_path, "0.2.0")
     with network_namespace() as namespace, Session(app, warm, tmp_path, namespace) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
