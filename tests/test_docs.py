@@ -22,6 +22,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -210,6 +211,11 @@ def warm() -> Iterator[WarmStart]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return agents.wheel(tmp_path_factory.mktemp("wheels"), "0.2.0")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("mosquitto_program")
@@ -218,12 +224,12 @@ def warm() -> Iterator[WarmStart]:
     [page for page in PAGES if not after(page) and any(b.is_run for b in blocks(page))],
     ids=lambda page: page.name,
 )
-def test_commands_of_a_page_run(app: Any, warm: WarmStart, page: Path, tmp_path: Path) -> None:
+def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Path, tmp_path: Path) -> None:
     Image.linear_gradient("L").save(tmp_path / "photo.png")
     for name, number in product(("cat", "dog"), range(6)):
         (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
-    agents.wheel(tmp_path, "0.2.0")
+    shutil.copy(wheel, tmp_path)
     with network_namespace() as namespace, Session(app, warm, tmp_path, namespace) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
