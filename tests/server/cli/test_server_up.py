@@ -23,7 +23,7 @@ from tests.server.conftest import Stage
 
 START_S = 240.0  # of which two minutes are for a killed run to return
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def server(stage: Stage) -> str:
