@@ -29,7 +29,7 @@ T = TypeVar("T")
 FRAME = struct.Struct("<BQ")  # an index of ERRORS, then the length of the payload in bytes
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
 ERRORS: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
-MAPPING_FAILED = "failed to map segment"  # by the dynamic linker, under a limit on the address space
+MAPPING_FAILED = "failed to map segment"  # in the error of an import that does not fit into the memory
 AHEAD_S = 60.0
 CODE = dict.fromkeys(str(Path(file).resolve().parents[1]) for file in (str(edge_fl.__file__), __file__))
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -176,11 +176,9 @@ def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tu
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
         kind, message, why = MemoryError, f"{what}: out of memory{detail}; no result", ""
-    except ImportError as error:  # of a shared library that does not fit into the memory
-        kind = MemoryError if MAPPING_FAILED in str(error) else RunError
-        message, why = f"{what}: {error}; no result", ""
     except Exception as error:  # the parent gets the message, which a dead child could not send
-        kind, message, why = RunError, f"{what}: {type(error).__name__}: {error}; no result", ""
+        kind = MemoryError if isinstance(error, ImportError) and MAPPING_FAILED in str(error) else RunError
+        message, why = f"{what}: {type(error).__name__}: {error}; no result", ""
     return ERRORS.index(kind), msgspec.json.encode((message, why))
 
 

@@ -1,4 +1,4 @@
-"""A child process that responds with its process id and the request: `python -m tests.devices.echo_child`."""
+"""A child process that responds with its process id and the request, or fails to import: `python -m tests.devices.echo_child`."""
 
 from __future__ import annotations
 
@@ -7,5 +7,12 @@ import sys
 
 from edge_fl_devices import child
 
+
+def respond(request: bytes) -> bytes:
+    if request.startswith(b"import: "):
+        raise ImportError(request.decode())
+    return b"%d %s" % (os.getpid(), request)
+
+
 if __name__ == "__main__":
-    sys.exit(child.serve("who", lambda request: b"%d %s" % (os.getpid(), request)))
+    sys.exit(child.serve("who", respond))

@@ -60,3 +60,14 @@ def test_a_child_that_died_while_idle_is_an_error_and_the_next_one_responds(chil
     with pytest.raises(RunError, match="who: the child exited with code -15"):
         request(children)
     assert request(children)
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [("x.so: failed to map segment from shared object", MemoryError), ("No module named 'x'", RunError)],
+)
+def test_a_library_that_does_not_fit_into_the_memory_is_out_of_memory(
+    children: Children, message: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match=f"who: ImportError: import: {message}; no result"):
+        children.request(f"import: {message}".encode(), 60)
