@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl.errors import ArtefactError, brief
+from edge_fl.fleet.fields import ServerSignature
 from edge_fl.wire.blob import Blob
 
 FIELD = "agents"
@@ -48,6 +49,7 @@ class AgentUpdate(Struct, frozen=True):
 
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
     number: Number
+    signature: ServerSignature | None = None
 
 
 class UpdateStatus(Struct, frozen=True):

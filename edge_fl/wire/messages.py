@@ -77,6 +77,7 @@ class Assignment(Struct, frozen=True):
     Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
     the hash of the round's `spec` ("": any).
     "rest" requests nothing; `why` may give a failure word, as in `DeviceState.why`.
+    `signs_all`: the server also signs its commands and agent updates.
     """
 
     version: Count
@@ -89,6 +90,7 @@ class Assignment(Struct, frozen=True):
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
     why: Text = ""
     spec: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    signs_all: bool = False
     signature: ServerSignature | None = None
 
 
@@ -98,6 +100,7 @@ class Command(Struct, frozen=True):
     id: Id
     do: Literal["rebirth", "abort", "revoke-local-head", "log-level"]
     argument: Text = ""
+    signature: ServerSignature | None = None
 
 
 class Ack(Struct, frozen=True):

@@ -7,12 +7,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_fl.release.agent import UpdateStatus
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update.launcher import MAX_STARTS
 from tests import agents
 from tests.agents import Board, eventually
@@ -115,10 +117,12 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
 
 
 def own_files(board: Board) -> dict[str, bytes]:
-    """Heads, outbox, memory, installed releases."""
-    names = ("heads", "outbox", "release", "privacy", "memory.json")
-    paths = (path for name in names for path in [board.home / name, *(board.home / name).rglob("*")])
-    return {str(path.relative_to(board.home)): path.read_bytes() for path in paths if path.is_file()}
+    """Heads, outbox, memory (without the number of the signed request to update), installed releases."""
+    names = ("heads", "outbox", "release", "privacy")
+    paths = (path for name in names for path in (board.home / name).rglob("*"))
+    memory = msgspec.structs.replace(Store(board.home).memory(), signed_update=0)
+    files = {str(path.relative_to(board.home)): path.read_bytes() for path in paths if path.is_file()}
+    return {**files, "memory": msgspec.json.encode(memory)}
 
 
 def reached(site: Site, board: Board, point: str) -> bool:

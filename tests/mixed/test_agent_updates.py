@@ -17,12 +17,14 @@ from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.director import Director
 from tests import agents
 from tests.agents import Board, eventually
 from tests.devices import graphs
@@ -58,8 +60,9 @@ class Site:
         stack.callback(self.db.close)
         self.connect = partial(MqttTransport, agents.endpoint(port))
         journal = stack.enter_context(Journal(self.db, FLEET))
-        self.server: Server = stack.enter_context(connected(self.connect, journal))
         self.repository = Repository(folder / "home" / FLEET)
+        director = Director(self.repository, FLEET)
+        self.server: Server = stack.enter_context(connected(self.connect, journal, director=director))
         self.rollout = RolloutCoordinator(self.server, self.repository, RolloutOptions(resume=True))
         stack.enter_context(closing(self.rollout))
         payload = graphs.graph()
@@ -131,6 +134,7 @@ def test_a_device_updates_itself_and_keeps_everything_unless_its_owner_declines_
     eventually(lambda: site.status("pi") == UpdateStatus(1, "agent-1", "done"), "the update")
     eventually(lambda: site.version("pi") == "0.2.0")
     site.boards_serve()
+    assert Store(board.home).memory().signed_update  # a broker could not have forged the request
     assert (classes(board), (board.home / "heads").stat().st_ino) == (before, head)
     eventually(lambda: site.status("later").state == "postponed")
     assert site.status("later").why.startswith("until ")

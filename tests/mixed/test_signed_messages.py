@@ -17,9 +17,10 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl.capability import Tier
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.secure.signatures import Signer
 from edge_fl.secure.signed import stated
-from edge_fl.wire.messages import Assignment, Capability, DeviceState, decode, encode
+from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, Log, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
@@ -107,7 +108,7 @@ class Scene:
             check=lambda installed: None,
             limits=QUICK,
         )
-        can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0")
+        can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0", update=UpdateStatus(0))
         identity = self.home / "ca" / name
         return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=identity)
 
@@ -116,8 +117,12 @@ class Scene:
         sent = [packet.payload for packet in self.sent if packet.topic == TOPICS.assignment(device)]
         return [decode(payload, Assignment) for payload in sent]
 
-    def inject(self, topic: str, message: Assignment | DeviceState | Capability) -> None:
-        self.attacker.publish(Packet(topic, encode(message), retain=True))
+    def inject(self, topic: str, message: msgspec.Struct, *, retain: bool = True) -> None:
+        self.attacker.publish(Packet(topic, encode(message), retain=retain))
+
+    def log_lines(self) -> list[str]:
+        """The lines that devices logged, as they went over the broker."""
+        return [decode(p.payload, Log).text for p in self.sent if p.topic == TOPICS.log("pi-01")]
 
     def rejections(self) -> list[str]:
         return [row.reason for row in reports.rejections_of(self.db, "main", device="pi-01")]
@@ -197,6 +202,90 @@ def test_an_assignment_that_the_server_did_not_sign_for_this_device_now_is_rejec
             assert device.state.assignment.id == "rel-2", why
         server.assignments.assign("pi-01", "serve", run_id="toy", round=1, id="rel-1-again-1", release=1)
         eventually(lambda: device.state.release == 1 and not device.state.why)
+
+
+def test_commands_and_agent_updates_that_the_server_did_not_sign_do_nothing_and_are_reported(
+    scene: Scene,
+) -> None:
+    server, device = scene.server(), scene.device()
+    director, stranger = server.connection.director, Director(Repository(scene.home / "thief"), "main")
+    old = Director(scene.repository, "main", clock=lambda: 0.0)
+    old._reserve = lambda: 2**52  # type: ignore[method-assign]
+    assert isinstance(director, Director)
+    updates: list[AgentUpdate | None] = []
+    device.desire_update = updates.append
+    scene.publish(server)
+    first, second = AgentUpdate("agent-1", 1), AgentUpdate("agent-2", 2)
+    revoke = Command("c-1", "revoke-local-head")
+    with running(device, connect=scene.connect):
+        serve(server, 1)
+        eventually(lambda: device.state.release == 1 and not device.state.work)
+        server.assignments.republish("pi-01")  # now the device trusts a root
+        eventually(lambda: device.state.memory.signs_all)
+        genuine = director.sign("agent", "pi-01", first), director.sign("agent", "pi-01", second)
+        for update in genuine:
+            server.connection.publish(TOPICS.agent("pi-01"), update, retain=True)
+        eventually(lambda: updates == [*genuine])
+        done = director.sign("cmd", "pi-01", revoke, lasts=True)
+        server.connection.publish(TOPICS.command("pi-01"), done)
+        eventually(lambda: device.state.release == 0)
+        server.assignments.assign("pi-01", "serve", run_id="toy", round=1, id="rel-1-again-1", release=1)
+        eventually(lambda: device.state.release == 1 and not device.state.work)
+        again = replace(revoke, id="c-2")
+        third = AgentUpdate("agent-3", 1)
+        attacks: dict[str, tuple[Command, AgentUpdate | None]] = {
+            "unsigned": (again, third),
+            "forged": (
+                replace(again, signature=done.signature),
+                replace(third, signature=genuine[1].signature),
+            ),
+            "replayed": (done, genuine[0]),
+            "misdirected": (director.sign("cmd", "pi-02", again), director.sign("agent", "pi-02", third)),
+            "wrong_key": (stranger.sign("cmd", "pi-01", again), stranger.sign("agent", "pi-01", third)),
+            "expired": (old.sign("cmd", "pi-01", again, lasts=True), None),
+        }
+        for why, (command, forgery) in attacks.items():
+            scene.inject(TOPICS.command("pi-01"), command, retain=False)
+            line = f"command {command.id} (revoke-local-head) rejected: {why}"
+            eventually(lambda line=line: line in scene.log_lines())
+            if forgery:
+                scene.inject(TOPICS.agent("pi-01"), forgery)
+                line = f"agent update {forgery.id} rejected: {why}"
+                eventually(lambda line=line: line in scene.log_lines())
+            assert (device.state.release, updates) == (1, [*genuine]), why
+        server.connection.publish(TOPICS.command("pi-01"), director.sign("cmd", "pi-01", again, lasts=True))
+        eventually(lambda: device.state.release == 0)
+
+
+def test_a_device_follows_what_an_earlier_server_that_signs_only_assignments_leaves_unsigned(
+    scene: Scene,
+) -> None:
+    server, device = scene.server(), scene.device()
+    director = server.connection.director
+    assert isinstance(director, Director)
+    updates: list[AgentUpdate | None] = []
+    device.desire_update = updates.append
+    scene.publish(server)
+    unsigned = AgentUpdate("agent-1", 1)
+
+    def assign(version: int, *, signs_all: bool) -> None:
+        assignment = Assignment(version, "serve", "toy", 1, f"v-{version}", release=1, signs_all=signs_all)
+        assignment = director.sign("assignment", "pi-01", assignment)
+        server.connection.publish(TOPICS.assignment("pi-01"), assignment, retain=True)
+        eventually(lambda: device.state.assignment == assignment)
+
+    with running(device, connect=scene.connect):
+        assign(2**30, signs_all=True)
+        eventually(lambda: device.state.release == 1 and not device.state.work)
+        assign(2**30 + 1, signs_all=True)  # now the device trusts a root
+        scene.inject(TOPICS.agent("pi-01"), unsigned)
+        eventually(lambda: "agent update agent-1 rejected: unsigned" in scene.log_lines())
+        assign(2**30 + 2, signs_all=False)  # the earlier server has the fleet again
+        scene.inject(TOPICS.agent("pi-01"), unsigned)
+        eventually(lambda: updates == [unsigned])
+        eventually(lambda: device.state.release == 1 and not device.state.work)
+        scene.inject(TOPICS.command("pi-01"), Command("c-1", "revoke-local-head"), retain=False)
+        eventually(lambda: device.state.release == 0)
 
 
 def test_numbers_grow_over_restarts_of_server_and_device_a_new_key_and_a_broker_without_its_data(

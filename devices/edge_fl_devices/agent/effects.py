@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from edge_fl.config import MethodSpec
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Assignment
@@ -16,7 +17,8 @@ class Memory(Struct, frozen=True):
 
     `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
     assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment; once there was one,
-    unsigned ones are rejected. `starts` begins the numbers of the device's own signatures; it grows with every start.
+    unsigned ones are rejected. `signed_command`, `signed_update`: those of commands and agent updates; with `signs_all` (of the newest
+    signed assignment) unsigned ones are rejected. `starts` begins the numbers of the device's own signatures; it grows with every start.
     """
 
     done: tuple[str, ...] = ()
@@ -24,6 +26,9 @@ class Memory(Struct, frozen=True):
     version: int = 0
     server: str = ""
     signed: int = 0
+    signed_command: int = 0
+    signed_update: int = 0
+    signs_all: bool = False
     starts: int = 0
 
 
@@ -130,6 +135,12 @@ class Forget(Effect, frozen=True):
 
 class Revoke(Effect, frozen=True):
     """Delete the personal head."""
+
+
+class DesireUpdate(Effect, frozen=True):
+    """Pursue an update of the agent's own software; None: none is desired."""
+
+    update: AgentUpdate | None
 
 
 class Stop(Effect, frozen=True):

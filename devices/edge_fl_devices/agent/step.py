@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from edge_fl.capability import Tier
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.messages import (
     PROTOCOL,
     Ack,
@@ -199,33 +200,56 @@ def _on_round(context: StepContext, event: events.Received) -> None:
 
 
 def _on_assignment(context: StepContext, event: events.Received) -> None:
+    signed = context.state.memory.signed
     if not isinstance(event.message, Assignment):
         assignments.accept(context, None)
-    elif why := _rejection(event, context.state.memory.signed):
+    elif why := _rejection(event, signed, required=signed > 0):
         if why != context.state.why:
             context.log("warning", f"assignment {event.message.id} rejected: {why}")
         context.update(why=why)
     else:
-        context.remember(signed=max(event.number, context.state.memory.signed))
+        if event.number:
+            context.remember(signed=event.number, signs_all=event.message.signs_all)
         if context.state.why in REJECTIONS:
             context.update(why="")
         assignments.accept(context, event.message)
 
 
-def _rejection(event: events.Received, highest: int) -> str:
+def _rejection(event: events.Received, lowest: int, *, required: bool) -> str:
     """The failure word of a message that the server did not sign for this device, or signed before a later one; "" for a valid one.
 
-    Until the first valid signature (`highest`) messages without one are valid: the server may be older, or have no keys.
+    `lowest`: the lowest number that counts. Unless a signature is `required`, the server may be older, or have no keys.
     """
-    if event.rejected or event.number >= highest:
+    if event.rejected:
         return event.rejected
-    return "replayed" if event.number else "unsigned"
+    if not event.number:
+        return "unsigned" if required else ""
+    return "replayed" if event.number < lowest else ""
+
+
+def _on_update(context: StepContext, event: events.Received) -> None:
+    """Desire another agent. A rejected message about the last update is no news."""
+    update, memory, known = event.message, context.state.memory, context.state.capability.update
+    if known is None:
+        return
+    if not isinstance(update, AgentUpdate):
+        context.emit(effects.DesireUpdate(None))
+    elif why := _rejection(event, memory.signed_update, required=memory.signs_all):
+        if update.id != known.id:
+            context.log("warning", f"agent update {update.id} rejected: {why}")
+    else:
+        context.remember(signed_update=max(event.number, memory.signed_update))
+        context.emit(effects.DesireUpdate(update))
 
 
 def _on_command(context: StepContext, event: events.Received) -> None:
-    command = event.message
+    command, memory = event.message, context.state.memory
     if not isinstance(command, Command) or event.retain:
         return
+    if why := _rejection(event, memory.signed_command + 1, required=memory.signs_all):
+        context.log("warning", f"command {command.id} ({command.do}) rejected: {why}")
+        return
+    context.remember(signed_command=max(event.number, memory.signed_command))
     match command.do:
         case "rebirth":
             _publish_capability(context)
@@ -309,6 +333,7 @@ _MESSAGE_HANDLERS: dict[str, Callable[[StepContext, events.Received], None]] = {
     "round": _on_round,
     "assignment": _on_assignment,
     "cmd": _on_command,
+    "agent": _on_update,
     "ack": _on_ack,
     "echo": _on_echo,
 }

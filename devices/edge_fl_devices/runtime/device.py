@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
@@ -55,6 +56,7 @@ class Device:
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
     answer_query: AnswerQuery = decline
+    desire_update: Callable[[AgentUpdate | None], None] = lambda update: None
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -312,6 +314,8 @@ class Device:
                 self.worker.store.forget(id)
             case effects.Revoke():
                 self.worker.store.revoke()
+            case effects.DesireUpdate(update):
+                self.desire_update(update)
             case effects.Stop():
                 pass  # the runner disconnects once all its devices have stopped
 

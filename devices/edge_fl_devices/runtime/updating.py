@@ -73,7 +73,8 @@ def updating(config: DeviceConfig, device: Device, runner: Runner, trust: Trust)
     )
     capability = msgspec.structs.replace(device.state.capability, update=updater.status)
     device.state = replace(device.state, capability=capability)
-    transfers = Transfers(device.name, device.state.topics, device.carry_out, updater.desire)
+    transfers = Transfers(device.name, device.state.topics, device.carry_out)
+    device.desire_update = updater.desire
     result.listen = transfers.put
     stopped = threading.Event()
     thread = threading.Thread(target=partial(updater.run, transfers, trust, stopped), daemon=True)

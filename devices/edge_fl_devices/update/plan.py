@@ -18,11 +18,15 @@ AGENT = "edge-fl"
 STAYS = "the running agent stays"
 
 
-def require_no_downgrade(release: AgentRelease, version: str, *, withdrawn: bool) -> None:
-    """Raise ArtefactError ("downgrade") for a version older than the running one, unless it is signed as such.
+def require_allowed(release: AgentRelease, version: str, *, withdrawn: bool) -> None:
+    """Raise ArtefactError: "downgrade" for a version older than the running one, unless it is signed as such; "withdrawn".
 
-    withdrawn: the running agent release is signed as withdrawn.
+    withdrawn: the running agent release is signed as withdrawn, so the device may return to any.
     """
+    if release.withdrawn and not withdrawn:
+        raise ArtefactError(
+            f"agent release {release.number}: withdrawn, the request is old", "withdrawn", STAYS
+        )
     if not (release.downgrade or withdrawn) and Version(release.version) < Version(version):
         raise ArtefactError(
             f"agent release {release.number}: version {release.version}, {version} runs here;"

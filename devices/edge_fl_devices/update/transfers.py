@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from edge_fl.errors import ArtefactError, DeadlineError, ProtocolError, StoppedError
-from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, decode
 from edge_fl.wire.topics import Address, Topics
@@ -30,21 +29,17 @@ class Transfers:
         device: str,
         topics: Topics,
         carry_out: Callable[[Iterable[Effect]], None],
-        on_update: Callable[[AgentUpdate | None], None],
         limits: FetchLimits = fetch.LIMITS,
     ) -> None:
         self._device, self._topics, self._limits = device, topics, limits
-        self._carry_out, self._on_update = carry_out, on_update
+        self._carry_out = carry_out
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._transfer: Download | MetadataFetch | None = None
         self._closed = False
 
     def put(self, event: Event) -> None:
-        """Take what concerns agent updates."""
-        if isinstance(event, Packet) and event.topic == self._topics.agent(self._device):
-            with suppress(ProtocolError):  # the agent's own thread logs it
-                self._on_update(decode(event.payload, AgentUpdate) if event.payload else None)
-        elif self._transfer:
+        """Take what concerns the transfer under way."""
+        if self._transfer:
             self._events.put(event)
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ class AgentUpdater:
         if update.number not in releases:
             raise TrustError(f"agent release {update.number}: not among the signed ones", "missing")
         release = releases[update.number]
-        plan.require_no_downgrade(release, __version__, withdrawn=withdrawn)
+        plan.require_allowed(release, __version__, withdrawn=withdrawn)
         folder = self._updates.folder(release.number)
         if not environment.is_complete(folder):
             self._build(release, update, transfers)

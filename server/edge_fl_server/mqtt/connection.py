@@ -17,12 +17,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signed import ForgedError
-from edge_fl.wire.messages import MESSAGES, Beat, Command, ServerState, encode
+from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
@@ -43,6 +45,15 @@ class Received:
 
 
 Handler = Callable[[Received], None]
+M = TypeVar("M", Assignment, Command, AgentUpdate)
+
+
+class SignsMessages(Protocol):
+    """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
+
+    def sign(self, kind: str, device: str, message: M, *, lasts: bool = ...) -> M: ...
+
+    def is_stale(self, message: Assignment | Command | AgentUpdate) -> bool: ...
 
 
 class ServerConnection:
@@ -50,7 +61,7 @@ class ServerConnection:
 
     `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_forged` of every message
     that its device did not sign (`statements`; None: signatures are not checked), `on_excess` for every device above the rate
-    limit, once per interval.
+    limit, once per interval. `director` signs what is sent to single devices; None: nothing is signed.
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class ServerConnection:
         self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
         self.on_forged: Callable[[str, str, ForgedError], None] = lambda sender, kind, error: None
         self.statements: Statements | None = None
+        self.director: SignsMessages | None = None
         self.on_excess: OnExcess = lambda device, dropped, description: None
         self._rate_limit = RateLimit(topics, lambda *excess: self.on_excess(*excess))
         self._return_s = 1.0
@@ -179,10 +191,21 @@ class ServerConnection:
         """Clear the retained message of a topic."""
         self.publish_packet(Packet(topic, b"", retain=True))
 
+    def signed(self, kind: str, device: str, message: M, *, lasts: bool = False) -> M:
+        """Return the message as the director signs it; unsigned without a director or its key."""
+        if self.director is None:
+            return message
+        try:
+            return self.director.sign(kind, device, message, lasts=lasts)
+        except EdgeFLError as error:  # devices that have seen a signed one reject it by name
+            log.error("%s: %s sent without a signature: %s", device, kind, error)
+            return message
+
     def request_rebirth(self, device: str) -> None:
         """Request a device to publish its capability and state again."""
         self._commands += 1
         command = Command(f"{self.boot}-{self._commands}", "rebirth")
+        command = self.signed("cmd", device, command, lasts=True)
         self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
 
     @property

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
-from edge_fl_server.mqtt.connection import Received, ServerConnection
-from edge_fl_server.mqtt.devices.assignments import Assignments, SignsAssignments, clear_leftover_assignments
+from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsMessages
+from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
@@ -40,17 +40,18 @@ class Server:
         journal: Journal,
         *,
         workers: bool = False,
-        director: SignsAssignments | None = None,
+        director: SignsMessages | None = None,
         authorities: Authorities = (),
     ) -> Server:
         """Register all handlers on a connection that is not open yet."""
         connection.statements = Statements(journal, authorities)
+        connection.director = director
         connection.on("log", _log_device_line)
         return cls(
             connection=connection,
             roster=Roster(connection, journal),
             inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
-            assignments=Assignments(connection, director),
+            assignments=Assignments(connection),
             journal=journal,
         )
 
@@ -63,13 +64,14 @@ def connected(
     takeover: bool = False,
     yields: bool = False,
     workers: bool = False,
-    director: SignsAssignments | None = None,
+    director: SignsMessages | None = None,
     authorities: Authorities = (),
 ) -> Iterator[Server]:
     """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
 
     A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
-    (`edge_fl_server.mqtt.updates.workers`). `director` signs assignments; `authorities` are the CAs of devices that sign their messages.
+    (`edge_fl_server.mqtt.updates.workers`). `director` signs what is sent to single devices; `authorities` are the CAs of devices that
+    sign their messages.
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
     server = Server.of(connection, journal, workers=workers, director=director, authorities=authorities)

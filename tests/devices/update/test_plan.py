@@ -71,11 +71,19 @@ def test_a_missing_dependency_is_refused_by_name() -> None:
 def test_an_older_version_is_refused_unless_it_is_signed_as_a_downgrade() -> None:
     old = AgentRelease(7, "0.9", [AGENT])
     with pytest.raises(ArtefactError, match=r"version 0\.9, 1\.0 runs here") as caught:
-        plan.require_no_downgrade(old, "1.0", withdrawn=False)
+        plan.require_allowed(old, "1.0", withdrawn=False)
     assert caught.value.why == "downgrade"
-    plan.require_no_downgrade(old, "1.0", withdrawn=True)
-    plan.require_no_downgrade(AgentRelease(7, "0.9", [AGENT], downgrade=True), "1.0", withdrawn=False)
-    plan.require_no_downgrade(AgentRelease(7, "1.0", [AGENT]), "1.0", withdrawn=False)
+    plan.require_allowed(old, "1.0", withdrawn=True)
+    plan.require_allowed(AgentRelease(7, "0.9", [AGENT], downgrade=True), "1.0", withdrawn=False)
+    plan.require_allowed(AgentRelease(7, "1.0", [AGENT]), "1.0", withdrawn=False)
+
+
+def test_a_withdrawn_release_is_refused_unless_the_device_returns_from_another_one() -> None:
+    held_back = AgentRelease(7, "1.1", [AGENT], withdrawn=True)
+    with pytest.raises(ArtefactError, match="agent release 7: withdrawn") as caught:
+        plan.require_allowed(held_back, "1.0", withdrawn=False)
+    assert caught.value.why == "withdrawn"
+    plan.require_allowed(held_back, "1.0", withdrawn=True)
 
 
 @pytest.mark.parametrize(

@@ -7,34 +7,23 @@ stay are signed again before they expire.
 
 from __future__ import annotations
 
-import logging
 import threading
-from typing import Any, Protocol
+from typing import Any
 
-from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.reader import ServerConnect, read_retained
-
-log = logging.getLogger(__name__)
 
 ASSIGNMENTS_PER_EPOCH = 2**20
 LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
 
 
-class SignsAssignments(Protocol):
-    """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
-
-    def sign(self, kind: str, device: str, message: Assignment, *, lasts: bool = ...) -> Assignment: ...
-
-    def is_stale(self, message: Assignment) -> bool: ...
-
-
 class Assignments:
-    """The current assignment of every device that has one; not signed without a director."""
+    """The current assignment of every device that has one; not signed without a director of the connection."""
 
-    def __init__(self, connection: ServerConnection, director: SignsAssignments | None = None) -> None:
-        self._connection, self._director = connection, director
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection = connection
         self._current: dict[str, Assignment] = {}
         self._count = 0
         self._lock = threading.Lock()
@@ -46,8 +35,11 @@ class Assignments:
         """Replace the assignment of a device."""
         with self._lock:
             self._count += 1
+            signs_all = self._connection.director is not None
             version = self._connection.epoch * ASSIGNMENTS_PER_EPOCH + self._count
-            self._current[device] = self._signed(device, Assignment(version, mode, **fields))
+            self._current[device] = self._signed(
+                device, Assignment(version, mode, **fields, signs_all=signs_all)
+            )
             self._publish(device, self._current[device])
 
     def republish(self, device: str) -> None:
@@ -60,7 +52,7 @@ class Assignments:
     def refresh(self) -> None:
         """Sign and publish again what will expire soon, or what a replaced key signed."""
         for device, assignment in list(self._current.items()):
-            if self._director and self._director.is_stale(assignment):
+            if self._is_stale(assignment):
                 self.republish(device)
 
     def current(self, device: str) -> Assignment | None:
@@ -80,14 +72,15 @@ class Assignments:
             self.republish(device)
 
     def _signed(self, device: str, assignment: Assignment) -> Assignment:
-        if self._director is None or not self._director.is_stale(assignment):
+        if not self._is_stale(assignment):
             return assignment
-        lasts = assignment.mode in LASTING_MODES
-        try:
-            return self._director.sign("assignment", device, assignment, lasts=lasts)
-        except EdgeFLError as error:  # devices that have seen a signed one reject it by name
-            log.error("%s: assigned without a signature: %s", device, error)
-            return assignment
+        return self._connection.signed(
+            "assignment", device, assignment, lasts=assignment.mode in LASTING_MODES
+        )
+
+    def _is_stale(self, assignment: Assignment) -> bool:
+        director = self._connection.director
+        return director is not None and director.is_stale(assignment)
 
     def _publish(self, device: str, assignment: Assignment) -> None:
         self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)

@@ -72,6 +72,13 @@ class AgentRollout:
             update = AgentUpdate(rollout.return_assignment(device), rollout.before(device))
         else:
             return
-        if status.id != update.id and self._asked.get(device) != update:
-            self._connection.publish(self._connection.topics.agent(device), update, retain=True)
-            self._asked[device] = update
+        if status.id != update.id and not self._has_been_asked(device, update):
+            self._asked[device] = self._connection.signed("agent", device, update)
+            self._connection.publish(self._connection.topics.agent(device), self._asked[device], retain=True)
+
+    def _has_been_asked(self, device: str, update: AgentUpdate) -> bool:
+        """Whether this server has asked for the update, with a key that devices still trust."""
+        asked, director = self._asked.get(device), self._connection.director
+        if asked is None or asked.id != update.id:
+            return False
+        return not (director and asked.signature and director.is_stale(asked))

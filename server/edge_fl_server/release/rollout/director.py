@@ -1,8 +1,8 @@
 """The director: signs the server's messages to single devices with the online key that the signed metadata of releases name.
 
-A broker, which has no such key, can then neither assign a release or a round nor change settings. Numbers grow from signature to signature,
-also across restarts and in a repository that was restored from a backup: they begin with the time, and never below those reserved in
-FOLDER/signed.
+A broker, which has no such key, can then neither assign a release, a round or an agent, nor give a command. Numbers grow from signature to
+signature, also across restarts and in a repository that was restored from a backup: they begin with the time, and never below those
+reserved in FOLDER/signed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.fleet.fields import ServerSignature
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed
-from edge_fl.wire.messages import Assignment, encode
+from edge_fl.wire.messages import Assignment, Command, encode
 from edge_fl_server.release.repository import Repository
 
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
 
-M = TypeVar("M", bound=Assignment)
+Signed = Assignment | Command | AgentUpdate
+M = TypeVar("M", Assignment, Command, AgentUpdate)
 
 
 @dataclass(eq=False)
@@ -54,7 +56,7 @@ class Director:
         signature = replace(signature, signatures=self._signatures(content))
         return replace(message, signature=signature)
 
-    def is_stale(self, message: Assignment) -> bool:
+    def is_stale(self, message: Signed) -> bool:
         """Whether a message should be signed again: its signature has less than a third of its life left, or is by a replaced key."""
         if message.signature is None:
             return True
