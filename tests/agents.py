@@ -20,9 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edge_fl import __version__
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.flash import edge_fl_wheel
+from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update import environment, launcher
 from edge_fl_devices.update.state import Updates
 
@@ -168,6 +171,15 @@ class Board:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def own_files(home: Path) -> dict[str, bytes]:
+    """Heads, outbox, installed releases, privacy budget, and memory without the number of the signed request to update."""
+    memory = msgspec.structs.replace(Store(home).memory(), signed_update=0, starts=0)
+    paths = [path for name in ("heads", "outbox", "release") for path in (home / name).rglob("*")]
+    paths = [path for path in [*paths, home / "privacy.safetensors"] if path.is_file()]
+    files = {str(path.relative_to(home)): path.read_bytes() for path in paths}
+    return {**files, "memory.json": msgspec.json.encode(memory)}
 
 
 def eventually(claim: Callable[[], object], what: str = "", deadline_s: float = WAIT_S) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from edge_fl.release.agent import UpdateStatus
@@ -17,8 +17,9 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update.launcher import MAX_STARTS
 from tests import agents
-from tests.agents import Board, eventually
+from tests.agents import Board, eventually, own_files
 from tests.mixed.test_agent_updates import AT_ONCE, Site, classes
+from tests.power import fill
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
 STEPS = {
@@ -34,10 +35,14 @@ STEPS = {
 """Points in the old agent, by what happens below the folder of updates."""
 STATES = ["switched", "trial counted", "new agent started", "new agent connected", "confirmed"]
 """Points that the state shows."""
-HOOK = """
+HOOK = (
+    f"""
+{inspect.getsource(fill)}
+"""
+    + """
 import os, signal, sys, threading, time
 from fnmatch import fnmatch
-FOLDER, STEP, FLAG = (os.environ.get(name, "") for name in ("KILL_FOLDER", "KILL_STEP", "KILL_FLAG"))
+FOLDER, STEP, FLAG, FULL = (os.environ.get(f"KILL_{name}", "") for name in ("FOLDER", "STEP", "FLAG", "FULL"))
 PATTERN, _, NUMBER = STEP.partition(":")
 SEEN = 0
 
@@ -62,11 +67,12 @@ def kill(event, arguments):
         SEEN += 1
         if SEEN == int(NUMBER or 1) and not os.path.exists(FLAG):
             os.close(os.open(FLAG, os.O_CREAT | os.O_WRONLY))
-            os.killpg(0, signal.SIGKILL)
+            fill(FULL) if FULL else os.killpg(0, signal.SIGKILL)
 
 if STEP:
     sys.addaudithook(kill)
 """
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -91,7 +97,8 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
         board = site.board("pi")
         site.boards_serve()
         board.stop()
-        before, kept = classes(board), own_files(board)
+        Store(board.home).keep_privacy_spent(b"spent")
+        before, kept = classes(board), own_files(board.home)
         flag = tmp_path / "killed"
         if point in STEPS:
             variables = {"FOLDER": str(board.updates.home), "STEP": STEPS[point], "FLAG": str(flag)}
@@ -106,23 +113,14 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
             eventually(lambda: reached(site, board, point), point)
         time.sleep(random.Random(seed).uniform(0, 0.3) if seed else 0)
         board.kill()
-        assert own_files(board) == kept  # nothing of the device itself has changed
+        assert own_files(board.home) == kept  # nothing of the device itself has changed
         assert classes(board) == before
         board.start()
         eventually(lambda: site.status("pi") == UpdateStatus(1, "agent-1", "done"), "the new agent")
         site.boards_serve()
         assert board.updates.state().starts <= MAX_STARTS
         board.stop()
-        assert (own_files(board), classes(board)) == (kept, before)
-
-
-def own_files(board: Board) -> dict[str, bytes]:
-    """Heads, outbox, memory (without the number of the signed request to update), installed releases."""
-    names = ("heads", "outbox", "release", "privacy")
-    paths = (path for name in names for path in (board.home / name).rglob("*"))
-    memory = msgspec.structs.replace(Store(board.home).memory(), signed_update=0)
-    files = {str(path.relative_to(board.home)): path.read_bytes() for path in paths if path.is_file()}
-    return {**files, "memory": msgspec.json.encode(memory)}
+        assert (own_files(board.home), classes(board)) == (kept, before)
 
 
 def reached(site: Site, board: Board, point: str) -> bool:

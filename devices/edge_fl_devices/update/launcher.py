@@ -85,14 +85,21 @@ def next_start(home: Path, factory: Path) -> tuple[Path, bool]:
         elif state.get("starts", 0) >= MAX_STARTS:
             write(home, state := returned(state, "crash_loop"))
         else:
-            write(home, {**state, "starts": state.get("starts", 0) + 1})
-            return python, bool(state.get("pending"))
+            write(home, counted := {**state, "starts": state.get("starts", 0) + 1})
+            if not state.get("pending"):
+                return python, False
+            if read(home, factory) == counted:
+                return python, True
+            previous = home / state["previous"] / "bin" / "python" if state.get("previous") else None
+            if previous and os.access(previous, os.X_OK):
+                return previous, False
+            break  # a start that cannot be counted could be one of a loop
         if read(home, factory) != state:  # a disk that takes nothing
             break
     return factory / "bin" / "python", False
 
 
-def run_child(command: list[str], home: Path, factory: Path) -> int | None:
+def run_child(command: list[str], home: Path, factory: Path, *, trial: bool) -> int | None:
     """Run an environment until it ends -> its exit code; None if it was on trial and was not confirmed."""
     child: subprocess.Popen[bytes] | None = None
     stopped = False
@@ -111,7 +118,7 @@ def run_child(command: list[str], home: Path, factory: Path) -> int | None:
     state = read(home, factory)
     until_s, why = time.monotonic() + state.get("trial_s", 0), ""
     while child.poll() is None:
-        pending = read(home, factory).get("pending")
+        pending = trial and read(home, factory).get("pending")
         if pending and not stopped and memory_mb(child.pid) > state.get("memory_mb", 0):
             why = "out_of_memory"
         elif pending and not stopped and time.monotonic() > until_s:
@@ -125,7 +132,7 @@ def run_child(command: list[str], home: Path, factory: Path) -> int | None:
             time.sleep(POLL_S)
     if stopped:
         sys.exit(0)
-    unconfirmed = why or read(home, factory).get("pending")
+    unconfirmed = why or (trial and read(home, factory).get("pending"))
     return None if unconfirmed else child.returncode
 
 
@@ -159,7 +166,7 @@ def main(arguments: list[str]) -> int:
         try:
             if systemd and not trial:
                 os.execv(python, command)
-            code = run_child(command, home, factory)
+            code = run_child(command, home, factory, trial=trial)
             if systemd or code not in (None, RESTART):
                 return RESTART if code is None else code
         except OSError as error:

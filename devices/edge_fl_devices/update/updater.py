@@ -11,6 +11,7 @@ import hashlib
 import logging
 import platform
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from edge_fl_devices.config import UpdateConfig
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 from edge_fl_devices.update import canary, environment, plan
-from edge_fl_devices.update.state import CLOSED, Updates
+from edge_fl_devices.update.state import CLOSED, Updates, UpdateState
 from edge_fl_devices.update.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class AgentUpdater:
     ) -> None:
         self._updates, self._folder, self._config = updates, folder, config
         self._ready, self._serves, self._report, self._restart = ready, serves, report, restart
-        self._state = updates.state()
+        self._state = _as_it_runs(updates)
         self._desired: AgentUpdate | None = None
         self._tested = ""  # the id of the update whose environment is complete and tested
         self._retry_s, self._next_s = RETRY_S, 0.0
@@ -84,6 +85,7 @@ class AgentUpdater:
                     if not self._ready(self._state.serves):
                         unready_s = now_s
                     elif now_s - unready_s >= self._config.confirm_s:
+                        unready_s = now_s  # for another try
                         self._confirm()
                     continue
                 if self._state.starts and now_s - started_s >= RUNNING_S:
@@ -102,7 +104,13 @@ class AgentUpdater:
         return desired.id == self._state.last.id and self._state.last.state in CLOSED
 
     def _confirm(self) -> None:
-        self._updates.confirm()
+        try:
+            self._updates.confirm()
+        except ArtefactError as error:
+            log.warning("agent release %d: not confirmed: %s", self._state.number, error)
+            self._show(replace(self._state.last, why=f"{error.why}: {error.message}"[:400]))
+            return
+        self._state = self._updates.state()
         self._end(replace(self._state.last, state="done", why=""))
         log.warning("agent release %d: confirmed", self._state.number)
 
@@ -203,9 +211,12 @@ class AgentUpdater:
         self._restart()
 
     def _end(self, update: UpdateStatus) -> None:
-        """Store and report the outcome, and delete what is no longer needed."""
-        self._updates.note(update)
-        self._state = self._updates.state()
+        """Store and report the outcome, and delete what is no longer needed. On a full disk the next start forgets the outcome."""
+        self._state = replace(self._state, last=update)
+        try:
+            self._updates.note(update)
+        except ArtefactError as error:
+            log.warning("agent release %d: %s", update.number, error)
         self._show(update)
         self._updates.tidy()
 
@@ -239,6 +250,17 @@ def postponed(config: UpdateConfig, since_s: float, now: datetime) -> str:
         inside = first <= now.hour < last if first <= last else now.hour >= first or now.hour < last
         return "" if inside else f"hours {config.hours}"
     return ""
+
+
+def _as_it_runs(updates: Updates) -> UpdateState:
+    """The stored state; without the trial if the launcher could not count its start, and started what was before."""
+    state = updates.state()
+    if not state.pending or Path(sys.prefix).resolve() == updates.folder(state.number).resolve():
+        return state
+    why = "enospc: the start of the trial could not be stored; it is tried at the next start"
+    return replace(
+        state, current=state.previous, pending=False, last=replace(state.last, state="failed", why=why)
+    )
 
 
 def _is(path: Path, blob: Blob) -> bool:

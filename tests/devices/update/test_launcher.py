@@ -143,6 +143,19 @@ def test_an_agent_that_runs_resets_the_count(board: Board) -> None:
         board.updates.mark_running()
 
 
+def test_a_start_on_trial_that_cannot_be_counted_starts_the_environment_before(board: Board) -> None:
+    board.update(1, CONFIRM)
+    board.start()
+    python = board.updates.home / "1" / "bin" / "python"
+    python.write_text(f"#!/bin/sh\necho 1 >>{board.log}\n")
+    board.update(2, CRASH)
+    (board.updates.home / ".state.json.part").mkdir()  # nothing can be written, as on a full disk
+    assert board.start() == ["1"]
+    assert board.updates.state().pending  # it is tried once the start can be counted
+    (board.updates.home / ".state.json.part").rmdir()
+    assert board.start() == ["2", "2", "2", "1"]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"current": "1"}', bytes(range(256))])
 def test_a_damaged_state_starts_the_factory_environment(board: Board, content: bytes) -> None:
     board.update(1, CONFIRM)
