@@ -159,11 +159,6 @@ def meaning(found: Paired) -> str:
     return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
 
 
-def counted(count: int, noun: str) -> str:
-    """1 device, 2 devices."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
 def bars(counts: Sequence[int] | None) -> str:
     """Samples by class as small bars, for a table cell."""
     if not counts or not any(counts):

@@ -15,7 +15,7 @@ from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func
 from edge_fl.metrics import EPSILON
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices, reports, runs
 from edge_fl_server.selectors import SelectorError
 from edge_fl_server.selectors import fleet as selectors
@@ -88,7 +88,7 @@ class FleetPage(Struct, frozen=True):
 def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
     """One page of the fleet. Raises RunError when the registry does not respond."""
     columns = _columns(fleet)
-    matching, wrong = and_(devices.c.fleet == fleet, *_filters(query)), ""
+    matching, wrong = and_(of_fleet(fleet), *_filters(query)), ""
     if query.where:
         try:
             names = selectors.selected(db, fleet, query.where)
@@ -97,7 +97,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         # Literal values: a large fleet has more devices than a statement may have parameters.
         chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
         matching = and_(matching, devices.c.device.in_(chosen))
-    statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
+    statuses = select(devices.c.status, func.count()).where(of_fleet(fleet))
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
@@ -109,7 +109,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     shown = select(*(column.label(name) for name, column in columns.items()))
     rows = {
         row.device: row
-        for row in db.find(shown.where(devices.c.fleet == fleet, devices.c.device.in_(names)), FleetRow)
+        for row in db.find(shown.where(of_fleet(fleet), devices.c.device.in_(names)), FleetRow)
     }
     return FleetPage(
         tuple(rows[name] for name in names if name in rows),
