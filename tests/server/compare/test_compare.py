@@ -310,7 +310,7 @@ def test_remaining_time_is_estimated_from_each_methods_own_duration(
 def test_a_block_is_described_by_what_all_its_methods_share() -> None:
     said = tables.conditions(recipes.find("fedrir-fmnist-rho05"))
     assert said == (
-        "fashion-mnist, dirichlet 0.1: 20 clients, 50% to 100% of them in a round, cnn2-bn, 1000 rounds of 1 epoch, "
+        "fashion-mnist, dirichlet 0.1: 20 clients, 50% to 100% of them in a round, cnn2-bn, 1,000 rounds of 1 epoch, "
         "batches of 100, Adam 0.0005"
     )
     assert partition_label(recipes.find("dualfed-pacs").data) == "domain"
