@@ -41,12 +41,12 @@ demo-secure: venv ## the same over mTLS, each device with its own certificate; a
 test: venv ## all tests except those marked slow, gpu, arm64 or browser (select with ARGS='-k topics')
 	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)
 
-nightly: venv ## 200 runs under chaos, 65 power cuts and 10 full disks of agent updates, also on arm64, 10,000 examples of every fuzz test (hours); secure sums against Flower's
+nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/pip install --quiet . 'flwr>=1.41,<2' pytest pytest-timeout hypothesis
 	$(FLOWER)/bin/python -m pytest -W ignore tests/edge_fl/secure/test_flower.py
-	$(TEST) tests/fuzz tests/chaos tests/mixed/test_agent_updates.py tests/mixed/test_agent_full_disk.py \
-	  tests/arm64/test_agent_update.py -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
+	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
+	$(TEST) tests --ignore tests/chaos -n 2 --hypothesis-profile nightly -m nightly $(ARGS)
 
 mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutation]'

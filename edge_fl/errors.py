@@ -25,7 +25,7 @@ A message says where, what was found and what was expected. `consequence` comple
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 MAX_REASON = 200  # characters
@@ -143,7 +143,16 @@ def brief(reason: object) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """Format a hint for a mistyped name: `` (did you mean 'fedavg'?)``, else the known names; empty if none are known."""
     names = sorted(known)
-    if near := difflib.get_close_matches(name, names, n=1):
-        return f" (did you mean {near[0]!r}?)"
+    return similar(name, names) or (f" (known: {shortened(names)})" if names else "")
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Format the most similar known name: `` (did you mean 'fedavg'?)``; empty if none is similar."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def shortened(names: Sequence[str]) -> str:
+    """The names, comma-separated; the number of those above MAX_KNOWN."""
     more = f" and {len(names) - MAX_KNOWN} more" if len(names) > MAX_KNOWN else ""
-    return f" (known: {', '.join(names[:MAX_KNOWN])}{more})" if names else ""
+    return f"{', '.join(names[:MAX_KNOWN])}{more}"

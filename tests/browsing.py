@@ -30,6 +30,9 @@ LAYOUT = r"""() => {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   return [
     ...(wide > window_ ? [`${wide} pixels wide in a window of ${window_}`] : []),
+    ...(window_ >= 1440 ? [...document.querySelectorAll(".q-table__middle")] : [])
+      .filter((table) => table.scrollWidth > table.clientWidth)
+      .map((table) => `a table of ${table.scrollWidth} pixels scrolls in ${table.clientWidth}`),
     ...(dark === Math.min(...ground) > 200 ? [`background rgb(${ground}) in the ${dark ? "dark" : "light"} scheme`] : []),
   ];
 }"""
@@ -111,7 +114,7 @@ class Visit:
         self.page.evaluate(SETTLED)
 
     def flaws(self) -> list[str]:
-        """Horizontal overflow, a background that is not of the colour scheme, and serious or critical violations of axe-core's rules."""
+        """Horizontal overflow (of tables in a wide window), a background of the other colour scheme, axe-core's serious violations."""
         from axe_playwright_python.sync_playwright import Axe
 
         found = list(self.page.evaluate(LAYOUT))

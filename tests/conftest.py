@@ -39,6 +39,14 @@ settings.register_profile("nightly", deadline=None, max_examples=10_000, print_b
 settings.load_profile("ci")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the cases marked nightly to the nightly profile."""
+    if config.getoption("--hypothesis-profile") != "nightly":
+        later = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=later)
+
+
 @pytest.fixture(autouse=True)
 def not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reset `--quiet` after tests that set it."""

@@ -128,16 +128,16 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """Format as a LaTeX table that uses the package booktabs."""
-    caption = "; ".join(note.removeprefix("- ").rstrip(".:") for note in table.notes)
+    """Format as a LaTeX table that uses the package booktabs; the title is its caption, the notes are comments above it."""
     alignment = "".join("r" if heading in table.numeric else "l" for heading in table.headings)
     headings, *rows = (
         " & ".join(map(_latex_escaped, line)) + r" \\" for line in [table.headings, *table.rows]
     )
     return "\n".join([
+        *(f"% {note}" for note in table.notes),
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_latex_escaped(table.title)}. {_latex_escaped(caption)}}}",
+        rf"\caption{{{_latex_escaped(table.title)}.}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         headings,

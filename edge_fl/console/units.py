@@ -1,4 +1,4 @@
-"""Shares, sizes and durations for the terminal, the dashboard and reports."""
+"""Numbers, shares, sizes and durations for the terminal, the dashboard and reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from edge_fl.errors import InputError
 
 NOTHING = "-"
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def counted(count: int, noun: str) -> str:
+    """1 device, 2 devices."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def percent(share: float | None) -> str:

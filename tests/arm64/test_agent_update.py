@@ -37,6 +37,7 @@ from tests.power import Disk
 pytestmark = [
     pytest.mark.arm64,
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.broker,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(not shutil.which("mformat"), reason="no mtools here"),

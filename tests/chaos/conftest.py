@@ -1,4 +1,4 @@
-"""Number of runs: 20, or 200 with the nightly profile (`make nightly`)."""
+"""Number of runs: 20, or 200 in `make nightly`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-RUNS = {"ci": 20, "nightly": 200}
+RUNS = 200
+CI_RUNS = 20  # without the marker nightly
 QUICK_RUNS = 1  # without the marker slow
 HEADS_EVERY = 5
 
@@ -14,11 +15,9 @@ HEADS_EVERY = 5
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per seed."""
     if "chaos_seed" in metafunc.fixturenames:
-        count = RUNS.get(metafunc.config.getoption("--hypothesis-profile") or "ci", RUNS["ci"])
-        seeds = [
-            pytest.param(seed, marks=() if seed < QUICK_RUNS else pytest.mark.slow) for seed in range(count)
-        ]
-        metafunc.parametrize("chaos_seed", seeds)
+        marks = [*[()] * QUICK_RUNS, *[(pytest.mark.slow,)] * (CI_RUNS - QUICK_RUNS)]
+        marks += [(pytest.mark.slow, pytest.mark.nightly)] * (RUNS - CI_RUNS)
+        metafunc.parametrize("chaos_seed", [pytest.param(seed, marks=marks[seed]) for seed in range(RUNS)])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -75,12 +75,11 @@ if STEP:
 )
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every point with five seeds at night, one otherwise."""
-    nightly = metafunc.config.getoption("--hypothesis-profile") == "nightly"
-    points = [*STEPS, *STATES]
-    cases = [(point, seed) for seed in range(5) for point in points]
-    metafunc.parametrize("point, seed", cases if nightly else [("trial counted", 0)])
+CASES = [
+    pytest.param(point, seed, marks=() if (point, seed) == ("trial counted", 0) else pytest.mark.nightly)
+    for seed in range(5)
+    for point in [*STEPS, *STATES]
+]
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +87,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agents.factory(tmp_path_factory.mktemp("installation"), hook=HOOK)
 
 
+@pytest.mark.parametrize(("point", "seed"), CASES)
 def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
     tmp_path: Path, factory: Path, mosquitto_program: Program, point: str, seed: int
 ) -> None:

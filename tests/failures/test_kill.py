@@ -17,7 +17,7 @@ from tests.failures.scene import DEVICES, PROCESSES, ROUNDS, Ending, Fault, Scen
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(150)]
 
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = (1, 2, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (3, 4, 5)))
 BROKER_AT = (
     "round announced",
     "broadcast on the broker",
@@ -123,7 +123,9 @@ def test_a_killed_broker_does_not_change_the_result(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize(
+    "seed", [*SEEDS, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(6, 11))]
+)
 def test_random_faults_over_mutual_tls_do_not_change_the_result(mosquitto_program, tmp_path: Path, seed):
     """Three faults each: SIGKILL or a stall of the server, a device or the broker, at random times of a run of ten rounds."""
     rng = random.Random(seed)

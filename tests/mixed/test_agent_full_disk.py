@@ -23,17 +23,18 @@ POINTS = {**STEPS, "switched": "create .state.json*:2", TRIAL: ""}
 MEBIBYTES = 96
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every step at night, one otherwise."""
-    nightly = metafunc.config.getoption("--hypothesis-profile") == "nightly"
-    metafunc.parametrize("point", list(POINTS) if nightly else ["wheels installed"])
-
-
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return agents.factory(tmp_path_factory.mktemp("installation"), hook=HOOK)
 
 
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=[pytest.mark.nightly] if point != "wheels installed" else [])
+        for point in POINTS
+    ],
+)
 def test_a_disk_that_fills_up_during_an_update_is_reported_while_an_agent_serves(
     tmp_path: Path, factory: Path, mosquitto_program: Program, point: str
 ) -> None:

@@ -41,13 +41,6 @@ AT_ONCE = RolloutConfig(stages=(1.0,), stage_wait_s=120)
 STAGED = RolloutConfig(stages=(0.05, 1.0), stage_wait_s=120)
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """All bad agents at night, one of them otherwise."""
-    if "why" in metafunc.fixturenames:
-        nightly = metafunc.config.getoption("--hypothesis-profile") == "nightly"
-        metafunc.parametrize("why", list(BAD) if nightly else ["crash_loop"])
-
-
 class Site:
     """A broker and a server with one release of a small extractor; boards are added to it."""
 
@@ -144,6 +137,9 @@ def test_a_device_updates_itself_and_keeps_everything_unless_its_owner_declines_
     eventually(lambda: site.release_of("pi") == 1 and site.version("pi") == "0.2.0")
 
 
+@pytest.mark.parametrize(
+    "why", [pytest.param(why, marks=() if why == "crash_loop" else pytest.mark.nightly) for why in BAD]
+)
 def test_a_bad_agent_is_stopped_in_the_first_stage_and_returns_by_itself(
     site: Site, tmp_path: Path, why: str
 ) -> None:

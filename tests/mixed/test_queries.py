@@ -273,6 +273,7 @@ def test_a_device_bounds_the_rate_of_its_answers(site: Site) -> None:
 def test_oversized_malformed_and_retained_queries_are_ignored(site: Site) -> None:
     topic = TOPICS.query("pi-08")
     with site.device("pi-08"):
+        site.ask("pi-08")  # it has subscribed
         site.publish(
             Packet(topic, b'{"id":"big","what":"logs","level":"' + b"x" * 280_000 + b'"}'),
             Packet(topic, b'{"id":"big","what":"logs","max_bytes":1000000000}'),

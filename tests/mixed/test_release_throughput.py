@@ -175,7 +175,7 @@ def spread(values: list[float]) -> str:
     return f"{median(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
 
 
-@pytest.mark.parametrize(("number", "turns"), [(1, 7), (50, 1)])
+@pytest.mark.parametrize(("number", "turns"), [(1, 7), pytest.param(50, 1, marks=pytest.mark.nightly)])
 def test_45_megabytes_compared_with_mosquittos_clients(
     number: int, turns: int, mosquitto_program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

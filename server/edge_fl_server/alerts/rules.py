@@ -18,6 +18,7 @@ from sqlalchemy import ColumnElement, func, select
 from edge_fl.wire import identity
 from edge_fl_server.registry import Database, rollouts, servers
 from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.tables import devices, reports
 
 Found = Mapping[str, str] | None
@@ -171,9 +172,7 @@ KINDS = {
 
 def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
     """(name, columns ...) of the devices that meet a condition, without revoked and removed ones."""
-    query = select(devices.c.device, *columns).where(
-        devices.c.fleet == place.fleet, ~devices.c.revoked, devices.c.removed == "", condition
-    )
+    query = select(devices.c.device, *columns).where(of_fleet(place.fleet), ~devices.c.revoked, condition)
     with place.db.reading() as connection:
         return [tuple(row) for row in connection.execute(query.order_by(devices.c.device))]
 

@@ -124,8 +124,7 @@ def _known(db: Database, fleet: str, device: str) -> DeviceRecord:
 
     if record := devices.get(db, fleet, device):
         return record
-    names = [record.device for record in devices.listed(db, fleet)]
-    raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, names)}")
+    raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, devices.names(db, fleet))}")
 
 
 def _has_authority(identities: Path) -> bool:

@@ -12,6 +12,7 @@ import typer
 from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Columns
+from edge_fl.console.units import counted
 from edge_fl.errors import InputError, nearest
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
@@ -110,7 +111,7 @@ def save(
             parse(f"@{name}", saved)
         with acting(db, fleet, "group", f"@{group}: {selector}"):
             tags.save_group(db, fleet, group, selector)
-        print_status(f"@{group}: {len(selectors.selected(db, fleet, selector))} devices")
+        print_status(f"@{group}: {counted(len(selectors.selected(db, fleet, selector)), 'device')}")
 
 
 def remove(

@@ -29,7 +29,7 @@ TOKENS: Columns = {
     "roles": "roles",
     "state": "state",
     "expires": "expires",
-    "used": "last used",
+    "used": "last used, UTC",
     "created": Column("created", rank=1),
     "by": Column("created by", rank=1),
 }

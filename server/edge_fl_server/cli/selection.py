@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.console.output import print_status
+from edge_fl.console.units import counted
 from edge_fl.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ def confirmed(
     selector = selectors.parsed(db, fleet, text)
     names, total = selectors.selected(db, fleet, selector), len(devices.names(db, fleet))
     if names and (len(names) < total or total == 1):
-        print_status(f"{text}: {len(names)} of {total} devices")
+        print_status(f"{text}: {len(names)} of {counted(total, 'device')}")
         return names
     found = (
-        f"selector {text!r}: matches all {total} devices"
+        f"selector {text!r}: matches all {counted(total, 'device')}"
         if names
-        else f"selector {text!r}: matches none of {total} devices"
+        else f"selector {text!r}: matches none of {counted(total, 'device')}"
     )
     found += selectors.unknown_tags(db, fleet, selector)
     if not names and not none:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from edge_fl import metrics
 from edge_fl.config import MethodConfig, Recipe
 from edge_fl.console.tables import Table
+from edge_fl.console.units import counted
 from edge_fl_server.compare import paired
 from edge_fl_server.compare.grid import Cell, blocks, partition_label
 from edge_fl_server.compare.summary import (
@@ -111,7 +112,7 @@ def conditions(recipe: Recipe) -> str:
         (most < 1 or least > 0) * f"{(least > 0) * f'{least:.0%} to '}{most:.0%} of them in a round",
         (data.unseen > 0) * f"{data.unseen} of them unseen",
         recipe.model.name,
-        f"{_count(recipe.rounds, 'round')} of {_count(method.epochs, 'epoch')}",
+        f"{counted(recipe.rounds, 'round')} of {counted(method.epochs, 'epoch')}",
         f"batches of {method.batch_size}",
         _optimiser(method),
     ]))  # fmt: skip
@@ -191,10 +192,6 @@ def _cell(row: Row, column: Column, seeds: int) -> str:
     return column.write(value, seeds) if value and value.count else "-"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def _seeds_note(value: MeanStd, seeds: int) -> str:
     return "" if value.count == seeds else f" ({value.count})"
 
@@ -204,7 +201,7 @@ def _unequal(cells: Sequence[Cell], first: Recipe) -> Iterator[str]:
     methods: Mapping[str, MethodConfig] = {cell.label: cell.recipe.method for cell in cells}
     for label, method in methods.items():
         different = [
-            _count(method.epochs, "epoch") * (method.epochs != first.method.epochs),
+            counted(method.epochs, "epoch") * (method.epochs != first.method.epochs),
             f"batches of {method.batch_size}" * (method.batch_size != first.method.batch_size),
             _optimiser(method) * (method.optimiser != first.method.optimiser),
             ", ".join(f"{key} = {value}" for key, value in method.options.items()),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_fl.config import RolloutConfig
+from edge_fl.console.units import counted
 from edge_fl.errors import InputError
 from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext
@@ -64,7 +65,7 @@ def _moving(context: PageContext, release: int, *, to: bool) -> str:
     found = standing.on_release(context.db, context.fleet, release)
     count, gone = (found.others, found.others_gone) if to else (found.running, found.running_gone)
     later = f" ({gone:,} of them when {'it connects' if gone == 1 else 'they connect'})" if gone else ""
-    return f"{count:,} {'device' if count == 1 else 'devices'}{later}"
+    return f"{counted(count, 'device')}{later}"
 
 
 def _ask_start(context: PageContext, release: str) -> Question:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import (
     devices,
     rejection_counts,
@@ -58,8 +58,9 @@ def _family(
 
 
 def _counts(connection: Connection, table: Any, fleet: str, *columns: Any) -> Iterable[Any]:
-    """The number of rows of a fleet by these columns."""
-    query = select(*columns, func.count()).where(table.c.fleet == fleet)
+    """The number of rows of a fleet by these columns, without removed devices."""
+    mine = of_fleet(fleet) if table is devices else table.c.fleet == fleet
+    query = select(*columns, func.count()).where(mine)
     return connection.execute(query.group_by(*columns)).all()
 
 
@@ -71,11 +72,14 @@ def _devices(connection: Connection, fleet: str) -> Iterable[Metric]:
     blocked = [(why, by_standing.get(why, 0)) for why in ("quarantined", "revoked")]
     help = "Devices whose reports are rejected."
     yield _family(GaugeMetricFamily, "devices_blocked", help, fleet, ("why",), blocked)
-    mine = devices.c.fleet == fleet
-    outliers = connection.execute(select(func.count()).where(mine, devices.c.outlier_score >= 1)).all()
+    outliers = connection.execute(
+        select(func.count()).where(of_fleet(fleet), devices.c.outlier_score >= 1)
+    ).all()
     help = "Devices whose newest update was an outlier, with a score of at least 1."
     yield _family(GaugeMetricFamily, "devices_outliers", help, fleet, (), outliers)
-    dropped = connection.execute(select(func.coalesce(func.sum(devices.c.dropped), 0)).where(mine)).all()
+    dropped = connection.execute(
+        select(func.coalesce(func.sum(devices.c.dropped), 0)).where(devices.c.fleet == fleet)
+    ).all()
     help = "Messages of devices dropped above the rate limit."
     yield _family(CounterMetricFamily, "dropped_messages", help, fleet, (), dropped)
     by_release = (row for row in _counts(connection, devices, fleet, devices.c.release) if row[0] > 0)

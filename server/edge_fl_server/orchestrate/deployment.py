@@ -16,8 +16,10 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.capability import Tier
+from edge_fl.config import BrokerConfig
 from edge_fl.console import units
 from edge_fl.console.progress import Progress
+from edge_fl.console.units import counted
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
 from edge_fl.files import atomic
@@ -183,7 +185,11 @@ class Deployment(RunHooks):
                 self._progress.print(
                     f"{row.device}: accuracy {row.after:.3f} ({row.samples} labelled images)"
                 )
-        self._progress.print("devices that come later are served while 'edge-fl server up' runs")
+        given = msgspec.to_builtins(self._setup.recipe.broker).items()
+        options = [f" --{name} {value}" for name, value in given if value != getattr(BrokerConfig(), name)]
+        self._progress.print(
+            f"devices that come later are served while 'edge-fl server up{''.join(options)}' runs"
+        )
 
     def _print_pictures_outside(self) -> None:
         """Print which devices have pictures in folders that are no class, as they report it soon after their heads."""
@@ -236,9 +242,9 @@ class Deployment(RunHooks):
         if announce:
             self._print_rollout(rollout)
         if missing:
-            count = "1 device" if len(missing) == 1 else f"{len(missing)} devices"
             self._progress.print(
-                f"release {rollout.current.release}: {count} did not report within {limits.wait_s:g} s: {_names(missing)}"
+                f"release {rollout.current.release}: {counted(len(missing), 'device')} did not report within {limits.wait_s:g} s:"
+                f" {_names(missing)}"
             )
 
     def _finish_rollout(self, rollout: RolloutCoordinator) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, update
 
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
@@ -36,6 +36,11 @@ STANDING = case(
 )
 """Why the reports of a device do not count, "" if they do."""
 MAX_SCORE = 1e6
+
+
+def of_fleet(fleet: str) -> ColumnElement[bool]:
+    """The condition of a fleet's devices, without those that were decommissioned or renamed."""
+    return and_(devices.c.fleet == fleet, devices.c.removed == "")
 
 
 def record(db: Database, records: Iterable[DeviceRecord]) -> None:
@@ -79,14 +84,14 @@ def mark_unknown(db: Database, fleet: str, sequences: range) -> None:
 
 
 def listed(db: Database, fleet: str) -> list[DeviceRecord]:
-    """All devices ever seen, ascending."""
+    """All devices ever seen, also removed ones, ascending."""
     return db.find(select(devices).where(devices.c.fleet == fleet).order_by(devices.c.device), DeviceRecord)
 
 
 def names(db: Database, fleet: str) -> list[str]:
-    """The names of all devices ever seen, ascending."""
+    """The names of a fleet's devices, ascending."""
     with db.reading() as connection:
-        query = select(devices.c.device).where(devices.c.fleet == fleet).order_by(devices.c.device)
+        query = select(devices.c.device).where(of_fleet(fleet)).order_by(devices.c.device)
         return list(connection.execute(query).scalars())
 
 

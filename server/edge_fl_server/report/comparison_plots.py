@@ -20,7 +20,7 @@ from edge_fl_server.report.plots import Curve, Drawn, Mark, Points
 from edge_fl_server.report.run_plots import labels_by_client, similarities
 from edge_fl_server.training import features
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.features import Probe
+from edge_fl_server.training.features import Features, Probe
 
 Runs = Mapping[str, Sequence[tuple[Cell, CellResult]]]
 """The complete cells of each method."""
@@ -59,18 +59,18 @@ def of_cells(
             if cell.key in measured and not measured[cell.key].failure:
                 runs.setdefault(cell.label, []).append((cell, measured[cell.key]))
         name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
-        for what, drawn in _of_block(runs, ", ".join(block), folder):
+        for what, drawn in _of_block(runs, ", ".join(block), folder, watch):
             yield f"{name}-{what}", drawn
     watch(Count("figures by dataset and partition", len(every), len(every)))
 
 
-def _of_block(runs: Runs, where: str, folder: Path) -> Iterator[tuple[str, Drawn]]:
+def _of_block(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tuple[str, Drawn]]:
     if len(runs) < 2:
         return
     over = _over(runs)
     yield from _final(runs, where, over)
     yield from _by_step(runs, where, over)
-    yield from _features(runs, where, folder)
+    yield from _features(runs, where, folder, watch)
 
 
 def _final(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
@@ -153,7 +153,7 @@ def _by_step(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
             )
 
 
-def _features(runs: Runs, where: str, folder: Path) -> Iterator[tuple[str, Drawn]]:
+def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tuple[str, Drawn]]:
     study = studies.prepare(next(iter(runs.values()))[0][0].recipe)
     if len(study.split.clients) > 1:
         yield (
@@ -192,7 +192,11 @@ def _features(runs: Runs, where: str, folder: Path) -> Iterator[tuple[str, Drawn
             f"Linear CKA similarity of the methods' features on the same test images of {where}.",
         ),
     )
-    at = {label: features.tsne(one.outermost) for label, one in first.items()}
+    at: dict[str, Features] = {}
+    for label, one in first.items():
+        watch(Count("t-SNE of the features", len(at), len(first)))
+        at[label] = features.tsne(one.outermost)
+    watch(Count("t-SNE of the features", len(at), len(first)))
     by_class = {label: Points(at[label], one.y, study.dataset.classes) for label, one in first.items()}
     by_client = {label: Points(at[label], one.client, one.clients) for label, one in first.items()}
     for name, points in (("class", by_class), ("client", by_client)):

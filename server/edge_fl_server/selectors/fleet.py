@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, select
 
-from edge_fl.errors import EdgeFLError, nearest
+from edge_fl.errors import EdgeFLError, shortened, similar
 from edge_fl_server.registry import Database, tags
-from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 from edge_fl_server.selectors.expression import Selector, Value, parse
 
@@ -50,7 +51,7 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
     if isinstance(selector, str):
         selector = parsed(db, fleet, selector)
     names = sorted(selector.keys & ATTRIBUTES.keys() | {"name"})
-    query = select(*(ATTRIBUTES[name].label(name) for name in names)).where(devices.c.fleet == fleet)
+    query = select(*(ATTRIBUTES[name].label(name) for name in names)).where(of_fleet(fleet))
     keys = selector.keys - ATTRIBUTES.keys()
     tagged = tags.of_devices(db, fleet, keys) if keys else {}
     with db.reading() as connection:
@@ -66,9 +67,13 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
 
 def unknown_tags(db: Database, fleet: str, selector: Selector) -> str:
     """Format a hint for the keys of a selector that no device of the fleet has; empty if there are none."""
-    known = {key for own in tags.of_devices(db, fleet).values() for key in own} | ATTRIBUTES.keys()
-    missing = sorted(selector.keys - known)
-    return "".join(f"; no device has the tag {key!r}{nearest(key, known)}" for key in missing)
+    tagged = tags.of_devices(db, fleet)
+    known = sorted({key for name in registered.names(db, fleet) for key in tagged.get(name, {})})
+    missing = sorted(selector.keys - {*known, *ATTRIBUTES})
+    lists = f" (tags: {shortened(known) or 'none'}; attributes: {', '.join(ATTRIBUTES)})"
+    return "".join(
+        f"; no device has the tag {key!r}{similar(key, [*known, *ATTRIBUTES]) or lists}" for key in missing
+    )
 
 
 class Selection:

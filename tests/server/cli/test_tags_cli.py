@@ -67,6 +67,7 @@ def test_groups_are_saved_listed_changed_and_removed(
 ) -> None:
     assert fleet(registry, "group", "save", "first", "pi-0,pi-1") == 0
     assert fleet(registry, "group", "save", "second", "@first and not pi-0") == 0
+    assert capsys.readouterr().err.splitlines() == ["@first: 2 devices", "@second: 1 device"]
     assert fleet(registry, "group", "save", "first", "@second") == 4
     assert "expected a group that does not contain itself" in capsys.readouterr().err
     assert fleet(registry, "group", "list", "--format", "json") == 0

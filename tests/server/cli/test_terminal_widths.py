@@ -30,6 +30,7 @@ from edge_fl_devices.data.record import DataRecord
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
+from edge_fl_server.report.formatting import clock
 from edge_fl_server.runs.results import Results
 
 WIDTHS = (80, 100, 200)
@@ -95,7 +96,7 @@ def said(value: object) -> list[str]:
             return [str(value), units.size(value), units.size(1024 * value)]
         case float():
             return [units.percent(value), f"{value:.3f}", units.size(value)]
-    return [str(value)]
+    return [str(value), clock(str(value))]
 
 
 def holds(shown: Sequence[str], text: str) -> bool:

@@ -79,7 +79,7 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
         assert found == sorted(found) and len(found) == 10
         assert visit.page.evaluate("document.activeElement.dataset.key") == "sort-after"
         assert "sort=after" in visit.page.url
-        for key in ("method", "head_at", "bytes_today"):
+        for key in ("head", "head_at", "samples"):
             visit.page.focus(f"[data-key=sort-{key}]")
             keyboard.press("Enter")
             visit.page.wait_for_selector(f"th[aria-sort] [data-key=sort-{key}]")

@@ -146,7 +146,7 @@ def test_a_row_gives_the_reason_and_the_buttons(db: Database) -> None:
         " its newest update differs strongly from the others'"
     )
     (cells,) = parts.cells(fleet_page.COLUMNS, [row])
-    assert "admit:pi-00007" in cells["act"] and "revoke:pi-00007" in cells["act"]
+    assert "admit:pi-00007" in cells["attention"] and "revoke:pi-00007" in cells["attention"]
     (row,) = fleet.page(db, "main", FleetQuery(only="revoked")).rows
     assert "edge-fl fleet enrol pi-00006" in fleet_page.message(row)
 

@@ -29,6 +29,7 @@ from edge_fl_server.registry import Database, devices, reports, runs, tags
 from edge_fl_server.registry.records import RequestRecord
 from tests.server.scripted import ScriptedDevice
 
+pytestmark = pytest.mark.timeout(300)
 TOPICS = Topics("main")
 QUICK = LeaseLimits(settle_s=0.3)
 
@@ -58,8 +59,11 @@ class Site:
         return ScriptedDevice(partial(MqttTransport, endpoint), TOPICS, name)
 
     def retained(self, name: str) -> set[str]:
-        topics = [TOPICS.state(name), TOPICS.meta(name), TOPICS.assignment(name)]
-        return set(read_retained(self.connect, topics, QUICK))
+        """The topics of a device with a retained message; the server's own, subscribed last, shows that all have come."""
+        topics, last = [TOPICS.state(name), TOPICS.meta(name), TOPICS.assignment(name)], TOPICS.server_state()
+        while last not in (found := set(read_retained(self.connect, [*topics, last], QUICK))):
+            pass
+        return found - {last}
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
         yield Site(tmp_path, authority, broker.settings.port)
 
 
-def eventually(so: Callable[[], object], wait_s: float = 30.0) -> bool:
+def eventually(so: Callable[[], object], wait_s: float = 90.0) -> bool:
     until = time.monotonic() + wait_s
     while not (found := so()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -98,7 +102,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         connected(site.connect, journal) as server,
     ):
         device, other = site.device("pi-1"), site.device("pi-2")
-        server.roster.wait_for(full=2, deadline_s=30)
+        server.roster.wait_for(full=2, deadline_s=90)
         with_history(db, server, "pi-1")
         assert eventually(lambda: len(site.retained("pi-1")) == 3 and devices.get(db, "main", "pi-1"))
         assert site.command("decommission", "pi-1") == 4  # no terminal to ask on
@@ -139,7 +143,7 @@ def test_a_renamed_device_keeps_its_history_and_gets_a_claim(
     db = Database.open(site.database)
     with Journal(db) as journal, connected(site.connect, journal) as server:
         device = site.device("pi-1")
-        server.roster.wait_for(full=1, deadline_s=30)
+        server.roster.wait_for(full=1, deadline_s=90)
         with_history(db, server, "pi-1")
         assert eventually(lambda: devices.get(db, "main", "pi-1"))
         device.close()

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.config import CohortConfig, DataConfig, MethodConfig, QuantiseConfig, ReleaseConfig
+from edge_fl.config import BrokerConfig, CohortConfig, DataConfig, MethodConfig, QuantiseConfig, ReleaseConfig
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
@@ -90,10 +90,10 @@ def test_a_release_that_failed_on_all_devices_is_paused_and_named(stage, none_re
 
 def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path, capsys):
     stage.device("d1"), stage.head("h1", tmp_path, after=1.0)
-    finished(none_request)
+    finished(with_recipe(none_request, broker=BrokerConfig(port=18830)))
     said = capsys.readouterr().err
     assert "full devices are online: d1; they receive nothing" in said
-    assert "h1: accuracy 1.000" in said and "served while 'edge-fl server up' runs" in said
+    assert "h1: accuracy 1.000" in said and "served while 'edge-fl server up --port 18830' runs" in said
 
 
 @pytest.mark.parametrize(

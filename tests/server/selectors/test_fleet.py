@@ -51,6 +51,21 @@ def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> Non
         fleet.selected(db, "main", "@healthy")
 
 
+def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database) -> None:
+    devices.record(db, [DeviceRecord("main", f"pi-0{number}", "ready") for number in range(1, 5)])
+    tags.change(db, "main", ["pi-01", "pi-02"], {"site": "berlin"})
+    tags.change(db, "main", ["pi-03"], {"colour": "red"})
+    devices.rename(db, "main", "pi-01", "kitchen")
+    devices.remove(db, "main", "pi-03", "decommissioned")
+    assert devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
+    assert fleet.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
+    assert fleet.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
+    hint = fleet.unknown_tags(db, "main", fleet.parsed(db, "main", "colour=red"))
+    assert hint.startswith("; no device has the tag 'colour' (tags: site; attributes: name, status, ")
+    devices.readmit(db, "main", "pi-03")
+    assert fleet.selected(db, "main", "colour=red") == ["pi-03"]
+
+
 def test_enrolment_does_not_bring_back_what_the_operator_changed(db: Database) -> None:
     given = {"pi-01": {"site": "berlin", "line": "2"}, "pi-02": {"site": "paris"}}
     tags.enrolled(db, "main", given)

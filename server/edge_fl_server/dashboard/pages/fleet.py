@@ -14,7 +14,6 @@ from edge_fl_server.dashboard.live import Address, Board, update
 from edge_fl_server.dashboard.pages.parts import (
     TOGGLE,
     Column,
-    bars,
     button,
     decimal,
     device_link,
@@ -26,7 +25,7 @@ from edge_fl_server.dashboard.pages.parts import (
 )
 from edge_fl_server.dashboard.queries import fleet
 from edge_fl_server.dashboard.queries.fleet import PER_PAGE, FleetPage, FleetQuery, FleetRow
-from edge_fl_server.report.formatting import NOTHING, ago, escape, number, positive, share, size
+from edge_fl_server.report.formatting import NOTHING, ago, escape, number, positive, share
 
 
 def _named(value: str) -> str:
@@ -57,30 +56,29 @@ def message(row: FleetRow) -> str:
     return "; ".join(parts)
 
 
-def _actions(row: FleetRow) -> str:
+def _message(row: FleetRow) -> str:
+    """The message, and the buttons to act on it."""
+    text = escape(message(row))
     if row.standing != "quarantined":
-        return ""
-    return button("admit", row.device, "Admit") + " " + button("revoke", row.device, "Revoke", "danger")
+        return text
+    buttons = button("admit", row.device, "Admit") + " " + button("revoke", row.device, "Revoke", "danger")
+    return f"<p>{text}</p><p>{buttons}</p>"
 
 
 COLUMNS = (
     Column("Device", "device", device_link, True),
     Column("Status", "status", sortable=True, cell=_status),
-    Column("Accuracy before %", "before", share, True, minor=True),
+    Column("Before %", "before", share, True, minor=True),
     Column("Accuracy after %", "after", share, True),
-    Column("Message", "attention", number, True, lambda row: escape(message(row))),
-    Column("Action", "act", cell=_actions),
+    Column("Message", "attention", number, True, _message),
     Column("Release", "release", positive, True),
     Column("Tier", "tier", _named, True, minor=True),
-    Column("Method", "method", _named, True, minor=True),
     Column("Head", "head", _named, True, minor=True),
     Column("Head age", "head_at", ago, True, minor=True),
     Column("Samples", "samples", number, True, minor=True),
-    Column("By class", "samples_per_class", bars, minor=True),
-    Column("Last message", "seen_at", ago, True, minor=True),
-    Column("Bytes today", "bytes_today", size, True, lambda row: size(row.bytes_today or None), minor=True),
+    Column("Last seen", "seen_at", ago, True, minor=True),
     Column("Drift", "drift", sigmas, True, minor=True),
-    Column("Outlier score", "outlier_score", outlier, True, minor=True),
+    Column("Outlier", "outlier_score", outlier, True, minor=True),
     Column("Epsilon", "epsilon", decimal, True, minor=True),
 )
 SORTS = {"": "needs attention first"} | {column.name: column.label for column in COLUMNS if column.sortable}
@@ -140,7 +138,6 @@ def visible(page: FleetPage) -> list[str]:
         "epsilon": all(row.epsilon is None for row in page.rows),
         "drift": not any(row.drift for row in page.rows),
         "outlier_score": not any(row.outlier_score for row in page.rows),
-        "act": all(row.standing != "quarantined" for row in page.rows),
     }
     return [column.name for column in COLUMNS if not absent.get(column.name)]
 

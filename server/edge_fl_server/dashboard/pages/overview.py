@@ -9,12 +9,12 @@ from msgspec import Struct
 from nicegui import ui
 
 from edge_fl import metrics
+from edge_fl.console.units import counted
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages import fleet as fleets
 from edge_fl_server.dashboard.pages import log
 from edge_fl_server.dashboard.pages.parts import (
     Column,
-    counted,
     empty,
     facts,
     gain,

@@ -159,22 +159,6 @@ def meaning(found: Paired) -> str:
     return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
 
 
-def counted(count: int, noun: str) -> str:
-    """1 device, 2 devices."""
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
-
-
-def bars(counts: Sequence[int] | None) -> str:
-    """Samples by class as small bars, for a table cell."""
-    if not counts or not any(counts):
-        return ""
-    text = f"{sum(counts):,} samples in {sum(map(bool, counts))} of {len(counts)} classes"
-    drawn = "".join(
-        f'<i style="height:{max(8, 100 * n / max(counts)) if n else 0:.0f}%"></i>' for n in counts
-    )
-    return f'<span class="bars" role="img" aria-label="{text}" title="{text}">{drawn}</span>'
-
-
 def device_link(device: str) -> str:
     """A link to a device's page."""
     return _link("/device/", device)

@@ -8,6 +8,7 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.tables import devices
 
 PER_PAGE = 60
@@ -30,7 +31,7 @@ class DataPage(Struct, frozen=True):
 def page(db: Database, fleet: str, number: int = 0, *, per_page: int = PER_PAGE) -> DataPage:
     """One page of devices, by name."""
     spread = devices.c.capability["samples_per_class"]
-    mine = (devices.c.fleet == fleet) & (devices.c.capability["samples"].as_integer() > 0)
+    mine = of_fleet(fleet) & (devices.c.capability["samples"].as_integer() > 0)
     with db.reading() as connection:
         total = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
         pages = max(1, -(-total // per_page))

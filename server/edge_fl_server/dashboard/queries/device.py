@@ -9,6 +9,7 @@ from sqlalchemy import func, select
 
 from edge_fl_server.dashboard.queries.releases import HeadReports, head_reports
 from edge_fl_server.registry import Database
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord, RequestRecord
 from edge_fl_server.registry.tables import devices, rejections, reports, requests
 
@@ -47,7 +48,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
 def _median_samples(db: Database, fleet: str) -> int:
     """The lower median of the samples of a fleet's devices."""
     samples = devices.c.capability["samples"].as_integer()
-    mine = (devices.c.fleet == fleet) & (samples > 0)
+    mine = of_fleet(fleet) & (samples > 0)
     with db.reading() as connection:
         count = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
         middle = select(samples).where(mine).order_by(samples).limit(1).offset(max(count - 1, 0) // 2)

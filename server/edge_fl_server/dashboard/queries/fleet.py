@@ -6,7 +6,6 @@ as 50.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
@@ -15,8 +14,8 @@ from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func
 from edge_fl.metrics import EPSILON
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import STANDING
-from edge_fl_server.registry.tables import devices, reports, runs
+from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.selectors import SelectorError
 from edge_fl_server.selectors import fleet as selectors
 
@@ -56,13 +55,10 @@ class FleetRow(Struct, frozen=True):
     release: int
     head: str
     samples: int
-    samples_per_class: tuple[int, ...] | None
     seen_at: str
-    method: str
     head_at: str
     before: float | None
     after: float | None
-    bytes_today: int
     drift: float
     epsilon: float | None
     outlier_score: float
@@ -88,7 +84,7 @@ class FleetPage(Struct, frozen=True):
 def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAGE) -> FleetPage:
     """One page of the fleet. Raises RunError when the registry does not respond."""
     columns = _columns(fleet)
-    matching, wrong = and_(devices.c.fleet == fleet, *_filters(query)), ""
+    matching, wrong = and_(of_fleet(fleet), *_filters(query)), ""
     if query.where:
         try:
             names = selectors.selected(db, fleet, query.where)
@@ -97,7 +93,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         # Literal values: a large fleet has more devices than a statement may have parameters.
         chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
         matching = and_(matching, devices.c.device.in_(chosen))
-    statuses = select(devices.c.status, func.count()).where(devices.c.fleet == fleet)
+    statuses = select(devices.c.status, func.count()).where(of_fleet(fleet))
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
@@ -109,7 +105,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     shown = select(*(column.label(name) for name, column in columns.items()))
     rows = {
         row.device: row
-        for row in db.find(shown.where(devices.c.fleet == fleet, devices.c.device.in_(names)), FleetRow)
+        for row in db.find(shown.where(of_fleet(fleet), devices.c.device.in_(names)), FleetRow)
     }
     return FleetPage(
         tuple(rows[name] for name in names if name in rows),
@@ -128,17 +124,11 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
     able = devices.c.capability
     mine = and_(reports.c.fleet == fleet, reports.c.device == devices.c.device)
     measured = and_(mine, reports.c.error == "", reports.c.after.is_not(None))
-    joined = reports.outerjoin(runs, runs.c.run == reports.c.run)
-    midnight = datetime.now(UTC).strftime("%Y-%m-%dT00:00:00")
 
     def newest(column: ColumnElement[Any]) -> ColumnElement[Any]:
-        query = select(column).select_from(joined).where(measured).order_by(reports.c.received_at.desc())
+        query = select(column).where(measured).order_by(reports.c.received_at.desc())
         return query.limit(1).correlate(devices).scalar_subquery()
 
-    def total(column: ColumnElement[Any], *where: ColumnElement[bool]) -> ColumnElement[Any]:
-        return select(column).where(mine, *where).correlate(devices).scalar_subquery()
-
-    sent = func.coalesce(func.sum(reports.c.bytes_down + reports.c.bytes_up), 0)
     return {
         "device": devices.c.device,
         "status": devices.c.status,
@@ -150,17 +140,17 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "release": devices.c.release,
         "head": func.coalesce(able["head"].as_string(), ""),
         "samples": func.coalesce(able["samples"].as_integer(), 0),
-        "samples_per_class": able["samples_per_class"].as_json(),
         "seen_at": devices.c.seen_at,
-        "method": func.coalesce(newest(runs.c.method), ""),
         "head_at": func.coalesce(
             newest(case((reports.c.kind == "head", reports.c.received_at), else_="")), ""
         ),
         "before": newest(reports.c.before),
         "after": newest(reports.c.after),
-        "bytes_today": total(sent, reports.c.received_at >= midnight),
         "drift": standing.DRIFT,
-        "epsilon": total(func.max(reports.c.metrics[EPSILON].as_float())),
+        "epsilon": select(func.max(reports.c.metrics[EPSILON].as_float()))
+        .where(mine)
+        .correlate(devices)
+        .scalar_subquery(),
         "outlier_score": devices.c.outlier_score,
         "attention": standing.ATTENTION,
     }

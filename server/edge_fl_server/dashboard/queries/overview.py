@@ -17,6 +17,7 @@ from edge_fl_server.dashboard.queries.log import Event
 from edge_fl_server.dashboard.queries.releases import Change, HeadReports
 from edge_fl_server.dashboard.queries.run import head_only_devices
 from edge_fl_server.registry import Database, rollouts, runs, servers
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.records import RolloutRecord, RoundRecord, RunRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
@@ -87,7 +88,7 @@ class Overview(Struct, frozen=True):
 
 def page(db: Database, fleet: str) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
-    mine = devices.c.fleet == fleet
+    mine = of_fleet(fleet)
     statuses = select(devices.c.status, func.count()).where(mine).group_by(devices.c.status)
     whys = select(devices.c.why, func.count()).where(mine, standing.GROUPS["alert"]).group_by(devices.c.why)
     with db.reading() as connection:

@@ -12,6 +12,7 @@ from sqlalchemy import case, func, select
 
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.registry import Database, releases, rollouts, servers
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
@@ -101,7 +102,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     Then only a server that is online, which has them, can roll one out.
     """
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
-    mine = devices.c.fleet == fleet
+    mine = of_fleet(fleet)
     mine &= standing.HEAD_ONLY
     by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
     heads = select(func.count()).where(mine)

@@ -16,6 +16,7 @@ from sqlalchemy import case, func, select
 
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_reports
 from edge_fl_server.registry import Database, runs, servers
+from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.registry.tables import devices, rejections, requests
 from edge_fl_server.runs import round_metrics
@@ -126,7 +127,7 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
 
 def head_only_devices(db: Database, fleet: str) -> frozenset[str]:
     """The names of the head-only devices."""
-    query = select(devices.c.device).where(devices.c.fleet == fleet)
+    query = select(devices.c.device).where(of_fleet(fleet))
     with db.reading() as connection:
         heads = connection.execute(query.where(devices.c.capability["tier"].as_string() == "head"))
         return frozenset(heads.scalars())

@@ -10,7 +10,7 @@ from edge_fl.wire.messages import GONE
 from edge_fl_server.dashboard import reasons
 from edge_fl_server.registry import Database
 from edge_fl_server.registry import devices as registered
-from edge_fl_server.registry.devices import STANDING
+from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
 BLOCKED = STANDING != ""
@@ -51,7 +51,7 @@ class OnRelease(Struct, frozen=True):
 
 def needing_attention(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices that need attention by group, each device in its most urgent one."""
-    query = select(ATTENTION, func.count()).where(devices.c.fleet == fleet).group_by(ATTENTION)
+    query = select(ATTENTION, func.count()).where(of_fleet(fleet)).group_by(ATTENTION)
     with db.reading() as connection:
         by_urgency = {row[0]: row[1] for row in connection.execute(query)}
     return {name: by_urgency.get(len(GROUPS) - place, 0) for place, name in enumerate(GROUPS)}
@@ -61,7 +61,7 @@ def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> 
     """The number of devices in each group, in one pass."""
     sums = (func.coalesce(func.sum(case((which, 1), else_=0)), 0) for which in groups.values())
     with db.reading() as connection:
-        row = connection.execute(select(*sums).where(devices.c.fleet == fleet)).one()
+        row = connection.execute(select(*sums).where(of_fleet(fleet))).one()
     return dict(zip(groups, row, strict=True))
 
 
