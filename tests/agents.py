@@ -174,8 +174,9 @@ class Board:
 
 
 def own_files(home: Path) -> dict[str, bytes]:
-    """Heads, outbox, installed releases, privacy budget, and memory without the number of the signed request to update."""
-    memory = msgspec.structs.replace(Store(home).memory(), signed_update=0, starts=0)
+    """Heads, outbox, installed releases, privacy budget, and memory without starts and the numbers of signed messages."""
+    numbers = {"signed": 0, "signed_command": 0, "signed_update": 0, "signs_all": False, "starts": 0}
+    memory = msgspec.structs.replace(Store(home).memory(), **numbers)
     paths = [path for name in ("heads", "outbox", "release") for path in (home / name).rglob("*")]
     paths = [path for path in [*paths, home / "privacy.safetensors"] if path.is_file()]
     files = {str(path.relative_to(home)): path.read_bytes() for path in paths}
