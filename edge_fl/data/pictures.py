@@ -12,7 +12,6 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from edge_fl.data.limits import LIMITS, PictureLimits
 from edge_fl.errors import DataError
 from edge_fl.files.folder import UNREADABLE, unusable
 from edge_fl.inputs import InputSpec, Resize
@@ -57,18 +57,6 @@ _BROKEN = (
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # width, height, as in Pillow
-
-
-@dataclass(frozen=True)
-class PictureLimits:
-    """`max_pixels` applies to one picture as stored, `max_bytes` to all pictures together as arrays."""
-
-    max_images: int = 100_000
-    max_pixels: int = 64_000_000
-    max_bytes: int = 2 * 1024**3
-
-
-LIMITS = PictureLimits()
 
 
 class PictureError(DataError):

@@ -12,7 +12,7 @@ from edge_fl.data.samples import ClientData
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import record, sources
+from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.data.split import SPLIT, Split
@@ -77,14 +77,14 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
 def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
     """Summarise the data that these settings name; pictures are decoded only if `spec.input` is known. Raises DataError as `load`."""
     with recording(config):
-        kind, location = sources.parsed(config.data)
+        kind, folder = location.parsed(config.data)
         if spec.input or kind != "folder":
             stream = _stream(config, spec)
             for _ in stream:
                 pass
             return stream.report
         spec = _with_settings(spec, config)
-        return record.remember(Path(config.folder), sources.count(location, spec), spec)
+        return record.remember(Path(config.folder), sources.count(folder, spec), spec)
 
 
 @contextmanager

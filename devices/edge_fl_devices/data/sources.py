@@ -1,15 +1,13 @@
 """Data sources of a device: a folder per class, an .npz file, or a Python function.
 
-To add a source: one function (location, spec -> SourceData) and one line in SOURCES.
+To add a source: one function (location, spec -> SourceData) in SOURCES, and its kind in `location.KINDS`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,10 +18,11 @@ from edge_fl.data import arrays, npz, pictures
 from edge_fl.data.class_names import nearest_class, outside
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
-from edge_fl.errors import DataError, nearest
+from edge_fl.errors import DataError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
+from edge_fl_devices.data.location import KINDS, parsed
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, SourceData
@@ -41,19 +40,6 @@ def read(source: str, spec: DataSpec) -> SourceData:
     if spec.input:
         pictures.require_pictures(spec.input, source)
     return SOURCES[kind](location, spec)
-
-
-def stamp(source: str) -> str:
-    """Return a value that changes when a folder or an .npz may have changed; "" for a function. Raises DataError."""
-    kind, location = parsed(source)
-    if kind == "python":
-        return ""
-    root, total = Path(location), hashlib.blake2b(digest_size=16)
-    for path in [root] if kind == "npz" else walk(root).files:
-        with suppress(OSError):
-            stat = path.stat()
-            total.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    return total.hexdigest()
 
 
 @dataclass
@@ -207,23 +193,9 @@ def resized(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Ite
             yield Samples(pictures.fit(x, input, where) if input else x, y)
 
 
-SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = {
-    "folder": folder,
-    "npz": archive,
-    "python": function,
-}
-
-
-def parsed(source: str) -> tuple[str, str]:
-    """Return kind and location of a source. Raises DataError."""
-    kind, _, location = source.partition(":")
-    if location and kind in SOURCES:
-        return kind, location
-    if source.endswith(".npz") or Path(source).is_dir():
-        return "npz" if source.endswith(".npz") else "folder", source
-    raise DataError(
-        f"data source {source!r}: expected a folder, an .npz, or KIND:LOCATION{nearest(kind, SOURCES)}"
-    )
+SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = dict(
+    zip(KINDS, (folder, archive, function), strict=True)
+)
 
 
 def _hints(folders: list[str], classes: tuple[str, ...]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_fl.data.pictures import LIMITS, PictureLimits
+from edge_fl.data.limits import LIMITS, PictureLimits
 from edge_fl.data.samples import Samples
 from edge_fl.inputs import InputSpec
 

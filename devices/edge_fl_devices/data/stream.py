@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from edge_fl.data.pictures import LIMITS
+from edge_fl.data.limits import LIMITS
 from edge_fl.data.samples import ClientData, Labels, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec

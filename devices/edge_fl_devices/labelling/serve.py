@@ -14,7 +14,7 @@ from edge_fl_devices.capture import pool as pools
 from edge_fl_devices.capture.capture import Capture
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import sources
+from edge_fl_devices.data import location
 from edge_fl_devices.labelling.learner import Learner
 from edge_fl_devices.labelling.moves import Moves
 from edge_fl_devices.labelling.routes import routes
@@ -66,7 +66,7 @@ def serving(
 @contextmanager
 def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
     """Add the label page to a service, and capture and learn until the block ends."""
-    folder, data = Path(config.folder), Path(sources.parsed(config.data)[1])
+    folder, data = Path(config.folder), Path(location.parsed(config.data)[1])
     pool = Pool(folder / pools.FOLDER, config.capture)
     learner = Learner(config, data, service.model, pool, service.lock)
     pool.order = learner.order

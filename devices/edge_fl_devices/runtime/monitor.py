@@ -23,7 +23,7 @@ from edge_fl_devices.board import health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import record, sources
+from edge_fl_devices.data import location, record
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.remote.log_file import LOCAL
@@ -126,7 +126,7 @@ class DeviceMonitor:
 
     def _stamp(self) -> str:
         try:
-            return sources.stamp(self.config.data)
+            return location.stamp(self.config.data)
         except EdgeFLError:
             return ""
 

@@ -24,7 +24,6 @@ from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import DeviceConfig, read_root, remember
-from edge_fl_devices.data.load import loader as data_loader
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
@@ -77,6 +76,8 @@ def run_device(
         capability, data_problem = measure(config, loader, progress.print)
         worker = _make_head_worker(config, capability, store, loader, children)
         if capability.tier == "full":
+            from edge_fl_devices.data.load import loader as data_loader
+
             load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
             make = full_worker()
             worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)

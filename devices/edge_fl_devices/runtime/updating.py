@@ -22,7 +22,6 @@ from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.update.state import RESTART, Updates
 from edge_fl_devices.update.transfers import Transfers
-from edge_fl_devices.update.updater import AgentUpdater
 
 END_S = 5.0
 
@@ -54,6 +53,7 @@ def updating(config: DeviceConfig, device: Device, runner: Runner, trust: Trust)
     if updates is None:
         yield result
         return
+    from edge_fl_devices.update.updater import AgentUpdater
 
     def restart() -> None:
         result.exit_code = RESTART

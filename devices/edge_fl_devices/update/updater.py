@@ -18,7 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 from msgspec.structs import replace
-from packaging.tags import sys_tags
 
 from edge_fl import __version__
 from edge_fl.capability import total_memory_mb
@@ -29,7 +28,6 @@ from edge_fl.wire.blob import Blob
 from edge_fl_devices.config import UpdateConfig
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
-from edge_fl_devices.update import canary, environment, plan
 from edge_fl_devices.update.state import CLOSED, Updates
 from edge_fl_devices.update.transfers import Transfers
 
@@ -132,6 +130,8 @@ class AgentUpdater:
         if self._state.last.id != update.id:
             self._updates.save(replace(self._state, last=update, since_s=time.time()))
             self._state = self._updates.state()
+        from edge_fl_devices.update import canary, environment, plan  # memory of an agent without an update
+
         self._show(replace(update, state="fetching"))
         releases = {
             release.number: release for release in trust.agents(transfers.metadata(update.number).__getitem__)
@@ -159,6 +159,10 @@ class AgentUpdater:
         return True
 
     def _build(self, release: AgentRelease, update: UpdateStatus, transfers: Transfers) -> None:
+        from packaging.tags import sys_tags
+
+        from edge_fl_devices.update import environment, plan
+
         self._updates.tidy(keep=release.number)
         factory = environment.distributions(self._updates.factory)
         wheels = plan.needed(release, factory, list(sys_tags()), platform.python_version())
@@ -176,7 +180,7 @@ class AgentUpdater:
     def _fetched(self, wheel: AgentWheel, folder: Path, transfers: Transfers) -> Path:
         """Return the wheel's file, from an environment that has it or from the broker."""
         path = folder / wheel.file
-        for kept in self._updates.home.glob(f"*/{environment.WHEELS}/{wheel.file}"):
+        for kept in self._updates.home.glob(f"*/{folder.name}/{wheel.file}"):
             if _is(kept, wheel.blob):
                 if kept != path:
                     with reporting(wheel.file):

@@ -16,7 +16,8 @@ from PIL import Image, ImageOps
 
 from edge_fl.data import datasets, pictures
 from edge_fl.data.class_names import OUTSIDE
-from edge_fl.data.pictures import PictureError, PictureLimits
+from edge_fl.data.limits import PictureLimits
+from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
