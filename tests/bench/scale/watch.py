@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from edge_fl.wire.messages import Report, Round, decode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
@@ -38,7 +40,8 @@ class Watch:
             return
         address = Topics(FLEET).parse(event.topic)
         if address.kind == "tuf":
-            self.released = True
+            signed = msgspec.json.decode(event.payload)["signed"]
+            self.released = signed["meta"]["snapshot.json"]["version"] > 1  # 1: nothing is released yet
         elif address.kind == "round":
             self.begun_s.setdefault(decode(event.payload, Round).round, now_s)
         elif address.kind == "rpt" and decode(event.payload, Report).kind == "head":

@@ -17,7 +17,7 @@ from edge_fl_server.dashboard.pages import parts
 from edge_fl_server.dashboard.pages import run as run_page
 from edge_fl_server.dashboard.queries import fleet, log, overview, releases, run
 from edge_fl_server.dashboard.queries.fleet import FleetQuery
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs, servers, tables
+from edge_fl_server.registry import Database, alerts, devices, reports, rollouts, runs, servers, tables
 from edge_fl_server.registry.records import (
     DeviceRecord,
     Rejection,
@@ -68,6 +68,19 @@ def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) ->
     assert sum(overview.page(db, "main").health.values()) == 9  # it counts once
     shown = overview_page.health(page, PageContext(db, "other").command("server up"))
     assert "edge-fl server up --fleet other" in shown and "4 × enospc: the card is full" in shown
+
+
+def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -> None:
+    before = list(overview_page.items(overview.page(db, "main")))
+    texts = {"pi-1": "disk 400 MB free", "pi-2": "disk 90 MB free"}
+    raised = [("disk", name, text) for name, text in texts.items()]
+    raised += [("silent", "pi-3", "lost"), ("decile", "release 3", "bottom decile 80.0 %")]
+    alerts.update_active(db, "main", raised, (), 1)
+    found = list(overview_page.items(overview.page(db, "main")))[len(before) :]
+    assert [(item.text, item.link, item.detail) for item in found] == [
+        ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),
+        ("Alert disk: pi-1 and 1 more", "/fleet", "disk 400 MB free"),
+    ]
 
 
 def test_a_healthy_fleet_says_so(tmp_path: Path) -> None:

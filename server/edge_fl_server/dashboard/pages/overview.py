@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 
 from msgspec import Struct
 from nicegui import ui
@@ -26,6 +27,7 @@ from edge_fl_server.dashboard.pages.parts import (
 from edge_fl_server.dashboard.queries import overview
 from edge_fl_server.dashboard.queries.overview import FullDevices, Gain, Overview
 from edge_fl_server.dashboard.reasons import alerted
+from edge_fl_server.registry.records import AlertRecord
 from edge_fl_server.report.formatting import NOTHING, clock, escape, mean, number, share
 
 BASELINES = {
@@ -45,6 +47,8 @@ GROUPS = {
     "drift": ("warn", "with images that have changed since the head was fitted", "/fleet?sort=drift&down=1"),
 }
 """Group of devices that need attention -> its colour, what is wrong, and the list of them."""
+OTHERWISE_SHOWN = frozenset({"silent", "drift", "quarantine", "rollout"})
+"""Rules of alerts whose conditions have items of their own."""
 CHANGES = (
     Column("Time, UTC", "at", clock),
     Column("Level", "level", word),
@@ -84,12 +88,29 @@ def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item
         yield Item("warn", text, "/releases", escape(rollout.reason))
     for group, (tone, what, link) in GROUPS.items():
         if count := page.health[group]:
-            reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.alerts.items() if why)
+            reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.whys.items() if why)
             detail = "; ".join(reasons) if group == "alert" else ""
             yield Item(tone, f"{counted(count, 'device')} {what}", link, detail)
     if failed := page.heads.failed:
         text = f"{counted(failed, 'device')} could not fit a head on release {page.served}"
         yield Item("bad", text, "/fleet?only=attention")
+    raised = sorted(page.raised, key=lambda alert: alert.rule)
+    for rule, same in groupby(raised, lambda alert: alert.rule):
+        if rule not in OTHERWISE_SHOWN:
+            yield _alert(rule, list(same))
+
+
+def _alert(rule: str, found: list[AlertRecord]) -> Item:
+    """The active alerts of one rule."""
+    subject = found[0].subject
+    if subject.startswith("release "):
+        link = "/releases"
+    elif subject in ("server", "fleet"):
+        link = "/log"
+    else:
+        link = f"/device/{subject}" if len(found) == 1 else "/fleet"
+    of = subject if len(found) == 1 else f"{subject} and {len(found) - 1:,} more"
+    return Item("warn", f"Alert {rule}: {of}", link, escape(found[0].text))
 
 
 def health(page: Overview, server_up: str = "edge-fl server up") -> str:

@@ -16,9 +16,9 @@ from edge_fl_server.dashboard.queries import log, releases, standing
 from edge_fl_server.dashboard.queries.log import Event
 from edge_fl_server.dashboard.queries.releases import Change, HeadReports
 from edge_fl_server.dashboard.queries.run import head_only_devices
-from edge_fl_server.registry import Database, rollouts, runs, servers
+from edge_fl_server.registry import Database, alerts, rollouts, runs, servers
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.records import RolloutRecord, RoundRecord, RunRecord
+from edge_fl_server.registry.records import AlertRecord, RolloutRecord, RoundRecord, RunRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.runs import round_metrics
@@ -61,7 +61,8 @@ class FullDevices(Struct, frozen=True):
 
 
 class Overview(Struct, frozen=True):
-    """A fleet of `total` devices. `health` counts those that need attention by group, `alerts` those in alert by reason.
+    """A fleet of `total` devices. `health` counts those that need attention by group, `whys` those in alert by reason; `raised` are the
+    active alerts of rules.
 
     `served` is the release in service (0: none), `change` that of accuracy by it; `heads` are the reports on it. `run` is the newest
     run, `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
@@ -71,7 +72,8 @@ class Overview(Struct, frozen=True):
     total: int
     by_status: dict[str, int]
     health: dict[str, int]
-    alerts: dict[str, int]
+    whys: dict[str, int]
+    raised: tuple[AlertRecord, ...]
     served: int
     change: Change
     head_devices: int
@@ -93,7 +95,7 @@ def page(db: Database, fleet: str) -> Overview:
     whys = select(devices.c.why, func.count()).where(mine, standing.GROUPS["alert"]).group_by(devices.c.why)
     with db.reading() as connection:
         by_status = {row[0]: row[1] for row in connection.execute(statuses)}
-        alerts = {row[0]: row[1] for row in connection.execute(whys)}
+        by_why = {row[0]: row[1] for row in connection.execute(whys)}
         others = () if by_status else tuple(connection.execute(select(devices.c.fleet).distinct()).scalars())
     served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
     moving = standing.on_release(db, fleet, served)
@@ -103,7 +105,8 @@ def page(db: Database, fleet: str) -> Overview:
         total=sum(by_status.values()),
         by_status=dict(sorted(by_status.items())),
         health=standing.needing_attention(db, fleet),
-        alerts=alerts,
+        whys=by_why,
+        raised=tuple(alerts.active(db, fleet)),
         served=served,
         change=releases.change(db, fleet, served),
         head_devices=moving.running + moving.others,
