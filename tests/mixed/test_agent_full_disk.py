@@ -44,12 +44,17 @@ def test_a_disk_that_fills_up_during_an_update_is_reported_while_an_agent_serves
         broker = stack.enter_context(Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program))
         site = Site(tmp_path, broker.endpoint.port, factory, stack)
         board = Board(home, factory, "pi", broker.endpoint.port, tmp_path / "images.npz")
-        variables = {"FOLDER": board.updates.home, "STEP": POINTS[point], "FLAG": flag, "FULL": filler}
-        board.update = {"confirm_s": 15.0 if point == TRIAL else 1.0}
-        board.environment = {f"KILL_{name}": str(value) for name, value in variables.items()}
+        board.log.symlink_to(tmp_path / "log")  # as of the journal, which has a limit of its own
         stack.callback(board.stop)
         site.boards["pi"] = board
         board.start()
+        site.boards_serve()
+        board.stop()  # what is watched for are the steps of the update, not of the release's installation
+        variables = {"FOLDER": board.updates.home, "STEP": POINTS[point], "FLAG": flag, "FULL": filler}
+        board.update = {"confirm_s": 15.0 if point == TRIAL else 1.0}
+        board.environment = {f"KILL_{name}": str(value) for name, value in variables.items()}
+        board.start()
+        eventually(lambda: board.log.read_text().count("samples to train on") == 2, "the second start")
         site.boards_serve()
         store = Store(board.home)
         store.keep_privacy_spent(b"spent")
