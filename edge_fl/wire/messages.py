@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
+from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.blob import Blob, digest
 
@@ -130,7 +131,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
-    `update`: how its agent is updated; None if it cannot be.
+    `update`: how its agent is updated; None if it cannot be. `settings`: those in effect; None of an agent without remote settings.
     `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 
@@ -149,6 +150,7 @@ class Capability(Struct, frozen=True):
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     update: UpdateStatus | None = None
+    settings: SettingsStatus | None = None
     certificate_until: Count = 0
     signature: DeviceSignature | None = None
 
@@ -315,6 +317,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "cmd": Command,
     "ack": Ack,
     "agent": AgentUpdate,
+    "settings": Settings,
     "echo": Echo,
     "state": DeviceState,
     "meta": Capability,

@@ -33,6 +33,7 @@ from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
 from edge_fl_devices.remote.log_file import note
+from edge_fl_devices.runtime import interfaces
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
 from edge_fl_devices.runtime.report_packets import report_packets
 from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
@@ -55,6 +56,7 @@ class Device:
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
     answer_query: AnswerQuery = decline
+    take_settings: interfaces.TakeSettings = interfaces.fixed_settings
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -175,6 +177,8 @@ class Device:
         self._step(event)
 
     def _step(self, event: events.Event) -> None:
+        if isinstance(event, events.Received) and event.address.kind == "settings":
+            event = events.SettingsChanged(self.take_settings(event))
         self.state, requested = step(self.state, event, self._now_s)
         self.carry_out(requested)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent import events
@@ -23,8 +24,15 @@ DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | KeysRefre
 RunnerJob = Callable[[], DeviceEvent]
 
 
+TakeSettings = Callable[[events.Received], SettingsStatus]
+"""Takes a message with settings from the operator; returns the settings in effect."""
 DeviceConnect = Callable[[str, Packet | None, Listener], Transport]
 """Connects the client of this id, with its will, to a broker, such as `partial(MqttTransport, endpoint)`."""
+
+
+def fixed_settings(received: events.Received) -> SettingsStatus:
+    """Take no settings: those of a simulated device are its fleet's."""
+    return SettingsStatus(why="fixed")
 
 
 class Scheduler(Protocol):

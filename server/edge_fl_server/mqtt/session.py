@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
 from edge_fl_server.mqtt.connection import Received, ServerConnection
-from edge_fl_server.mqtt.devices.assignments import Assignments, SignsAssignments, clear_leftover_assignments
+from edge_fl_server.mqtt.devices.assignments import Assignments, SignsForDevices, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.devices.settings import SettingsPublisher
 from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -31,6 +32,7 @@ class Server:
     roster: Roster
     inbox: Inbox
     assignments: Assignments
+    settings: SettingsPublisher
     journal: Journal
 
     @classmethod
@@ -40,7 +42,7 @@ class Server:
         journal: Journal,
         *,
         workers: bool = False,
-        director: SignsAssignments | None = None,
+        director: SignsForDevices | None = None,
         authorities: Authorities = (),
     ) -> Server:
         """Register all handlers on a connection that is not open yet."""
@@ -51,6 +53,7 @@ class Server:
             roster=Roster(connection, journal),
             inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
             assignments=Assignments(connection, director),
+            settings=SettingsPublisher(connection, journal, director),
             journal=journal,
         )
 
@@ -63,13 +66,14 @@ def connected(
     takeover: bool = False,
     yields: bool = False,
     workers: bool = False,
-    director: SignsAssignments | None = None,
+    director: SignsForDevices | None = None,
     authorities: Authorities = (),
 ) -> Iterator[Server]:
     """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
 
     A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
-    (`edge_fl_server.mqtt.updates.workers`). `director` signs assignments; `authorities` are the CAs of devices that sign their messages.
+    (`edge_fl_server.mqtt.updates.workers`). `director` signs assignments and settings; `authorities` are the CAs of devices that sign
+    their messages.
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
     server = Server.of(connection, journal, workers=workers, director=director, authorities=authorities)

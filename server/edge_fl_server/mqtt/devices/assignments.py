@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.fleet.settings import Settings
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.reader import ServerConnect, read_retained
@@ -22,18 +23,21 @@ ASSIGNMENTS_PER_EPOCH = 2**20
 LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
 
 
-class SignsAssignments(Protocol):
+M = TypeVar("M", bound=Assignment | Settings)
+
+
+class SignsForDevices(Protocol):
     """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
 
-    def sign(self, kind: str, device: str, message: Assignment, *, lasts: bool = ...) -> Assignment: ...
+    def sign(self, kind: str, device: str, message: M, *, lasts: bool = ...) -> M: ...
 
-    def is_stale(self, message: Assignment) -> bool: ...
+    def is_stale(self, message: Assignment | Settings) -> bool: ...
 
 
 class Assignments:
     """The current assignment of every device that has one; not signed without a director."""
 
-    def __init__(self, connection: ServerConnection, director: SignsAssignments | None = None) -> None:
+    def __init__(self, connection: ServerConnection, director: SignsForDevices | None = None) -> None:
         self._connection, self._director = connection, director
         self._current: dict[str, Assignment] = {}
         self._count = 0

@@ -22,6 +22,7 @@ from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.fleet.fields import ServerSignature
+from edge_fl.fleet.settings import Settings
 from edge_fl.secure import signed
 from edge_fl.wire.messages import Assignment, encode
 from edge_fl_server.release.repository import Repository
@@ -29,7 +30,7 @@ from edge_fl_server.release.repository import Repository
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
 
-M = TypeVar("M", bound=Assignment)
+M = TypeVar("M", bound=Assignment | Settings)
 
 
 @dataclass(eq=False)
@@ -54,7 +55,7 @@ class Director:
         signature = replace(signature, signatures=self._signatures(content))
         return replace(message, signature=signature)
 
-    def is_stale(self, message: Assignment) -> bool:
+    def is_stale(self, message: Assignment | Settings) -> bool:
         """Whether a message should be signed again: its signature has less than a third of its life left, or is by a replaced key."""
         if message.signature is None:
             return True
