@@ -32,6 +32,8 @@ def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
         reason = f"unknown name{nearest(str(value), _words(_field(keys, kind)))}"
     if "[a-z0-9-]{1,32}" in reason:
         reason = "expected 1 to 32 of a-z, 0-9 and '-'"
+    if "^folder:/" in reason:
+        reason = "expected folder:/PATH, a folder on the device"
     if "https?" in reason:
         reason = "expected an address that begins with http:// or https://"
     return f"{place(keys)}{given}: {reason[:1].lower()}{reason[1:]}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +31,7 @@ from edge_fl_devices.upkeep.cli import backup, reset, restore, uninstall
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
-    from edge_fl_devices.config import DeviceConfig
+    from edge_fl_devices.remote.settings import RemoteSettings
 
 ConfigOption = Annotated[
     Path | None,
@@ -164,33 +163,41 @@ def run(
     }
     with closing(feature_children()) as children:
         children.start()  # the child loads its modules while the agent does
-        from edge_fl_devices.config import from_options
+        from edge_fl_devices.config import read_tree
+        from edge_fl_devices.remote.settings import RemoteSettings
 
-        code = _run(from_options(config, options, connection(host, port, fleet, identity)), children)
+        settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
+        code = _run(settings, children)
     raise typer.Exit(code)
 
 
-def _run(config: DeviceConfig, children: Children) -> int:
+def _run(settings: RemoteSettings, children: Children) -> int:
+    """Run the agent, again with other settings whenever the operator changes them."""
     from edge_fl.console.progress import Progress
-    from edge_fl.wire import identity
     from edge_fl_devices.board.systemd_notify import Notifier
-    from edge_fl_devices.runtime.connector import connector, own_connector
+    from edge_fl_devices.runtime.connector import device_connector
     from edge_fl_devices.runtime.run_device import run_device
     from edge_fl_devices.runtime.runner import Runner
 
     log_warnings()
-    broker = config.broker
-    if identity.certificate_in(broker.identity):
-        connect, renewal = own_connector(
-            broker.host, broker.port, Path(broker.identity), broker.fleet, print_status
-        )
-        tick: Callable[[], None] = renewal.tick
-    else:
-        connect, tick = connector(broker.endpoint, broker.fleet), lambda: None
-    runner = Runner(notifier=Notifier())
-    stop_on_signal(runner)
+    before, notifier = None, Notifier()
     with Progress() as progress:
-        return run_device(config, connect, runner, children, full_worker, progress, tick)
+        while True:
+            connect, tick = device_connector(settings.config, print_status)
+            runner = Runner(notifier=notifier)
+            stop_on_signal(runner)
+            if before and before.stopped:  # by a signal during the restart
+                return 0
+            try:
+                code = run_device(settings, connect, runner, children, full_worker, progress, tick)
+                if not runner.continues:
+                    return code
+                settings.begin()
+            except InputError as error:
+                if not settings.revert(error):
+                    raise
+                print_status(f"{error.message}; the settings before stay")
+            before = runner
 
 
 def predict(
@@ -353,11 +360,13 @@ def doctor(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
-    from edge_fl_devices.config import from_options
+    from edge_fl_devices.config import read_tree
     from edge_fl_devices.doctor import run_checks
+    from edge_fl_devices.remote.settings import RemoteSettings
 
     options = {"id": id, "data": data, "folder": folder}
-    results = run_checks(from_options(config, options, connection(host, port, fleet, identity)), print_status)
+    settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
+    results = run_checks(settings.config, print_status)
     columns: Columns = {
         "check": "check",
         "state": "state",

@@ -13,20 +13,18 @@ from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
+from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-from edge_fl_devices.board.usage import Budget
 from edge_fl_devices.capture.settings import CaptureConfig
 from edge_fl_devices.storage import read_json
 
 FOLDER, SETTINGS = "device", "settings.json"
 
 
-class DeviceBroker(Struct, frozen=True, forbid_unknown_fields=True):
-    """Address of the broker (port 0: 8883 with an identity, else 1883), fleet, and the folder with this device's identity."""
+class DeviceBroker(BrokerAddress, frozen=True, forbid_unknown_fields=True):
+    """Address of the broker, fleet, and the folder with this device's identity."""
 
-    host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
     fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
     identity: str = ""
 
@@ -58,8 +56,8 @@ class UpdateConfig(Struct, frozen=True, forbid_unknown_fields=True):
     trial_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
 
 
-class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of one device.
+class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
+    """Settings of one device. With `remote_settings` off the operator changes none of them (`edge_fl.fleet.settings.DeviceSettings`).
 
     `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
     with the device. With `uploads` off a head-only device sends metrics only: neither the head updates (class means, ...) of a method nor
@@ -81,31 +79,21 @@ class DeviceConfig(Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
     data: str
     tier: Literal["auto", "head", "full"] = "auto"
-    head: str = "logistic"
     folder: str = FOLDER
     root: str = ""
     seed: Annotated[int, Meta(ge=0)] = 0
     test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
     validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    head_budget_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
-    balanced: bool = False
-    classes: list[str] = []
-    keep: Annotated[int, Meta(ge=0)] = 0
-    policy: Literal["newest", "reservoir"] = "newest"
-    watch_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
-    refit_every_s: Annotated[float, Meta(ge=0, le=86_400 * 30)] = 300.0
     guard: bool = True
     threads: Annotated[int, Meta(ge=1)] = 1
     uploads: bool = True
     remote_logs: bool = True
+    remote_settings: bool = True
     epsilon: Annotated[float, Meta(ge=0)] = 0.0
-    budget: Budget = Budget()
     capture: CaptureConfig = CaptureConfig()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
     cross_validate_below: Annotated[int, Meta(ge=0)] = 300
-    min_precision: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    false_alarm: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
     update: UpdateConfig = UpdateConfig()
@@ -183,6 +171,13 @@ def from_options(
     file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
 ) -> DeviceConfig:
     """Read `file`, if any, and replace its settings by the options that are not None. Raises ConfigError."""
+    return convert(*read_tree(file, options, connection))
+
+
+def read_tree(
+    file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
+) -> tuple[dict[str, object], str]:
+    """Like `from_options`: the settings before they are checked, and where they come from."""
     tree = settings.read(file) if file else {}
     given = {name: value for name, value in options.items() if value is not None}
     tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
@@ -190,4 +185,4 @@ def from_options(
         broker = tree.get("broker")
         tree["broker"] = {**(broker if isinstance(broker, dict) else {}), **connection}
     where = str(file) if file else "device run"
-    return convert(with_certificate_name(tree, where), where)
+    return with_certificate_name(tree, where), where

@@ -80,6 +80,7 @@ SETTINGS = (
         "precision",
         "latency_ms",
         "remote_logs",
+        "remote_settings",
     ),
     *("cross_validate_below", "min_precision", "false_alarm", "broker.host", "broker.port", "broker.fleet"),
     *("budget.megabytes", "budget.cpu_s", "budget.kilojoules", "budget.watts"),

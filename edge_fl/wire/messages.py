@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
+from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.blob import Blob, digest
 
@@ -76,8 +77,7 @@ class Assignment(Struct, frozen=True):
 
     Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
     the hash of the round's `spec` ("": any).
-    "rest" requests nothing; `why` may give a failure word, as in `DeviceState.why`.
-    `signs_all`: the server also signs its commands and agent updates.
+    "rest" requests nothing; `why`: a failure word, as in `DeviceState.why`. `signs_all`: the server also signs commands and agent updates.
     """
 
     version: Count
@@ -133,7 +133,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
-    `update`: how its agent is updated; None if it cannot be.
+    `update`: how its agent is updated; None if it cannot be. `settings`: those in effect; None of an agent without remote settings.
     `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 
@@ -152,6 +152,7 @@ class Capability(Struct, frozen=True):
     notes: Annotated[list[Text], Meta(max_length=64)] = []
     drift: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     update: UpdateStatus | None = None
+    settings: SettingsStatus | None = None
     certificate_until: Count = 0
     signature: DeviceSignature | None = None
 
@@ -197,10 +198,7 @@ class Log(Struct, frozen=True):
 
 
 class CertificateRequest(Struct, frozen=True):
-    """enroll/NAME/req: a claim requests its device's certificate with its `secret`, or a device its next one;
-
-    `request` is PEM (PKCS #10).
-    """
+    """enroll/NAME/req: a claim requests its device's certificate with its `secret`, or a device its next one (PEM, PKCS #10)."""
 
     id: Id
     request: Text
@@ -318,6 +316,7 @@ MESSAGES: dict[str, type[Struct]] = {
     "cmd": Command,
     "ack": Ack,
     "agent": AgentUpdate,
+    "settings": Settings,
     "echo": Echo,
     "state": DeviceState,
     "meta": Capability,

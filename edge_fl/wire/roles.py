@@ -50,6 +50,7 @@ ACTIONS: dict[str, Action] = {
     "stop": Action(OPERATOR),
     "tag": Action(OPERATOR),
     "group": Action(OPERATOR),
+    "settings": Action(OPERATOR),
     "silence": Action(OPERATOR),
     "admit": Action(OPERATOR),
     "revoke": Action(OPERATOR),

@@ -9,6 +9,7 @@ The topics of a fleet start with ``efl/1/FLEET``, where 1 is the protocol's majo
     round/RUN                         server   retained         the current round of a run
     d/DEVICE/dn/{assignment,cmd,ack}  server                    desired state (retained), commands, acknowledgements
     d/DEVICE/dn/agent                 server   retained         the desired release of the agent's own software
+    d/DEVICE/dn/settings              server   retained         the operator's settings of one device
     d/DEVICE/dn/echo                  device                    message to itself: all earlier messages have arrived
     d/DEVICE/up/{state,meta}          device   retained         life cycle (also its will) and capabilities
     d/DEVICE/up/rpt/RUN/ROUND         device                    one report
@@ -149,6 +150,9 @@ class Topics:
     def agent(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/agent"
 
+    def settings(self, device: str) -> str:
+        return f"{self.root}/d/{device}/dn/settings"
+
     def command(self, device: str) -> str:
         return f"{self.root}/d/{device}/dn/cmd"
 
@@ -249,7 +253,10 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", ("assignment" | "agent" | "cmd" | "ack" | "echo" | "sum" | "query") as kind] | [
+        case [
+            "dn",
+            ("assignment" | "agent" | "settings" | "cmd" | "ack" | "echo" | "sum" | "query") as kind,
+        ] | [
             "up",
             ("state" | "meta" | "req" | "log") as kind,
         ]:

@@ -52,6 +52,7 @@ def topics_of(device: str) -> dict[str, str]:
         "art": FLEET.chunk(SHA, 0),
         "round": FLEET.round("run_id"),
         "dn/assignment": FLEET.assignment(device),
+        "dn/settings": FLEET.settings(device),
         "dn/cmd": FLEET.command(device),
         "dn/ack": FLEET.ack(device),
         "dn/echo": FLEET.echo(device),

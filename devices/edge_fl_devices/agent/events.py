@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.blob import Blob
@@ -113,6 +114,12 @@ class UpdateChanged(AgentEvent, frozen=True):
     """An update of the agent's own software got further."""
 
     status: UpdateStatus
+
+
+class SettingsChanged(AgentEvent, frozen=True):
+    """Settings from the operator arrived."""
+
+    status: SettingsStatus
 
 
 class StopRequested(AgentEvent, frozen=True):

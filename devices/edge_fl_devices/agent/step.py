@@ -112,8 +112,9 @@ def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
 
 
 def _measured(context: StepContext, event: events.DataChanged | events.TierChanged) -> Capability:
-    """The capability of an event; how the agent is updated is no measurement."""
-    return replace(event.capability, update=context.state.capability.update)
+    """The capability of an event; how the agent is updated, and its settings, are no measurement."""
+    known = context.state.capability
+    return replace(event.capability, update=known.update, settings=known.settings)
 
 
 def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
@@ -147,6 +148,14 @@ def _on_drifted(context: StepContext, event: events.Drifted) -> None:
 
 def _on_update_changed(context: StepContext, event: events.UpdateChanged) -> None:
     context.update(capability=replace(context.state.capability, update=event.status))
+    if context.state.connected:
+        _publish_capability(context)
+
+
+def _on_settings_changed(context: StepContext, event: events.SettingsChanged) -> None:
+    if event.status == context.state.capability.settings:
+        return
+    context.update(capability=replace(context.state.capability, settings=event.status))
     if context.state.connected:
         _publish_capability(context)
 
@@ -326,6 +335,7 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     events.BudgetChanged: _on_budget_changed,
     events.Drifted: _on_drifted,
     events.UpdateChanged: _on_update_changed,
+    events.SettingsChanged: _on_settings_changed,
     events.StopRequested: _on_stop,
 }
 _MESSAGE_HANDLERS: dict[str, Callable[[StepContext, events.Received], None]] = {

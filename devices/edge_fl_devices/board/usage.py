@@ -15,28 +15,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.files import atomic
+from edge_fl.fleet.settings import Budget
 from edge_fl_devices.storage import read_json
 
 FILE = "usage.json"
 SAVE_EVERY_S = 600.0  # writes wear out SD cards
-Amount = Annotated[float, Meta(ge=0)]
-
-
-class Budget(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits per day; 0: no limit. `watts` is the power of one busy core: energy is estimated as processor seconds times watts."""
-
-    megabytes: Amount = 0.0
-    cpu_s: Amount = 0.0
-    kilojoules: Amount = 0.0
-    watts: Amount = 2.5
 
 
 class Usage(Struct, frozen=True):

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import EdgeFLError
+from edge_fl.fleet.settings import Budget
 from edge_fl_devices.board import usage
-from edge_fl_devices.board.usage import Budget, Meter
+from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.capture.camera import LIMITS, CameraLimits
 from edge_fl_devices.capture.pool import Added, Pool
 from edge_fl_devices.capture.settings import CaptureConfig

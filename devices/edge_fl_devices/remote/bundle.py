@@ -11,10 +11,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from edge_fl.fleet.settings import flat
 from edge_fl.wire.diagnostics import Check, Diagnostics, Setting
 from edge_fl.wire.egress import SETTINGS
 from edge_fl.wire.messages import LogLevel, Query
@@ -68,13 +68,8 @@ def versions() -> dict[str, str]:
 
 def public_settings(config: DeviceConfig) -> dict[str, Setting]:
     """The settings that may leave the device, by their names in its settings file."""
-    tree: dict[str, Any] = msgspec.to_builtins(config)
-    flat = {
-        f"{name}.{key}" if key else name: content
-        for name, value in tree.items()
-        for key, content in (value.items() if isinstance(value, dict) else [("", value)])
-    }
-    return {name: flat[name] for name in SETTINGS if name in flat}
+    values = flat(msgspec.to_builtins(config))
+    return {name: values[name] for name in SETTINGS if name in values}
 
 
 def _uptime_s() -> float:

@@ -10,6 +10,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Listener, Packet
+from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.runtime.certificates import Renewal, enrol
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 
@@ -44,6 +45,17 @@ def own_connector(
             notify(f"{device.name}: enrolled, certificate valid until {device.expires:%Y-%m-%d}")
     renewal = Renewal(device, fleet)
     return renewal.through(connector(device.endpoint(host, port or TLS_PORT), fleet)), renewal
+
+
+def device_connector(
+    config: DeviceConfig, notify: Callable[[str], None]
+) -> tuple[DeviceConnect, Callable[[], None]]:
+    """Connect one device with its settings; also return what is to be called periodically, for its certificate."""
+    broker = config.broker
+    if identity.certificate_in(broker.identity) is None:
+        return connector(broker.endpoint, broker.fleet), lambda: None
+    connect, renewal = own_connector(broker.host, broker.port, Path(broker.identity), broker.fleet, notify)
+    return connect, renewal.tick
 
 
 def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tuple[str, ...], DeviceConnect]:

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
-from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
 from edge_fl.wire.topics import Address, Topics
@@ -34,6 +33,7 @@ from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
 from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
 from edge_fl_devices.remote.log_file import note
+from edge_fl_devices.runtime import interfaces
 from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
 from edge_fl_devices.runtime.report_packets import report_packets
 from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
@@ -56,7 +56,8 @@ class Device:
     fetch_limits: FetchLimits = fetch.LIMITS
     identity: Path | None = None
     answer_query: AnswerQuery = decline
-    desire_update: Callable[[AgentUpdate | None], None] = lambda update: None
+    desire_update: interfaces.DesireUpdate = interfaces.no_updates
+    take_settings: interfaces.TakeSettings = interfaces.fixed_settings
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -102,9 +103,8 @@ class Device:
     @property
     def wake_s(self) -> float:
         """When the device next needs a tick."""
-        if self.crashed:
-            return math.inf
-        return min([state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())])
+        times = [state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())]
+        return math.inf if self.crashed else min(times)
 
     def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
         """Connect to the broker; events arrive through `handle`."""
@@ -177,6 +177,8 @@ class Device:
         self._step(event)
 
     def _step(self, event: events.Event) -> None:
+        if isinstance(event, events.Received) and event.address.kind == "settings":
+            event = events.SettingsChanged(self.take_settings(event))
         self.state, requested = step(self.state, event, self._now_s)
         self.carry_out(requested)
 
@@ -316,8 +318,6 @@ class Device:
                 self.worker.store.revoke()
             case effects.DesireUpdate(update):
                 self.desire_update(update)
-            case effects.Stop():
-                pass  # the runner disconnects once all its devices have stopped
 
     def _send(self, effect: effects.Send) -> None:
         """Send a report, its blob's chunks first."""
@@ -365,9 +365,9 @@ class Device:
 
     @property
     def _connection(self) -> Transport:
-        if self._transport is None:
-            raise ConnectError("not connected")
-        return self._transport
+        if self._transport:
+            return self._transport
+        raise ConnectError("not connected")
 
 
 def start(

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge_fl.fleet.settings import SettingsStatus
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent import events
@@ -23,8 +25,21 @@ DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | KeysRefre
 RunnerJob = Callable[[], DeviceEvent]
 
 
+TakeSettings = Callable[[events.Received], SettingsStatus]
+"""Takes a message with settings from the operator; returns the settings in effect."""
+DesireUpdate = Callable[[AgentUpdate | None], None]
+"""Takes the agent release that the server desires, None for none."""
 DeviceConnect = Callable[[str, Packet | None, Listener], Transport]
 """Connects the client of this id, with its will, to a broker, such as `partial(MqttTransport, endpoint)`."""
+
+
+def fixed_settings(received: events.Received) -> SettingsStatus:
+    """Take no settings: those of a simulated device are its fleet's."""
+    return SettingsStatus(why="fixed")
+
+
+def no_updates(update: AgentUpdate | None) -> None:
+    """Pursue no updates of the agent: it runs without the launcher."""
 
 
 class Scheduler(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import lru_cache, partial
@@ -31,6 +32,7 @@ from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PrecisionLimits
 from edge_fl_devices.remote.answering import Responder
 from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
+from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
@@ -49,7 +51,7 @@ CONNECT_S = 15.0
 
 
 def run_device(
-    config: DeviceConfig,
+    settings: RemoteSettings,
     connect: DeviceConnect,
     runner: Runner,
     children: Children,
@@ -57,12 +59,14 @@ def run_device(
     progress: Progress,
     tick: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the device until `runner` is stopped -> the exit code: RESTART if another version of the agent should start.
+    """Run the device until `runner` is stopped or continues with other settings -> the exit code: RESTART if another version of the
+    agent should start.
 
     children: a pool that computes features. full_worker: called only for the full tier, because it imports torch. progress: shows
     status lines and downloads. tick: called periodically, for the renewal of the certificate.
     Raises InputError for unusable settings, data or folder, ConnectError if the broker denies access.
     """
+    config = settings.config
     store = Store(Path(config.folder))
     with ExitStack() as stack:
         stack.enter_context(store.owned())
@@ -85,7 +89,8 @@ def run_device(
             return_freed_blocks()  # torch would allocate more slowly
         topics = Topics(config.broker.fleet)
         certificate = identity.certificate_in(config.broker.identity)
-        capability = replace(capability, certificate_until=_certificate_until(certificate))
+        until = _certificate_until(certificate)
+        capability = replace(capability, certificate_until=until, settings=settings.status)
         agent = device.start(
             config.id,
             topics,
@@ -96,6 +101,7 @@ def run_device(
         )
         log.info("%s: agent %s started", config.id, capability.agent)
         agent.answer_query = Responder(config, file, agent.identity).receive
+        agent.take_settings = settings.receive
         update = stack.enter_context(updating(config, agent, runner, worker.trust))
         progress.print(
             f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
@@ -111,7 +117,10 @@ def run_device(
             if (until := _certificate_until(certificate)) != known.certificate_until:  # renewed
                 changed = replace(known, certificate_until=until)
                 runner.deliver(agent, DataChanged(changed, agent.state.data_problem, refit=False))
-            return bool(agent.denied)
+            settings.observe(agent.state.connected, bool(agent.denied), time.monotonic())
+            denied = bool(agent.denied)
+            runner.continues = settings.restart_due and (denied or agent.state.work is None)
+            return runner.continues or denied
 
         stopped = threading.Event()
         if config.watch_s:
@@ -127,7 +136,7 @@ def run_device(
             runner.run(done=done)
         finally:
             stopped.set()
-    if agent.denied:
+    if agent.denied and not runner.continues:
         raise ConnectError(
             f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",
             consequence="stopped",

@@ -29,10 +29,14 @@ MAX_FETCHES = 32  # at a time; each has up to a megabyte of chunks in flight
 
 
 class Runner:
-    """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread."""
+    """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread.
+
+    stopped: `stop` was called. continues: another runner of this process follows, so that systemd does not see an end.
+    """
 
     def __init__(self, *, workers: int = 1, notifier: Notifier | None = None) -> None:
         self.devices: list[Device] = []
+        self.stopped = self.continues = False
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
@@ -80,6 +84,7 @@ class Runner:
 
     def stop(self) -> None:
         """End `run`; all devices disconnect cleanly."""
+        self.stopped = True
         self._inbox.put(None)
 
     def run(
@@ -105,7 +110,8 @@ class Runner:
                     break
                 self._handle(*item)
         finally:
-            self._notifier.stopping()
+            if not self.continues:
+                self._notifier.stopping()
             self._disconnect_all()
 
     def _handle(self, device: Device, event: DeviceEvent) -> None:

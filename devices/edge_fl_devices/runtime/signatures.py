@@ -29,6 +29,8 @@ from edge_fl_devices.install.trust import Trust
 log = logging.getLogger(__name__)
 
 NUMBERS_PER_START = 2**20
+ALWAYS_SIGNED = ("settings",)
+"""Messages, by the kind of their topic, that no server without signatures sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ class KeysRefreshed:
 
 @dataclass(eq=False, slots=True)
 class Verifier:
-    """Verifies messages to one device; without `trust` none is verified. `waiting`: the last message of each kind by an unknown key."""
+    """Verifies messages to one device; without `trust` none is verified.
+
+    `waiting`: the last message of each kind by an unknown key, or where no root is trusted yet.
+    """
 
     fleet: str
     device: str
@@ -51,9 +56,11 @@ class Verifier:
         try:
             return self._verified(address, packet)
         except TrustError as error:
-            if error.why == "no_root":  # without a trusted root a signature is worth nothing, and is ignored
-                return Received(address, _content(address, packet), packet.retain)
-            if error.why != "wrong_key":
+            if error.why == "no_root" and address.kind not in ALWAYS_SIGNED:
+                return Received(
+                    address, _content(address, packet), packet.retain
+                )  # its signature is worth nothing
+            if error.why not in ("wrong_key", "no_root"):
                 return self._rejected(address, packet, error)
             self.waiting[address.kind] = (address, packet)
             return None
@@ -81,6 +88,8 @@ class Verifier:
         message = _content(address, packet)
         signature = getattr(message, "signature", None)
         if self.trust is None or not isinstance(signature, ServerSignature):
+            if self.trust and message is not None and address.kind in ALWAYS_SIGNED:
+                raise TrustError(f"{address.kind}: no signature", "unsigned")
             return Received(address, message, packet.retain)
         content = signed.to_device(address.kind, signature, packet.payload)
         self.trust.require_online_signature(content, signature.signatures, signature.expires)

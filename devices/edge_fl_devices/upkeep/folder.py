@@ -27,8 +27,10 @@ RECORDS = (
 )
 """Measurements, logs, settings of the last run and the token of `device serve`."""
 
-LEDGERS = ("privacy.safetensors", "statistics", "tuf")
-"""What was promised to others: epsilon spent, pictures that are in a sum, and trusted metadata. Only another identity starts anew."""
+LEDGERS = ("privacy.safetensors", "remote.json", "statistics", "tuf")
+"""What was promised to others: epsilon spent, pictures that are in a sum, trusted metadata, and settings from the operator. Only another
+identity starts anew.
+"""
 
 UNLABELLED = "unlabelled"
 

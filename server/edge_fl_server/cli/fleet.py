@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl_server.cli import fleet_alerts, fleet_tags
+from edge_fl_server.cli import fleet_alerts, fleet_settings, fleet_tags
 from edge_fl_server.cli.connection import acting, connect_to
 from edge_fl_server.cli.options import (
     HOME,
@@ -22,6 +22,9 @@ from edge_fl_server.cli.options import (
 )
 from edge_fl_server.cli.selection import WhereOption
 
+if TYPE_CHECKING:
+    from edge_fl.fleet.settings import Settings
+
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
@@ -29,6 +32,7 @@ def register(app: App) -> None:
     group.add(list_devices, "edge-fl fleet list --where 'site=berlin and not status=ready'", name="list")
     group.add(admit, "edge-fl fleet admit pi-07")
     fleet_tags.register(group)
+    fleet_settings.register(group)
     fleet_alerts.register(group)
 
 
@@ -56,16 +60,24 @@ def list_devices(
     registered: dict[str, DeviceRecord] = {}
     tagged: dict[str, dict[str, str]] = {}
     accuracies: dict[str, float] = {}
+    desired: dict[str, Settings] = {}
     chosen: set[str] | None = None
     if where or database or Path(location(database, home)).exists():
         with closing(Database.existing(location(database, home))) as db:
             registered = {record.device: record for record in devices.listed(db, fleet)}
             tagged = tags.of_devices(db, fleet)
             accuracies = reports.newest_accuracies(db, fleet)
+            desired = devices.desired_settings(db, fleet)
             chosen = set(selected(db, fleet, where)) if where else None
     connect, cas = connect_to(host, port, identity), fleet_authorities(identity)
     known = device_list.devices(
-        connect, fleet, registered, authorities=cas, tagged=tagged, accuracies=accuracies
+        connect,
+        fleet,
+        registered,
+        authorities=cas,
+        tagged=tagged,
+        accuracies=accuracies,
+        desired=desired,
     )
     rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
     show_table(rows, device_list.COLUMNS, format)

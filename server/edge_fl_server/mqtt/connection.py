@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, encode
@@ -45,15 +46,15 @@ class Received:
 
 
 Handler = Callable[[Received], None]
-M = TypeVar("M", Assignment, Command, AgentUpdate)
+M = TypeVar("M", Assignment, Command, AgentUpdate, Settings)
 
 
-class SignsMessages(Protocol):
+class SignsForDevices(Protocol):
     """What signs messages for devices: `edge_fl_server.release.rollout.director.Director`."""
 
     def sign(self, kind: str, device: str, message: M, *, lasts: bool = ...) -> M: ...
 
-    def is_stale(self, message: Assignment | Command | AgentUpdate) -> bool: ...
+    def is_stale(self, message: Assignment | Command | AgentUpdate | Settings) -> bool: ...
 
 
 class ServerConnection:
@@ -89,7 +90,7 @@ class ServerConnection:
         self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
         self.on_forged: Callable[[str, str, ForgedError], None] = lambda sender, kind, error: None
         self.statements: Statements | None = None
-        self.director: SignsMessages | None = None
+        self.director: SignsForDevices | None = None
         self.on_excess: OnExcess = lambda device, dropped, description: None
         self._rate_limit = RateLimit(topics, lambda *excess: self.on_excess(*excess))
         self._return_s = 1.0

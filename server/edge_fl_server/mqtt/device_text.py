@@ -19,11 +19,15 @@ def one_line(text: str) -> str:
 
 def decode_cleaned(payload: bytes, kind: type[M]) -> M:
     """Decode a device's message, its texts as `one_line`. Raises ProtocolError."""
-    message = decode(payload, kind)
-    return replace(message, **{name: _cleaned(value) for name, value in asdict(message).items()})
+    cleaned: M = _cleaned(decode(payload, kind))
+    return cleaned
 
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value)
+    if isinstance(value, Struct):
+        return replace(value, **{name: _cleaned(item) for name, item in asdict(value).items()})
+    if isinstance(value, dict):
+        return {key: _cleaned(item) for key, item in value.items()}
     return [_cleaned(item) for item in value] if isinstance(value, list) else value

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
-from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsMessages
+from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsForDevices
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.devices.settings import SettingsPublisher
 from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -31,6 +32,7 @@ class Server:
     roster: Roster
     inbox: Inbox
     assignments: Assignments
+    settings: SettingsPublisher
     journal: Journal
 
     @classmethod
@@ -40,7 +42,7 @@ class Server:
         journal: Journal,
         *,
         workers: bool = False,
-        director: SignsMessages | None = None,
+        director: SignsForDevices | None = None,
         authorities: Authorities = (),
     ) -> Server:
         """Register all handlers on a connection that is not open yet."""
@@ -52,6 +54,7 @@ class Server:
             roster=Roster(connection, journal),
             inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
             assignments=Assignments(connection),
+            settings=SettingsPublisher(connection, journal, director),
             journal=journal,
         )
 
@@ -64,7 +67,7 @@ def connected(
     takeover: bool = False,
     yields: bool = False,
     workers: bool = False,
-    director: SignsMessages | None = None,
+    director: SignsForDevices | None = None,
     authorities: Authorities = (),
 ) -> Iterator[Server]:
     """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.

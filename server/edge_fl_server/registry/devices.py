@@ -1,4 +1,4 @@
-"""The devices of a fleet in the registry: the last state and capability of each, and whether its reports count."""
+"""The devices of a fleet in the registry: the last state and capability of each, whether its reports count, and the operator's settings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, true, update
 
+from edge_fl.fleet.settings import Settings, Value
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import boots, devices, metadata, requests
+from edge_fl_server.registry.tables import boots, devices, metadata, requests, settings
 
 KEPT_COLUMNS = (
     "first_seen_at",
@@ -171,6 +172,38 @@ def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
             rows,
             *(column.name for column in devices.c if column.name != "outlier_score"),
         )
+
+
+def change_settings(
+    db: Database, fleet: str, names: Iterable[str], changes: Mapping[str, Value | None]
+) -> None:
+    """Set settings of these devices; None gives one back to the device."""
+    values = {
+        key: "" if value is None else msgspec.json.encode(value).decode() for key, value in changes.items()
+    }
+    with db.writing() as connection:
+        last = connection.execute(select(func.max(settings.c.serial))).scalar() or 0
+        serial = max(last + 1, time.time_ns() // 1000)
+        rows = [
+            {"fleet": fleet, "device": name, "key": key, "value": value, "serial": serial}
+            for name in names
+            for key, value in values.items()
+        ]
+        db.upsert(connection, settings, rows)
+
+
+def desired_settings(db: Database, fleet: str, after: int = 0, *, device: str = "") -> dict[str, Settings]:
+    """The operator's settings by device, of all devices or one; only where they changed after that serial."""
+    mine = (settings.c.fleet == fleet) & (settings.c.device == device if device else true())
+    changed = select(settings.c.device).where(mine, settings.c.serial > after)
+    query = select(settings).where(mine, settings.c.device.in_(changed)).order_by(settings.c.key)
+    found: dict[str, Settings] = {}
+    with db.reading() as connection:
+        for row in connection.execute(query).mappings():
+            before = found.get(row["device"], Settings(0, {}))
+            value = {row["key"]: msgspec.json.decode(row["value"])} if row["value"] else {}
+            found[row["device"]] = Settings(max(before.serial, row["serial"]), {**before.values, **value})
+    return found
 
 
 def _remove(connection: Connection, db: Database, fleet: str, device: str, why: str) -> None:

@@ -100,6 +100,15 @@ tags = Table(
     PrimaryKeyConstraint("fleet", "device", "key"),
 )
 
+settings = Table(
+    "settings",
+    metadata,
+    *_texts("fleet", "device", "key", "value"),  # JSON; "": the device's own again
+    *_integers("serial"),  # of the last change; it rises with each
+    PrimaryKeyConstraint("fleet", "device", "key"),
+)
+Index("settings_by_serial", settings.c.fleet, settings.c.serial)
+
 groups = Table(
     "groups",
     metadata,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl.fleet.settings import Budget
 from edge_fl_devices.board import usage
-from edge_fl_devices.board.usage import Budget, Meter, Usage, exceeded
+from edge_fl_devices.board.usage import Meter, Usage, exceeded
 
 
 def test_what_was_used_today_survives_a_restart_and_not_the_day(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from edge_fl.errors import ConfigError
-from edge_fl_devices.board.usage import Budget, Usage, today
+from edge_fl.fleet.settings import Budget
+from edge_fl_devices.board.usage import Usage, today
 from edge_fl_devices.capture import capture as captures
 from edge_fl_devices.capture import pool as pools
 from edge_fl_devices.capture.camera import CameraLimits

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from edge_fl.data.class_names import OUTSIDE
+from edge_fl.fleet.settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
 from edge_fl_devices.agent.state import AgentState
 from edge_fl_devices.agent.step import step
 from edge_fl_devices.board.health import CALM_S, Readings
-from edge_fl_devices.board.usage import Budget, Meter
+from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.report import DataReport

@@ -49,6 +49,7 @@ def test_a_reset_keeps_identity_ledgers_pictures_and_foreign_files(device: Path)
     assert main(["device", "reset", "--dir", str(device), "--yes"]) == 0
     kept = {
         "privacy.safetensors",
+        "remote.json",
         "statistics/file.json",
         "tuf/file.json",
         "unlabelled/a.jpg",

@@ -25,6 +25,7 @@ TOPICS: dict[str, tuple[str, str, Callable[[Address], str]]] = {
     "round": ("server", "round", lambda a: FLEET.round(*a.path)),
     "assignment": ("server", "assignment", lambda a: FLEET.assignment(a.device)),
     "agent": ("server", "agent", lambda a: FLEET.agent(a.device)),
+    "settings": ("server", "settings", lambda a: FLEET.settings(a.device)),
     "command": ("server", "cmd", lambda a: FLEET.command(a.device)),
     "ack": ("server", "ack", lambda a: FLEET.ack(a.device)),
     "echo": ("itself", "echo", lambda a: FLEET.echo(a.device)),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edge_fl import metrics
+from edge_fl.fleet.settings import ActualSetting, SettingsStatus
 from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
 from edge_fl_server.dashboard import prometheus
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
@@ -63,6 +64,10 @@ def test_device_text_has_no_control_characters_after_decoding():
         json.dumps({"tier": "full", "machine": sneaky, "python": "3", "notes": [sneaky]}).encode(), Capability
     )
     assert [notes.machine, *notes.notes] == [one_line(sneaky)] * 2
+    inside = SettingsStatus(1, {"data": ActualSetting("remote", [sneaky], sneaky)})
+    able = decode_cleaned(encode(Capability("head", "x", "3", settings=inside)), Capability)
+    assert able.settings
+    assert able.settings.settings["data"] == ActualSetting("remote", [one_line(sneaky)], one_line(sneaky))
     report = decode_cleaned(encode(Report("r1", "head", "b1", 9, {"m": 0.5}, error="ö\n")), Report)
     assert (report.error, report.metrics) == ("ö ", {"m": 0.5})
 

@@ -15,6 +15,7 @@ from edge_fl_server.dashboard.pages.charts import Chart, Curve
 from edge_fl_server.dashboard.pages.parts import Column, button, empty, facts, heading, outlier, word
 from edge_fl_server.dashboard.queries import device
 from edge_fl_server.dashboard.queries.device import DevicePage
+from edge_fl_server.mqtt.devices.settings_list import shown
 from edge_fl_server.report.formatting import (
     clock,
     escape,
@@ -61,6 +62,13 @@ REQUESTS = (
     Column("Round", "round", number),
     Column("State", "state", word),
     Column("Reason", "reason"),
+)
+SETTINGS = (
+    Column("Setting", "setting"),
+    Column("Desired", "desired", lambda value: escape(shown(value))),
+    Column("Actual", "actual", lambda value: escape(shown(value))),
+    Column("Origin", "origin"),
+    Column("State", "state"),
 )
 REJECTIONS = (
     Column("Received, UTC", "received_at", clock),
@@ -208,6 +216,7 @@ def build(board: Board, address: Address) -> None:
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")
     board.html(find, description)
+    board.table(find, SETTINGS, lambda page: page.settings, "Settings")
     board.table(find, REPORTS, lambda page: page.reports, "Reports")
     board.table(find, REQUESTS, lambda page: page.requests, "Requests")
     board.table(find, REJECTIONS, lambda page: page.rejections, "Rejected reports")

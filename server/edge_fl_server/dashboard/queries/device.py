@@ -8,8 +8,10 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from edge_fl_server.dashboard.queries.releases import HeadReports, head_reports
+from edge_fl_server.mqtt.devices import settings_list
+from edge_fl_server.mqtt.devices.settings_list import SettingRow
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.devices import desired_settings, of_fleet
 from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord, RequestRecord
 from edge_fl_server.registry.tables import devices, rejections, reports, requests
 
@@ -19,7 +21,7 @@ NEWEST = 60
 class DevicePage(Struct, frozen=True):
     """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first; `fleet` are all reports on its release.
 
-    `median_samples` is that of the fleet's devices with data (0: none).
+    `median_samples` is that of the fleet's devices with data (0: none). `settings`: those that were set, or are not at their defaults.
     """
 
     record: DeviceRecord
@@ -28,6 +30,7 @@ class DevicePage(Struct, frozen=True):
     rejections: tuple[Rejection, ...] = ()
     fleet: HeadReports = HeadReports()
     median_samples: int = 0
+    settings: tuple[SettingRow, ...] = ()
 
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
@@ -35,6 +38,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     records = db.find(_of(devices, fleet, device), DeviceRecord)
     if not records:
         return None
+    desired = desired_settings(db, fleet, device=device).get(device, settings_list.NO_SETTINGS)
     return DevicePage(
         records[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
@@ -42,6 +46,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
         tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
         head_reports(db, fleet).get(records[0].release, HeadReports()),
         _median_samples(db, fleet),
+        tuple(settings_list.rows(desired, records[0].capability)),
     )
 
 

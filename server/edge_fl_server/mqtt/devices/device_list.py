@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import ProtocolError
+from edge_fl.fleet.settings import Settings
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.secure.signatures import Authorities
@@ -22,6 +24,7 @@ from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
+from edge_fl_server.mqtt.devices import settings_list
 from edge_fl_server.mqtt.devices.roster import Device, fold
 from edge_fl_server.mqtt.devices.statements import is_will, numbers_of
 from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
@@ -48,6 +51,7 @@ COLUMNS: Columns = {
     "accuracy": Column("accuracy after", units.percent, rank=1),
     "agent": Column("agent", rank=2),
     "agent_update": Column("agent update", prose=True, rank=3),
+    "settings": Column("remote settings", rank=3),
     "machine": Column("machine", rank=5),
     "activity": Column("activity", rank=2),
     "why": "why",
@@ -73,6 +77,7 @@ def devices(
     authorities: Authorities = (),
     tagged: Mapping[str, Tags] = {},
     accuracies: Mapping[str, float] = {},
+    desired: Mapping[str, Settings] = {},
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
 
@@ -101,7 +106,7 @@ def devices(
             known[address.device] = device
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
-        | {"accuracy": accuracies.get(id)}
+        | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
         for id, device in sorted(known.items())
     ]
     return DeviceList(online, rows)
@@ -110,6 +115,15 @@ def devices(
 def _update(status: UpdateStatus | None) -> str:
     """How far the last update of the agent got; "" where its installation is not updated."""
     return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
+
+
+def _settings(desired: Settings | None, device: Device) -> str:
+    """Whether the operator's settings are in effect; "" without any."""
+    if desired is None or not desired.values:
+        return ""
+    capability = msgspec.to_builtins(device.capability) if device.capability else None
+    differing = settings_list.differing(desired, capability)
+    return f"{len(differing)} of {len(desired.values)} not in effect" if differing else settings_list.APPLIED
 
 
 def _signed(

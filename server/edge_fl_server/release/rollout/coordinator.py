@@ -84,7 +84,8 @@ class RolloutCoordinator:
     ) -> None:
         connection = server.connection
         assert connection.transport is not None
-        self._connection, self._roster, self._assignments = connection, server.roster, server.assignments
+        self._connection, self._roster = connection, server.roster
+        self._assignments, self._settings = server.assignments, server.settings
         self._repository, self._options, self._on_report = repository, options, on_report
         self._publisher = Publisher(connection.transport, connection.topics, repository, watch=options.watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
@@ -250,6 +251,7 @@ class RolloutCoordinator:
                     with self._publishing:
                         self._publisher.refresh()
                     self._assignments.refresh()
+                    self._settings.refresh()
             except EdgeFLError as error:
                 log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
             except Exception:

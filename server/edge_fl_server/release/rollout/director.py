@@ -22,6 +22,7 @@ from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.fleet.fields import ServerSignature
+from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed
 from edge_fl.wire.messages import Assignment, Command, encode
@@ -30,8 +31,8 @@ from edge_fl_server.release.repository import Repository
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
 
-Signed = Assignment | Command | AgentUpdate
-M = TypeVar("M", Assignment, Command, AgentUpdate)
+Signed = Assignment | Command | AgentUpdate | Settings
+M = TypeVar("M", Assignment, Command, AgentUpdate, Settings)
 
 
 @dataclass(eq=False)

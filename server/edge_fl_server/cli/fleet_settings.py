@@ -1,0 +1,110 @@
+"""`edge-fl fleet set` and `edge-fl fleet settings`: settings of devices from afar, and those in effect."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from edge_fl.cli import Commands, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import InputError
+from edge_fl_server.cli.connection import acting
+from edge_fl_server.cli.fleet_tags import SelectorArgument, registry
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.selection import YesOption, confirmed
+
+
+def register(fleet: Commands) -> None:
+    """Add `fleet set` and `fleet settings`."""
+    fleet.add(
+        set_settings,
+        "edge-fl fleet set site=berlin watch_s=60 budget.megabytes=50\nedge-fl fleet set pi-07 head=",
+        name="set",
+    )
+    fleet.add(show_settings, "edge-fl fleet settings pi-07", name="settings")
+
+
+def set_settings(
+    selector: SelectorArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="A setting, such as watch_s=60, head=auto or classes=cat,dog; KEY= gives it back to the device.",
+        ),
+    ],
+    yes: YesOption = False,
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. What can be set, and
+    what wins over it on a device: docs/remote-settings.md.
+    """
+    from edge_fl.fleet.settings import require
+    from edge_fl_server.registry import devices
+
+    given = dict(map(_parsed, changes))
+    require({key: value for key, value in given.items() if value is not None}, "fleet set")
+    with registry(database, home) as db:
+        names = confirmed(db, fleet, selector, "change their settings", yes=yes, none=False)
+        with acting(db, fleet, "settings", f"{selector}: {' '.join(changes)}"):
+            devices.change_settings(db, fleet, names, given)
+    for name in names:
+        print(name)
+    print_status(
+        "a running server sends them now, otherwise the next one; 'edge-fl fleet settings' shows what is in effect"
+    )
+
+
+def show_settings(
+    selector: Annotated[
+        str,
+        typer.Argument(
+            metavar="SELECTOR", help="A device's name, or a selector [devices with settings from afar]."
+        ),
+    ] = "",
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show settings from afar, and those in effect; of one selected device also its others that are not at their defaults."""
+    from edge_fl_server.mqtt.devices import settings_list
+    from edge_fl_server.registry import devices
+    from edge_fl_server.selectors.fleet import parsed, selected, unknown_tags
+
+    rows: list[dict[str, object]] = []
+    with registry(database, home) as db:
+        desired = devices.desired_settings(db, fleet)
+        known = {record.device: record.capability for record in devices.listed(db, fleet)}
+        everyone = devices.names(db, fleet)
+        names = selected(db, fleet, selector) if selector else [name for name in everyone if name in desired]
+        if selector and not names:
+            hint = unknown_tags(db, fleet, parsed(db, fleet, selector))
+            raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
+    for name in names:
+        for row in settings_list.rows(desired.get(name, settings_list.NO_SETTINGS), known.get(name)):
+            if row.state or (selector and len(names) == 1):
+                rows.append({"device": name, **msgspec.structs.asdict(row)})
+    show_table(rows, settings_list.COLUMNS, format)
+
+
+def _parsed(change: str) -> tuple[str, Any]:
+    """Parse KEY=VALUE; the value is None for KEY=. Raises InputError."""
+    from edge_fl.config import parse_value
+    from edge_fl.errors import nearest
+    from edge_fl.fleet.settings import DEFAULTS
+
+    key, equals, text = change.partition("=")
+    if not equals or key not in DEFAULTS:
+        known = nearest(key, DEFAULTS) if equals else ", such as watch_s=60"
+        raise InputError(
+            f"fleet set: {change!r}: expected KEY=VALUE, a setting that can be set from afar{known}"
+        )
+    value = parse_value(text) if text else None
+    if isinstance(value, str) and isinstance(DEFAULTS[key], list):
+        value = value.split(",")
+    return key, value
