@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class Trust:
         self._root_bytes = root_bytes
         self._trust_on_first_use = trust_on_first_use
         self._clock = clock
+        self._newest: Root | None = None
         self._lock = threading.Lock()  # releases and the agent's updates are looked up by different threads
 
     def refresh(self, fetch: Fetch) -> list[Manifest]:
@@ -137,7 +138,12 @@ class Trust:
             raise TrustError("its signature has expired: newer messages are being withheld", "expired")
 
     def _root(self) -> Root:
-        """The newest trusted root. Raises TrustError if there is none."""
+        """The newest trusted root; not from the disk while a refresh replaces the file. Raises TrustError if there is none."""
+        if self._newest is None:
+            self._newest = self._stored_root()
+        return self._newest
+
+    def _stored_root(self) -> Root:
         try:
             trusted = self._metadata / "root.json"
             payload = self._root_bytes if self._root_bytes and not trusted.exists() else trusted.read_bytes()
@@ -151,6 +157,8 @@ class Trust:
         with self._lock, reporting("release metadata"):
             self._metadata.mkdir(parents=True, exist_ok=True)
             fetcher = _Fetcher(fetch)
+            with suppress(TrustError):
+                self._root()  # python-tuf removes the file for a moment
             try:
                 updater = self._updater(fetcher)
                 updater.refresh()
@@ -159,6 +167,9 @@ class Trust:
                 yield updater
             except (RepositoryError, DownloadError) as error:
                 raise _as_trust_error(error, fetcher) from error
+            finally:
+                with suppress(TrustError):
+                    self._newest = self._stored_root()
 
     def _updater(self, fetcher: _Fetcher) -> Updater:
         first = self._folder / "first.root.json"

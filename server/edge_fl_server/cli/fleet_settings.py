@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from edge_fl.cli import Commands, FormatOption
@@ -72,6 +71,8 @@ def show_settings(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show settings from afar, and those in effect; of one selected device also its others that are not at their defaults."""
+    import msgspec
+
     from edge_fl_server.mqtt.devices import settings_list
     from edge_fl_server.registry import devices
     from edge_fl_server.selectors.fleet import parsed, selected, unknown_tags

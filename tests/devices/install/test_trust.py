@@ -226,6 +226,31 @@ def test_devices_follow_a_key_rotation_and_the_old_key_is_worthless(
     assert refusal(trust, broker).why in ("wrong_key", "mix_and_match")
 
 
+def test_during_a_refresh_only_the_newest_keys_count(tmp_path, broker, repository):
+    """python-tuf begins each refresh with the first root, in whose place the file is removed for a moment."""
+    content = b"a message"
+
+    def signatures() -> dict[str, str]:
+        (keyid,) = repository.root().roles["timestamp"].keyids
+        return {keyid: repository.keys.signer(keyid).sign(content).signature}
+
+    first, old = repository.root_bytes, signatures()
+    broker.update(repository.rotate("timestamp"))
+    new, found = signatures(), []
+    Trust(tmp_path / "device", first).refresh(broker.fetch)
+    trust = Trust(tmp_path / "device", first)  # after a restart
+
+    def fetch(name):
+        trust.require_online_signature(content, new, 0)
+        with pytest.raises(TrustError) as caught:
+            trust.require_online_signature(content, old, 0)
+        found.append(caught.value.why)
+        return broker.fetch(name)
+
+    trust.refresh(fetch)
+    assert set(found) == {"wrong_key"}
+
+
 def test_a_device_recovers_from_a_fast_forward_attack(tmp_path, trust, broker, repository, make_release):
     shutil.copytree(tmp_path / "server", tmp_path / "stolen")
     stolen = Repository(tmp_path / "stolen")

@@ -55,6 +55,8 @@ def json_kinds(kind: inspect.Type) -> set[str]:
             return {"integer", "number"}
         case inspect.StrType() if kind.pattern is None:
             return {"string"}
+        case inspect.StructType() if not any(field.required for field in kind.fields):
+            return {"object"}
         case inspect.UnionType():
             return set().union(*map(json_kinds, kind.types))
     return set()  # the rest has a range, a pattern, names or items, that no example fits
