@@ -173,7 +173,8 @@ def test_an_early_interrupt_gives_no_traceback(processor_s: float, tmp_path: Pat
         command.wait_for(lambda: command.processor_s() >= processor_s)
         os.killpg(command.process.pid, signal.SIGINT)
         command.require_clean_end(set())
-        assert command.process.wait() == 130
+        # by the signal if it came while a string was executed, as in dataclasses: Python then repeats it at its end
+        assert command.process.wait() in (130, -signal.SIGINT)
         assert command.log.read_text().splitlines()[-1] == "edge-fl: interrupted"
         assert not command.says("Traceback")
 
