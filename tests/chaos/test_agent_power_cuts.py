@@ -96,6 +96,7 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
         site = Site(tmp_path, broker.endpoint.port, factory, stack)
         board = site.board("pi")
         site.boards_serve()
+        eventually(lambda: not Store(board.home).outbox(), "acknowledged reports")
         board.stop()
         Store(board.home).keep_privacy_spent(b"spent")
         before, kept = classes(board), own_files(board.home)

@@ -93,6 +93,33 @@ def test_a_worse_model_is_not_served_and_is_reported(site: Site) -> None:
     assert Predictor(site.home).manifest.release == 1 and len(fitter.fits) == 2
 
 
+BEFORE, AFTER = "personal.test_acc.before", "personal.test_acc.after"
+
+
+def test_a_release_with_the_extractor_of_an_earlier_one_is_compared_with_the_one_that_it_replaces(
+    site: Site,
+) -> None:
+    server, poor = site.server, {"payload": blind(), "expected": np.zeros((2, graphs.DIM))}
+    first = site.publish(**poor)
+    site.serve(first)
+    with running(guarded(site.home, Counting(), [FIRST]), connect=site.connect):
+        low = server.wait_for("pi-01", "rpt").metrics[AFTER]
+        server.ack("pi-01", "rel-1")
+        site.serve(site.publish())
+        found = server.wait_for("pi-01", "rpt", number=2).metrics
+        assert found[BEFORE] == low < found[AFTER]
+        server.ack("pi-01", "rel-2")
+        site.serve(site.publish(**poor))
+        assert server.wait_for("pi-01", "rpt", number=3).error == "worse"
+        server.ack("pi-01", "rel-3")
+        server.wait_for("pi-01", "state", lambda state: (state.release, state.why) == (2, "worse"))
+        back = "rel-1-again-1"  # a roll-back succeeds, however the device does with it
+        server.assignment("pi-01", "serve", run_id="toy", round=1, id=back, release=first.release)
+        report = server.wait_for("pi-01", "rpt", number=4)
+        assert (report.id, report.error) == (back, "")
+        assert (report.metrics[BEFORE], report.metrics[AFTER]) == (found[AFTER], low)
+
+
 def test_with_few_images_the_head_is_fitted_on_all_and_compared_by_cross_validation(site: Site) -> None:
     server, fitter = site.server, Counting()
     site.serve(site.publish())
