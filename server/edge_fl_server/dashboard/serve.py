@@ -62,7 +62,7 @@ class Settings:
             except OSError as error:  # ssl.SSLError is one
                 raise ConfigError(
                     f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM)",
-                    consequence="nothing was started",
+                    consequence="no dashboard was started",
                 ) from error
 
 
@@ -135,7 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConnectError(
             f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
-            consequence="nothing was started",
+            consequence="no dashboard was started",
         ) from error
 
 

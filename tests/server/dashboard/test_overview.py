@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import update
 
 from edge_fl import metrics
@@ -28,6 +29,7 @@ from edge_fl_server.registry.records import (
 )
 from edge_fl_server.runs import round_metrics, statistics
 from edge_fl_server.runs.round_metrics import RoundMetrics
+from edge_fl_server.runs.statistics import Paired
 from tests.server.dashboard import filled
 
 GLOBAL, BEFORE, AFTER, LOCAL = (
@@ -81,6 +83,25 @@ def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -
         ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),
         ("Alert disk: pi-1 and 1 more", "/fleet", "disk 400 MB free"),
     ]
+
+
+def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> None:
+    page = overview.page(db, "main")
+
+    def texts(low: float, high: float, *, rolled_back: bool = False) -> list[str]:
+        found = Paired((low + high) / 2, low, high, 8)
+        change = releases.Change(3, 2, rolled_back, 0.95, 0.91, found)
+        return [item.text for item in overview_page.items(replace(page, change=change))]
+
+    assert "Release 3 is worse than release 2" in texts(-0.07, -0.004)
+    for other in (texts(-0.07, 0.004), texts(-0.07, -0.004, rolled_back=True)):
+        assert not any("worse" in text for text in other)
+
+
+def test_without_the_files_of_its_releases_a_server_cannot_be_started_here(db: Database) -> None:
+    page = overview.page(db, "main")
+    assert "cannot be continued" in overview_page.health(page, elsewhere=True)
+    assert "cannot be continued" not in overview_page.health(page)
 
 
 def test_a_healthy_fleet_says_so(tmp_path: Path) -> None:

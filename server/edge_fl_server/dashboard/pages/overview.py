@@ -67,8 +67,8 @@ class Item(Struct, frozen=True):
     detail: str = ""
 
 
-def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item]:
-    """Everything that needs attention, the most urgent first."""
+def items(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bool = False) -> Iterator[Item]:
+    """Everything that needs attention, the most urgent first; `elsewhere`: the files of its releases are not on this machine."""
     if not page.server.online:
         what = (
             f"No server is online since {clock(page.server.since)[:16]} UTC"
@@ -76,6 +76,10 @@ def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item
             else "No server seen yet"
         )
         detail = f"Devices keep their reports, and nothing is rolled out. Start one: <code>{escape(server_up)}</code>"
+        if elsewhere and page.served:
+            detail += (
+                ", on the machine with the releases; a demo that has ended has none and cannot be continued"
+            )
         waiting = page.rollout or (page.run and page.run.state == "running")
         yield Item("bad" if waiting else "warn", what, "/log", detail)
     if page.run and page.run.state == "failed":
@@ -94,6 +98,9 @@ def items(page: Overview, server_up: str = "edge-fl server up") -> Iterator[Item
     if failed := page.heads.failed:
         text = f"{counted(failed, 'device')} could not fit a head on release {page.served}"
         yield Item("bad", text, "/fleet?only=attention")
+    if (change := page.change).found and change.found.high < 0 and not change.rolled_back:
+        text = f"Release {page.served} is worse than release {change.other}"
+        yield Item("warn", text, "/releases", f"{gain(change.found)} on the same devices, beyond chance")
     raised = sorted(page.raised, key=lambda alert: alert.rule)
     for rule, same in groupby(raised, lambda alert: alert.rule):
         if rule not in OTHERWISE_SHOWN:
@@ -113,9 +120,9 @@ def _alert(rule: str, found: list[AlertRecord]) -> Item:
     return Item("warn", f"Alert {rule}: {of}", link, escape(found[0].text))
 
 
-def health(page: Overview, server_up: str = "edge-fl server up") -> str:
+def health(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bool = False) -> str:
     """The list of items that need attention, as links."""
-    found = list(items(page, server_up))
+    found = list(items(page, server_up, elsewhere=elsewhere))
     if not found:
         text = f"Nothing needs attention: {counted(page.total, 'device')}, and a server is online."
         return f'<h2>Health</h2><div class="sheet padded"><p class="word good">{text}</p></div>'
@@ -135,7 +142,7 @@ def gained(page: Overview) -> str:
         personal = f'{share(page.full.personal)} % <span class="quiet">(n = {number(page.full.n)})</span>'
         rows.append(
             f"<li><p>Full devices: {personal}, mean accuracy of their personal models.</p>"
-            '<p class="quiet">No gain: this method has no shared model to compare them with.</p></li>'
+            '<p class="quiet">Gain not measured: this method has no shared model to compare them with.</p></li>'
         )
     if page.full and page.full.heads:
         rows.append(_gain("Head-only devices", page.full.heads, page.full))
@@ -225,9 +232,12 @@ def build(board: Board, _: Address) -> None:
     context = board.context
     find = partial(overview.page, context.db, context.fleet)
     server_up = context.command("server up")
+    elsewhere = context.kept() is None
     ui.html(heading("Overview"), sanitize=False)
     board.html(find, lambda page: summary(page, context.fleet))
     with ui.element("div").classes("halves"):
-        board.html(find, lambda page: health(page, server_up) if page.total or page.run else "")
+        board.html(
+            find, lambda page: health(page, server_up, elsewhere=elsewhere) if page.total or page.run else ""
+        )
         board.html(find, lambda page: gained(page) + changed(page) if page.total or page.run else "")
     board.table(find, CHANGES, lambda page: page.events, "Recent changes")

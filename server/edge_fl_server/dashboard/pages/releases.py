@@ -83,11 +83,11 @@ def _origin(row: ReleaseRow) -> str:
 def _start(row: ReleaseRow) -> str:
     if row.served:
         return '<span class="quiet">in service</span>'
-    left = word("rolled_back") if row.rolled_back else ""
+    left = word("rolled_back") + " " if row.rolled_back else ""
     if not row.startable:
         return left
     if row.older:
-        return button("start", row.record.release, "Roll back to this", "danger")
+        return left + button("start", row.record.release, "Roll back to this", "danger")
     return left + button("start", row.record.release, "Roll out")
 
 
