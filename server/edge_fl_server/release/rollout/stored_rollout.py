@@ -87,8 +87,8 @@ class StoredRollout:
 
     @property
     def moving(self) -> bool:
-        """Whether the roll-out is running."""
-        return self.stages is not None and self.stages.state == "running"
+        """Whether the roll-out is running; no longer as soon as the registry says so."""
+        return self.stages is not None and self._stored[0] == "running"
 
     def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
         """Start the roll-out of a new release to a fleet of these devices; it replaces a running one. Raises SelectorError."""
