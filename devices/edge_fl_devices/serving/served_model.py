@@ -32,18 +32,14 @@ def serving(store: Store, slots: Slots) -> ServedModel | None:
     A pending release waits for its fit, even if the head of an earlier one with the same extractor is known.
     """
     current, previous = slots.current(), slots.previous()
-    for installed in (previous, current) if current and current.pending else (current, previous):
+    known = store.head(current.manifest.extractor.sha256) if current and current.pending else None
+    waits = current and known and known.release != current.manifest.release
+    for installed in (previous, current) if waits else (current, previous):
         stored = store.head(installed.manifest.extractor.sha256) if installed else None
         # a head for more classes than the release names belongs to a later release of the same extractor
         if installed and stored and stored.head.classes <= len(installed.manifest.classes):
             return ServedModel(installed, stored)
     return None
-
-
-def returns(store: Store, installed: Installed) -> bool:
-    """Return whether this device goes back to a release that it has served before, and whose head it still has."""
-    stored = store.head(installed.manifest.extractor.sha256)
-    return installed.pending and stored is not None and stored.release == installed.manifest.release
 
 
 @dataclass(frozen=True, eq=False)

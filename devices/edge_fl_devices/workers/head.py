@@ -39,7 +39,7 @@ from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from edge_fl_devices.install.trust import Trust, wall_clock
 from edge_fl_devices.serving.comparison import disagreements, is_significant, is_worse
-from edge_fl_devices.serving.served_model import ServedModel, installed_extractors, returns, serving
+from edge_fl_devices.serving.served_model import ServedModel, installed_extractors, serving
 from edge_fl_devices.storage import slots
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import StoredHead
@@ -209,7 +209,7 @@ class HeadWorker(Worker):
             raise
         choice, fit_key = self._fit_head(inputs)
         compared = self._compare(choice, inputs)
-        if self.guard and compared.worse and not returns(self.store, installed):
+        if self.guard and compared.worse:
             return self._keep_served_model(installed, inputs)
         report = Report(
             job.assignment.id,
