@@ -1,4 +1,4 @@
-"""A release of the agent's own software: part of the signed metadata, beside the releases of extractors; and the messages about it.
+"""Releases of the agent's own software, which the signed metadata list like those of extractors, and the messages about them.
 
     targets.json: {"signed": {"agents": [AgentRelease as JSON text, ...], ...}}
 

@@ -69,7 +69,7 @@ Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: dict[str, Role] = {
     "server": "server",
     "reader": "reader",  # second client of server and operator: a broker disconnects the older of two clients with one name
-    "operator": "admin",  # whoever has the CA; all rights of people
+    "operator": "admin",  # the owner of the CA; all rights of people
     "registrar": "registrar",  # answers requests for certificates
     "broker": "broker",
 }

@@ -1,6 +1,6 @@
 """A broker that is under an attacker's control, between a real server and a real device: it can withhold, but neither assign nor lie.
 
-The mosquitto has no access rights here: whoever connects may publish on all topics, as the broker itself could.
+This mosquitto has no access rules: every client may publish on all topics, as the broker itself could.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Settings:
     """Registry, fleet and address of the dashboard.
 
     A login is required on addresses other than loopback, with a shared `token`, and on request. A shared token is generated if a login is
-    required and nobody could sign in otherwise.
+    required and there is no other way to sign in.
     """
 
     registry: str

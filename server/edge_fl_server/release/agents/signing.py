@@ -1,4 +1,4 @@
-"""Sign releases of the agent's own software: wheels, listed in the signed metadata beside the releases of extractors."""
+"""Sign releases of the agent's own software: wheels, listed in the signed metadata like the releases of extractors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roll-outs of agent releases, beside those of extractors."""
+"""Roll-outs of agent releases, in the table of those of extractors."""
 
 from __future__ import annotations
 
