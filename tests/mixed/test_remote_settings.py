@@ -31,7 +31,7 @@ from edge_fl_server.registry import devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices.scripted import eventually, running
-from tests.mixed.test_signed_messages import TOPICS, Scene
+from tests.mixed.attacked_broker import TOPICS, Scene
 
 pytestmark = pytest.mark.broker
 FIRST = {"watch_s": 60.0, "head": "auto"}
