@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from edge_fl.learn import tree
 from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.network.part import Part
 from edge_fl.learn.random import fold, key_of
@@ -120,6 +121,7 @@ class Batches:
 
     def features(self, part: Part, params: Params) -> Batches:
         """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
+        params = tree.map(self.copy, params)  # in the order of channels that is fastest
         return self.mapped(lambda x: part.frozen(params, x))
 
     def sample(self, share: float, stage: str) -> Batches:

@@ -30,8 +30,8 @@ def squared_error(a: Tensor, b: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """[B] -> [B, C] float32 by comparison (F.one_hot does not run under vmap)."""
-    return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)
+    """[..., B] -> [..., B, C] float32 by comparison (F.one_hot does not run under vmap)."""
+    return (y.unsqueeze(-1) == torch.arange(classes, device=y.device)).to(torch.float32)
 
 
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:

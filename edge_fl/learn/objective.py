@@ -1,20 +1,22 @@
-"""Cross-entropy of parts in sequence: the loss of most stages, with a closed-form gradient where the parts are chains."""
+"""Cross-entropy of parts in sequence with further terms, the loss of most stages; in closed form where the parts are chains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch
-from edge_fl.learn.losses import cross_entropy, one_hot
+from edge_fl.learn.losses import cross_entropy, one_hot, proximal
 from edge_fl.learn.network import chain
 from edge_fl.learn.network.chain import BoundLayer
 from edge_fl.learn.network.part import Part
-from edge_fl.learn.optimiser import Gradients
+from edge_fl.learn.optimiser import Gradients, Pulled
 from edge_fl.learn.tree import Params, Parts
 
 
@@ -23,39 +25,51 @@ class CrossEntropy:
     """Cross-entropy of parts applied in sequence: (params, batch) -> scalar.
 
     `frozen` holds the params of frozen parts. `params` are Params if a single part is trained, else Parts.
+    on_features: a further term, (input z [B, d] of the last part, batch) -> scalar.
+    reference, pull: a further proximal term, pull/2 * squared distance of the params to the reference.
     """
 
     parts: Mapping[str, Part]
     frozen: Parts = field(default_factory=dict)
+    on_features: Callable[[Tensor, Batch], Tensor] | None = None
+    reference: Any = None  # Params or Parts, like `params`
+    pull: float = 0.0
 
     def __call__(self, params: Params | Parts, batch: Batch) -> Tensor:
-        x, held = batch.x, self._held(params)
+        x = z = batch.x
+        held = self._held(params)
         for name, part in self.parts.items():
+            z = x
             x = part.frozen(held[name], x) if name in self.frozen else part(held[name], x)
-        return cross_entropy(x, batch.y, batch.mask)
+        loss = cross_entropy(x, batch.y, batch.mask)
+        if self.on_features is not None:
+            loss = loss + self.on_features(z, batch)
+        return loss + proximal(params, self.reference, self.pull)
 
     def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
         """d loss / d params in closed form; None if a part is not a chain or `params` has other trained leaves."""
         if any(part.chain is None for part in self.parts.values()):
             return None
-        bound = self._bound(params)
-        if sum(len(layer.paths) for layer in bound) != len(tree.parameters(params)):
+        bound, trained = self.bound(params), tree.parameters(params)
+        if sum(len(layer.paths) for layer in bound) != len(trained):
             return None
-
-        def error(logits: Tensor) -> Tensor:
-            """(softmax - one-hot) / B."""
-            mask = batch.mask
-            share = 1.0 / len(batch.y) if mask is None else (mask / mask.sum().clamp(min=1))[:, None]
-            return (torch.softmax(logits, dim=-1) - one_hot(batch.y, logits.shape[-1])) * share
-
+        more = None if self.on_features is None else lambda z: self._on_features_gradient(z, batch)
+        last = list(self.parts.values())[-1].chain or ()
         with torch.no_grad():
-            return chain.gradient(bound, batch.x, error)
+            grads = chain.gradient(
+                bound,
+                batch.x,
+                lambda logits: error(logits, batch.y, batch.mask),
+                more,
+                len(bound) - len(last),
+            )
+            if grads is None or not self.pull:
+                return grads
+            towards = tree.parameters(self.reference)
+            return {path: Pulled(g, trained[path], towards[path], self.pull) for path, g in grads.items()}  # type: ignore[arg-type]
 
-    def _held(self, params: Params | Parts) -> Mapping[str, Params]:
-        trained = [name for name in self.parts if name not in self.frozen]
-        return {**self.frozen, **(params if len(trained) > 1 else {trained[0]: params})}  # type: ignore[dict-item]
-
-    def _bound(self, params: Params | Parts) -> list[BoundLayer]:
+    def bound(self, params: Params | Parts) -> list[BoundLayer]:
+        """The layers of all parts, which are chains, with their tensors."""
         held, alone = self._held(params), len(self.parts) == len(self.frozen) + 1
         bound = []
         for name, part in self.parts.items():
@@ -64,3 +78,24 @@ class CrossEntropy:
                 paths = () if name in self.frozen else tuple((*prefix, tensor) for tensor in names)
                 bound.append(BoundLayer(layer, tuple(held[name][tensor] for tensor in names), paths))
         return bound
+
+    def _held(self, params: Params | Parts) -> Mapping[str, Params]:
+        trained = [name for name in self.parts if name not in self.frozen]
+        return {**self.frozen, **(params if len(trained) > 1 else {trained[0]: params})}  # type: ignore[dict-item]
+
+    def _on_features_gradient(self, z: Tensor, batch: Batch) -> Tensor:
+        """d on_features / dz by autograd, which is quick for a term on a batch of features."""
+        assert self.on_features is not None
+        if is_functorch_wrapped_tensor(z):
+            return torch.func.grad(self.on_features)(z, batch)  # type: ignore[no-any-return]
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            return torch.autograd.grad(self.on_features(z, batch), z)[0]
+
+
+def error(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """d cross-entropy / d logits: (softmax - one-hot) / B of logits [..., B, C], labels and mask [..., B]."""
+    wrong = torch.softmax(logits, dim=-1) - one_hot(y, logits.shape[-1])
+    if mask is None:
+        return wrong.mul_(1.0 / y.shape[-1])
+    return wrong * (mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)

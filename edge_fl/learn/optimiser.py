@@ -14,35 +14,72 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn import tree
 
-Path = tuple[str, ...]
-Leaves = dict[Path, Tensor]  # trainable tensors by path
+LeafPath = tuple[str, ...]
+Leaves = dict[LeafPath, Tensor]  # trainable tensors by path
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The gradient of a linear layer's weight as its factors: left [B, O] and right [B, I] stand for left.T @ right [O, I]."""
+    """The gradient of a linear layer's weight as its factors: left [B, O] and right [B, I] stand for left.T @ right [O, I].
+
+    With a leading dimension of clients in all three, one product per client.
+    """
 
     left: Tensor
     right: Tensor
 
     def dense(self) -> Tensor:
         """The gradient itself."""
-        return self.left.T @ self.right
+        return self.left.mT @ self.right
 
     def add_to(self, weight: Tensor, share: float) -> None:
         """weight += share * gradient, in one pass over the weight."""
         if is_functorch_wrapped_tensor(weight):  # vmap has no rule for addmm_
             weight.add_(self.dense(), alpha=share)
+        elif weight.dim() == 3:
+            weight.baddbmm_(self.left.mT, self.right, alpha=share)
         else:
-            weight.addmm_(self.left.T, self.right, alpha=share)
+            weight.addmm_(self.left.mT, self.right, alpha=share)
 
 
-Gradients = Mapping[Path, Tensor | Product]
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The gradient of a loss with a proximal term: gradient + strength * (weight - reference)."""
+
+    gradient: Tensor | Product
+    weight: Tensor
+    reference: Tensor
+    strength: float
+
+    def dense(self) -> Tensor:
+        """The gradient itself."""
+        return torch.add(_dense(self.gradient), self.weight - self.reference, alpha=self.strength)
+
+    def add_to(self, weight: Tensor, share: float) -> None:
+        """weight += share * gradient, if it still has the value for which the gradient was computed."""
+        weight.lerp_(self.reference, -share * self.strength)
+        _add(weight, self.gradient, share)
+
+
+Gradient = Tensor | Product | Pulled
+Gradients = Mapping[LeafPath, Gradient]
 
 
 def dense(grads: Gradients) -> Leaves:
     """The gradients as tensors, factors multiplied."""
-    return {path: g.dense() if isinstance(g, Product) else g for path, g in grads.items()}
+    return {path: _dense(gradient) for path, gradient in grads.items()}
+
+
+def _dense(gradient: Gradient) -> Tensor:
+    return gradient if isinstance(gradient, Tensor) else gradient.dense()
+
+
+def _add(weight: Tensor, gradient: Gradient, share: float) -> None:
+    """weight += share * gradient, in place."""
+    if isinstance(gradient, Tensor):
+        weight.add_(gradient, alpha=share)
+    else:
+        gradient.add_to(weight, share)
 
 
 @dataclass(frozen=True)
@@ -104,10 +141,7 @@ class Sgd(Optimiser):
         elif self.weight_decay or self.max_norm:
             grads = self._prepared(params, grads)
         for p, g in grads.items():
-            if isinstance(g, Product):
-                g.add_to(params[p], -self.lr)
-            else:
-                params[p].add_(g, alpha=-self.lr)
+            _add(params[p], g, -self.lr)
 
 
 @dataclass(frozen=True)

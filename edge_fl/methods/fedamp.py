@@ -11,7 +11,7 @@ models (attentive message passing). The client trains its own model w_i, regular
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Mean, Update
-from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import proximal, unit
+from edge_fl.learn.losses import unit
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
@@ -75,9 +75,7 @@ class FedAMP(Method):
         return {part: pick(part) for part in ("extractor", "head")}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        def loss(w: Parts, batch: Batch) -> Tensor:
-            return self.loss(w, batch) + proximal(w, down, self.lam / self.alpha)  # Eq. 5
-
+        loss = replace(self.loss, reference=down, pull=self.lam / self.alpha)  # Eq. 5
         w = tree.unprefixed(PERSONAL, own)
         w = fit(loss, w, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
         return w, tree.prefixed(PERSONAL, w)

@@ -11,7 +11,7 @@ C̄_y of its class; a client predicts the class of the nearest global prototype.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from edge_fl.learn.aggregation.mean import Update, prototypes, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy, masked_mean
+from edge_fl.learn.losses import masked_mean
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
@@ -56,16 +56,11 @@ class FedProto(Method):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, known = self.net, down["prototypes"]
 
-        def loss(w: Parts, batch: Batch) -> Tensor:
-            z = net.extractor(w["extractor"], batch.x)
-            error = cross_entropy(net.head(w["head"], z), batch.y, batch.mask)
-            if self.lam == 0:
-                return error
-            distance = ((z - known["mean"][batch.y]) ** 2).mean(-1)  # Eq. 7
-            return error + self.lam * masked_mean(
-                torch.where(known["count"][batch.y] > 0, distance, 0.0), batch.mask
-            )
+        def distance(z: Tensor, batch: Batch) -> Tensor:
+            apart = ((z - known["mean"][batch.y]) ** 2).mean(-1)  # Eq. 7
+            return self.lam * masked_mean(torch.where(known["count"][batch.y] > 0, apart, 0.0), batch.mask)
 
+        loss = replace(self.loss, on_features=distance) if self.lam else self.loss
         own = fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
         return {"prototypes": prototypes(data.features(net.extractor, own["extractor"]))}, own  # Eq. 3
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import cross_entropy, model_contrast
+from edge_fl.learn.losses import model_contrast
 from edge_fl.learn.network.part import history, personal, projection, shared
+from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import HeadTier, Method
@@ -59,14 +60,15 @@ class MOON(Method):
         net = self.net
         previous = tree.where(own["history"]["trained"], tree.unprefixed(PREVIOUS, own), down)
 
-        def loss(w: Parts, batch: Batch) -> Tensor:
-            z = net.projection(w["projection"], net.extractor(w["extractor"], batch.x))
-            error = cross_entropy(net.head(w["head"], z), batch.y, batch.mask)
-            if self.mu == 0:
-                return error
-            near, far = self.features(down, batch.x), self.features(previous, batch.x)
-            return error + self.mu * model_contrast(z, near, far, self.temperature, batch.mask)  # Eq. 4
+        received, last = tree.map(data.copy, down), tree.map(data.copy, previous)
 
+        def contrast(z: Tensor, batch: Batch) -> Tensor:
+            with torch.no_grad():
+                near, far = self.features(received, batch.x), self.features(last, batch.x)
+            return self.mu * model_contrast(z, near, far, self.temperature, batch.mask)  # Eq. 4
+
+        parts = {name: net.parts[name] for name in ("extractor", "projection", "head")}
+        loss = CrossEntropy(parts, on_features=contrast if self.mu else None)
         w = fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         trained = {"history": tree.map(torch.ones_like, own["history"])}
         return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **trained}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +18,14 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from edge_fl.learn.network import precision
-from edge_fl.learn.optimiser import Gradients, Path, Product
+from edge_fl.learn.optimiser import Gradient, Gradients, LeafPath, Product
 
 aten = torch.ops.aten
 LARGE_BYTES = 1 << 20  # size of a core's second-level cache
-ONEDNN = (  # measured on x86-64 only; other processors keep torch's own product
+INTEL = "GenuineIntel" in (Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else "")
+ONEDNN = (  # faster than torch's own product on AMD, where MKL uses half the vector width; not measured on other architectures
     platform.machine() == "x86_64"
+    and not INTEL
     and torch.backends.mkldnn.is_available()
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
@@ -53,7 +56,7 @@ class BoundLayer(NamedTuple):
 
     layer: Any
     tensors: tuple[Tensor, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[LeafPath, ...]
 
 
 class Kind(NamedTuple):
@@ -85,29 +88,43 @@ def layers_of(module: nn.Module) -> tuple[Layer, ...] | None:
     return tuple(layers) if len(set(tensors)) == len(tensors) else None
 
 
-def gradient(chain: Sequence[BoundLayer], x: Tensor, error: Callable[[Tensor], Tensor]) -> Gradients | None:
+def gradient(
+    chain: Sequence[BoundLayer],
+    x: Tensor,
+    error: Callable[[Tensor], Tensor],
+    more: Callable[[Tensor], Tensor] | None = None,
+    at: int = 0,
+    kinds: Mapping[Any, Kind] | None = None,
+) -> Gradients | None:
     """d loss / d each trained tensor; `error` maps the chain's output [B, C] to d loss / d output, both float32.
 
+    more: further loss terms that depend on the input z of layer `at`, as z -> d terms / dz. kinds: the supported layers, KINDS by default.
     None if nothing is trained, or if a plain function follows the first trained layer, because its gradient is unknown.
     """
+    kinds = KINDS if kinds is None else kinds
     first = next((place for place, bound in enumerate(chain) if bound.paths), len(chain))
-    if first == len(chain) or any(type(bound.layer) not in KINDS for bound in chain[first:]):
+    if first == len(chain) or any(type(bound.layer) not in kinds for bound in chain[first:]):
         return None
     dtype = precision.current()
     saved: list[Any] = []
     rounded: list[tuple[Tensor, ...]] = []
-    for layer, tensors, _ in chain:
+    z = x
+    for place, (layer, tensors, _) in enumerate(chain):
+        if place == at:
+            z = x
         if dtype is not None and tensors:
             x, tensors = x.to(dtype), tuple(t.to(dtype) for t in tensors)
-        x, keep = KINDS[type(layer)].forward(layer, x, *tensors) if type(layer) in KINDS else (layer(x), None)
+        x, keep = kinds[type(layer)].forward(layer, x, *tensors) if type(layer) in kinds else (layer(x), None)
         saved.append(keep)
         rounded.append(tensors)
-    grads: dict[Path, Tensor | Product] = {}
+    grads: dict[LeafPath, Gradient] = {}
     grad = error(x.float()).to(x.dtype)
     for place in range(len(chain) - 1, first - 1, -1):
         layer, _, paths = chain[place]
-        backward = KINDS[type(layer)].backward
+        backward = kinds[type(layer)].backward
         grad, own = backward(layer, grad, saved[place], place > first, *rounded[place])
+        if more is not None and place == at and place > first:
+            grad = grad + more(z.float()).to(grad.dtype)
         grads |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
     return grads
 
@@ -170,6 +187,16 @@ def _window(layer: nn.MaxPool2d) -> tuple[Any, ...]:
     return (*([side, side] if isinstance(side, int) else side for side in sides), layer.ceil_mode)
 
 
+def _as(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient [B, D] in the shape of images x [B, C, H, W] and in their channel order; the layers before need not convert it."""
+    grad = grad.reshape(x.shape)
+    if is_functorch_wrapped_tensor(x) or x.dim() != 4:
+        return grad
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return grad.contiguous(memory_format=torch.channels_last)
+    return grad
+
+
 def _relu(layer: nn.ReLU, x: Tensor) -> tuple[Tensor, Tensor]:
     y = x.relu()
     return y, y
@@ -190,7 +217,7 @@ KINDS: Mapping[Any, Kind] = {
     ),
     nn.Flatten: Kind(
         lambda layer: (layer.start_dim, layer.end_dim) == (1, -1),
-        lambda layer, x: (x.flatten(1), x.shape),
-        lambda layer, grad, shape, wanted: (grad.reshape(shape), ()),
+        lambda layer, x: (x.flatten(1), x),
+        lambda layer, grad, x, wanted: (_as(grad, x), ()),
     ),
 }
