@@ -178,11 +178,14 @@ class _Take(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, int], x: Tensor, rows: Tensor) -> tuple[Tensor, int]:
-        """x [K, N, ...], rows [K, S] -> [K, S, ...]."""
-        x, rows = x.movedim(in_dims[0], 0), rows.movedim(in_dims[1], 0)
-        starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
-        taken = x.flatten(0, 1).index_select(0, (rows + starts[:, None]).flatten())
-        return taken.unflatten(0, rows.shape), 0
+        return take_each(x.movedim(in_dims[0], 0), rows.movedim(in_dims[1], 0)), 0
+
+
+def take_each(x: Tensor, rows: Tensor) -> Tensor:
+    """`take` for each of K clients: x [K, N, ...], rows [K, S] -> [K, S, ...]."""
+    starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
+    taken = x.flatten(0, 1).index_select(0, (rows + starts[:, None]).flatten())
+    return taken.unflatten(0, rows.shape)
 
 
 def as_tensor(array: np.ndarray | Tensor) -> Tensor:

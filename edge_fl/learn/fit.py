@@ -7,6 +7,7 @@ optimisers, an inner loop, clipped weights) passes a pure step to `scan` and cal
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
+from edge_fl.learn.network import stacks
 from edge_fl.learn.network.masked_norm import padding
-from edge_fl.learn.objective import CrossEntropy
+from edge_fl.learn.objective import CrossEntropy, error
 from edge_fl.learn.optimiser import Gradients, Leaves, Optimiser, dense
+from edge_fl.learn.stacked import Stacked
 
 P = TypeVar("P")  # Params or Parts
 C = TypeVar("C")
@@ -27,6 +30,11 @@ Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
 
 def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser) -> P:
     """Train a copy of `params` (Params or Parts) for `epochs` over `data`, with a fresh optimiser state (docs/methods.md G8)."""
+    if isinstance(data, Stacked) and isinstance(loss, CrossEntropy) and (layers := loss.layers(params)):
+        augmented = data.augment != "none" and data.x.dim() == 4
+        if not augmented and stacks.supported(layers, optimiser, data.x):
+            batches = partial(data.stacks, stage, epochs)
+            return tree.replaced(params, stacks.fit(layers, optimiser, error, data.x, data.y, batches))  # type: ignore[arg-type]
     return fit_from(
         optimiser.init(tree.parameters(params)),
         loss,

@@ -48,11 +48,10 @@ class CrossEntropy:
 
     def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
         """d loss / d params in closed form; None if a part is not a chain or `params` has other trained leaves."""
-        if any(part.chain is None for part in self.parts.values()):
+        bound = self._bound(params)
+        if bound is None:
             return None
-        bound, trained = self.bound(params), tree.parameters(params)
-        if sum(len(layer.paths) for layer in bound) != len(trained):
-            return None
+        trained = tree.parameters(params)
         more = None if self.on_features is None else lambda z: self._on_features_gradient(z, batch)
         last = list(self.parts.values())[-1].chain or ()
         with torch.no_grad():
@@ -68,8 +67,14 @@ class CrossEntropy:
             towards = tree.parameters(self.reference)
             return {path: Pulled(g, trained[path], towards[path], self.pull) for path, g in grads.items()}  # type: ignore[arg-type]
 
-    def bound(self, params: Params | Parts) -> list[BoundLayer]:
-        """The layers of all parts, which are chains, with their tensors."""
+    def layers(self, params: Params | Parts) -> list[BoundLayer] | None:
+        """The layers with their tensors, if the loss is the plain cross-entropy of a chain with these trained leaves; else None."""
+        return None if self.on_features is not None or self.pull else self._bound(params)
+
+    def _bound(self, params: Params | Parts) -> list[BoundLayer] | None:
+        """The layers of all parts with their tensors; None if a part is not a chain or `params` has other trained leaves."""
+        if any(part.chain is None for part in self.parts.values()):
+            return None
         held, alone = self._held(params), len(self.parts) == len(self.frozen) + 1
         bound = []
         for name, part in self.parts.items():
@@ -77,7 +82,7 @@ class CrossEntropy:
             for layer, names in part.chain or ():
                 paths = () if name in self.frozen else tuple((*prefix, tensor) for tensor in names)
                 bound.append(BoundLayer(layer, tuple(held[name][tensor] for tensor in names), paths))
-        return bound
+        return bound if sum(len(layer.paths) for layer in bound) == len(tree.parameters(params)) else None
 
     def _held(self, params: Params | Parts) -> Mapping[str, Params]:
         trained = [name for name in self.parts if name not in self.frozen]

@@ -57,7 +57,10 @@ class Pulled:
 
     def add_to(self, weight: Tensor, share: float) -> None:
         """weight += share * gradient, if it still has the value for which the gradient was computed."""
-        weight.lerp_(self.reference, -share * self.strength)
+        if is_functorch_wrapped_tensor(weight):  # vmap has no rule for lerp_
+            weight.add_(weight - self.reference, alpha=share * self.strength)
+        else:
+            weight.lerp_(self.reference, -share * self.strength)
         _add(weight, self.gradient, share)
 
 

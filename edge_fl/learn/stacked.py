@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take
+from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take, take_each
+from edge_fl.learn.network import stacks
 
 PADDING = -1  # label of padded rows
 
@@ -39,13 +40,7 @@ class Stacked(Batches):
 
     def batches(self, stage: str, epochs: int, *, norm: bool = False) -> Iterator[Batch]:
         key = cache(lambda: self._mine(np.array([member.noise_seed(stage) for member in self.members])))
-        orders = [
-            list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
-        ]
-        steps = max(map(len, orders))
-        block = max(-(-steps // max(epochs, 1)), 1)
-        for start in range(0, steps, block):
-            plan = _plan([order[start : start + block] for order in orders])
+        for start, plan in self._plans(stage, epochs, norm):
             index = self._mine(plan.index)
             masks = [None] * len(plan.widths) if all(plan.full) else self._mine(plan.mask).split(plan.widths)
             actives = [None] * len(plan.widths) if all(plan.all_on) else self._mine(plan.active).unbind()
@@ -61,6 +56,37 @@ class Stacked(Batches):
                 active = None if plan.all_on[step] else active
                 batch = Batch(self._pixels(x), y, key, start + step, mask, active, vectorised=True)
                 yield self._augmented(batch)
+
+    def stacks(self, stage: str, epochs: int, x: Tensor, y: Tensor) -> Iterator[stacks.Batch]:
+        """The batches of all clients, outside vmap: x [K, N, ...] and y [K, N] are their data. Images are not augmented."""
+        for _, plan in self._plans(stage, epochs):
+            index, mask, active = (
+                torch.from_numpy(table).to(y.device) for table in (plan.index, plan.mask, plan.active)
+            )
+            columns = zip(
+                take_each(x, index).split(plan.widths, 1),
+                take_each(y, index).split(plan.widths, 1),
+                strict=True,
+            )
+            masks = mask.split(plan.widths, 1)
+            for step, (x_now, y_now) in enumerate(columns):
+                full, all_on = plan.full[step], plan.all_on[step]
+                yield (
+                    self._pixels(x_now),
+                    y_now,
+                    None if full else masks[step],
+                    None if all_on else active[:, step],
+                )
+
+    def _plans(self, stage: str, epochs: int, norm: bool = False) -> Iterator[tuple[int, Plan]]:
+        """The steps of an epoch at a time, with the number of the first."""
+        orders = [
+            list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
+        ]
+        steps = max(map(len, orders))
+        block = max(-(-steps // max(epochs, 1)), 1)
+        for start in range(0, steps, block):
+            yield start, _plan([order[start : start + block] for order in orders])
 
     def copy(self, tensor: Tensor) -> Tensor:
         return tensor.detach().clone()

@@ -130,6 +130,27 @@ def test_a_chain_knows_it_for_many_clients_at_once(build: Callable[[], nn.Module
         assert apart(found, alone) < 1e-6
 
 
+@pytest.mark.parametrize("build", NETWORKS.values(), ids=NETWORKS)
+def test_further_terms_have_the_gradient_that_autograd_finds(build: Callable[[], nn.Module]) -> None:
+    plain, b = network(build), batch()
+    params = start(plain)
+    reference = tree.map(lambda t: t + 0.1, params)
+    near = replace(plain, on_features=lambda z, b: 0.3 * (z * b.y[:, None]).square().mean())
+    pulled = replace(near, reference=reference, pull=0.7)
+    for loss in (near, pulled):
+        assert loss.gradient(params, b) is not None
+        assert apart(gradient(loss, params, b), gradient(by_autograd(loss), params, b)) < 1e-5
+    assert apart(gradient(near, params, b), gradient(plain, params, b)) > 1e-3
+    settings = {"stage": "s", "epochs": 1, "optimiser": Sgd(0.05)}
+    ours, theirs = (fit(each, params, data(), **settings) for each in (pulled, by_autograd(pulled)))  # type: ignore[arg-type]
+    assert apart(ours, theirs) < 1e-5
+    stacked = torch.func.vmap(lambda p: dense(factored_gradient(pulled, p, replace(b, vectorised=True))))  # type: ignore[arg-type, return-value]
+    together = stacked(tree.map(lambda t: torch.stack([t, t]), params))
+    assert (
+        apart({path: t[1] for path, t in together.items()}, gradient(by_autograd(pulled), params, b)) < 1e-5
+    )
+
+
 def test_in_half_precision_it_rounds_where_autocast_rounds() -> None:
     loss, b = network(NETWORKS["cnn2"]), batch()
     params = start(loss)
