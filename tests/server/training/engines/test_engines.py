@@ -265,28 +265,3 @@ def test_unseen_clients_do_not_train() -> None:
     at = replace(at, settings=Settings(at.settings.spec, ("c0", "c2")))
     for build in (sequential, vectorised, pooled):
         assert list(build(at).clients()) == ["c0", "c2"]
-
-
-@pytest.fixture
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray")
-    yield ray
-    ray.shutdown()
-
-
-def test_ray_equals_the_pool_with_one_of_two_workers_killed_in_mid_round(ray: Any, tmp_path: Path) -> None:
-    from edge_fl_server.training.engines.ray import RayFleet
-
-    marker = tmp_path / "armed"
-    at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
-    expected, expected_metrics = outcome(at, pooled)
-
-    def spread(at: ClientStore) -> Fleet:
-        return RayFleet(at, build_method(at.settings.spec), workers=2)
-
-    undisturbed, metrics = outcome(at, spread)
-    marker.touch()
-    disturbed = outcome(at, spread)[0]
-    assert not marker.exists(), "no worker died"
-    assert difference(undisturbed, expected) == difference(disturbed, expected) == 0
-    assert metrics == expected_metrics
