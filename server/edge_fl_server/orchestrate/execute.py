@@ -21,6 +21,7 @@ from edge_fl_server.training import heads, newcomers, rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.delayed import DelayedFleet
 from edge_fl_server.training.engines import choice
+from edge_fl_server.training.engines.calibration.measure import Effort
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, Plan, Reports, RunHooks
 from edge_fl_server.training.study import Study
@@ -118,8 +119,9 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
         recipe.engine,
         ClientStore.of(setup.study, setup.device),
         setup.method,
-        choice.Effort(recipe.rounds, cohort),
+        Effort(recipe.rounds, cohort),
         say,
+        setup.chosen,
     )
     if cohort.drop_out or cohort.slow_training:
         clients = UnreliableFleet(clients, cohort, recipe.seed)

@@ -20,6 +20,7 @@ from edge_fl_server.release import export
 from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
+from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.study import Study
 
 
@@ -50,13 +51,17 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process."""
+    """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process.
+
+    `chosen` is the engine that "auto" chose when a resumed run began.
+    """
 
     recipe: Recipe
     study: Study | None
     spec: MethodSpec
     method: Method
     device: str
+    chosen: Calibration | None = None
 
     @property
     def data_hash(self) -> str:
