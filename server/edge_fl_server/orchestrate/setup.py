@@ -11,6 +11,7 @@ import torch
 from edge_fl import heads
 from edge_fl.config import MethodSpec, Recipe
 from edge_fl.errors import ConfigError
+from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -99,6 +100,8 @@ def torch_device(name: str) -> str:
 def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
     method = build_method(spec)
     method.net.to(device)
+    if study:
+        precision.require_trainable(recipe.precision, device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
     statistics.require_possible(recipe, method)

@@ -29,8 +29,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore, Settings
-from edge_fl_server.training.engines import choice, processes
-from edge_fl_server.training.engines.choice import Effort
+from edge_fl_server.training.engines import processes
 from edge_fl_server.training.engines.pool import PoolFleet
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.vector import VectorFleet
@@ -244,20 +243,6 @@ def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
     assert 1e-6 < difference(found, reference("fedcrl")[0]) < 0.2
     assert all(t.dtype == reference("fedcrl")[0][path].dtype for path, t in found.items())
     assert metrics.keys() == reference("fedcrl")[1].keys()
-
-
-def test_a_short_run_is_sequential() -> None:
-    at = store("fedavg")
-    engine, why = choice.choose(at, build_method(at.settings.spec), Effort(2))
-    assert engine == "sequential" and "in all" in why
-
-
-def test_for_a_long_run_the_fastest_is_chosen_and_compared_with_the_others() -> None:
-    at, lines = store("fedavg"), list[str]()
-    fleet = choice.build("auto", at, build_method(at.settings.spec), Effort(10**6), lines.append)
-    assert len(lines) == 1 and lines[0].startswith("engine: ")
-    assert all(name in lines[0] for name in ("sequential", "pool", "vector"))
-    assert type(fleet).__name__.lower().startswith(lines[0].split()[1])
 
 
 def test_unseen_clients_do_not_train() -> None:
