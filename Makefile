@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Flower for one test: its dependencies conflict with constraints.txt.
 FLOWER := .venv-flower
+# Ray for its tests, on top of the packages of VENV: a .pth file adds them to its path, so that torch is not installed twice.
+RAY    := .venvs/ray
 # The first supported Python on the path; choose another with `make venv PYTHON=/path/to/python3.12`.
 RIGHT  := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -15,7 +17,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu study dossier clean
+.PHONY: help venv demo demo-secure test ray nightly mutation check format docs bench bench-full bench-gpu study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +40,15 @@ demo: venv ## broker, server and 12 simulated devices train on real digits, in u
 demo-secure: venv ## the same over mTLS, each device with its own certificate; also timed in plaintext
 	$(BIN)/edge-fl demo --secure --compare-plaintext $(ARGS)
 
-test: venv ## all tests except those marked slow, gpu, arm64 or browser (select with ARGS='-k topics')
-	$(TEST) -n 2 -m 'not slow and not gpu and not arm64 and not browser' $(ARGS)
+test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (select with ARGS='-k topics')
+	$(TEST) -n 2 -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
+
+ray: venv ## tests of the engine 'ray', in an environment of its own
+	test -x $(RAY)/bin/pip || $(BIN)/python -m venv $(RAY)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(RAY)/venv.pth
+	mv $(RAY)/venv.pth $(RAY)/lib/python3.*/site-packages/
+	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[scale]'
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/server/training/engines/test_ray.py $(ARGS)
 
 nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
@@ -82,5 +91,5 @@ dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a check
 	$(BIN)/python -m tests.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
-	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(FLOWER) .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

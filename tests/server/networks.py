@@ -1,4 +1,4 @@
-"""Networks that are awkward on purpose: one takes its process down, one asks the values it computes."""
+"""Networks for tests: one kills its process, one reads the values it computes, one reports where it is trained."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ class Asking(Flat):
     def forward(self, x: Tensor) -> Tensor:
         z = super().forward(x)
         return -z if z.sum() < 0 else z
+
+
+class Located(Flat):
+    """Makes a file in `folder` named after the Ray node on which it is trained."""
+
+    def __init__(self, input: InputSpec, folder: str) -> None:
+        super().__init__(input)
+        self.folder = Path(folder)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            import ray
+
+            if ray.is_initialized():
+                (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        return super().forward(x)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edge_fl import metrics
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError
+from edge_fl.learn.network import precision
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
@@ -21,10 +23,13 @@ from edge_fl_server.training import heads, newcomers, rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.delayed import DelayedFleet
 from edge_fl_server.training.engines import choice
+from edge_fl_server.training.engines.calibration.measure import Effort
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, Plan, Reports, RunHooks
 from edge_fl_server.training.study import Study
 from edge_fl_server.training.unreliable import UnreliableFleet, drawn
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,15 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
     """The study's clients, trained in this process by the recipe's engine."""
     assert setup.study is not None, "source 'fleet' has no simulated clients"
     recipe, cohort = setup.recipe, setup.recipe.cohort
+    if warning := precision.slowdown(recipe.precision, setup.device):
+        log.warning("%s", warning)
     clients = choice.build(
         recipe.engine,
         ClientStore.of(setup.study, setup.device),
         setup.method,
-        choice.Effort(recipe.rounds, cohort),
+        Effort(recipe.rounds, cohort),
         say,
+        setup.chosen,
     )
     if cohort.drop_out or cohort.slow_training:
         clients = UnreliableFleet(clients, cohort, recipe.seed)

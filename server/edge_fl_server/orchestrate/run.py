@@ -51,7 +51,7 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
     run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
     """
     saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
-    setup = setups.prepare(_same_engine(request))
+    setup = _same_engine(request, setups.prepare(request.recipe))
     _require_same_data(request, setup)
     if request.connect:
         _require_few_classes(setup)
@@ -187,11 +187,12 @@ def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
     )
 
 
-def _same_engine(request: RunRequest) -> Recipe:
-    """The recipe; of a resumed run with the engine that it began with, because "auto" may choose another one today."""
-    began = Results.open(request.resume).manifest().engine if request.resume else ""
-    engine = began.partition(",")[0] or request.recipe.engine
-    return msgspec.structs.replace(request.recipe, engine=engine)
+def _same_engine(request: RunRequest, setup: RunSetup) -> RunSetup:
+    """The setup; of a resumed run with the engine that it began with, because "auto" may choose another one today."""
+    if not request.resume or not (began := Results.open(request.resume).manifest()).engine:
+        return setup
+    recipe = msgspec.structs.replace(setup.recipe, engine=began.engine.partition(",")[0])
+    return replace(setup, recipe=recipe, chosen=began.calibration)
 
 
 def _require_same_data(request: RunRequest, setup: RunSetup) -> None:

@@ -11,6 +11,7 @@ import torch
 from edge_fl import heads
 from edge_fl.config import MethodSpec, Recipe
 from edge_fl.errors import ConfigError
+from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -20,6 +21,7 @@ from edge_fl_server.release import export
 from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
+from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.study import Study
 
 
@@ -50,13 +52,17 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class RunSetup:
-    """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process."""
+    """The recipe, resolved. `study` (dataset and split) is set where clients are simulated in this process.
+
+    `chosen` is the engine that "auto" chose when a resumed run began.
+    """
 
     recipe: Recipe
     study: Study | None
     spec: MethodSpec
     method: Method
     device: str
+    chosen: Calibration | None = None
 
     @property
     def data_hash(self) -> str:
@@ -94,6 +100,8 @@ def torch_device(name: str) -> str:
 def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -> RunSetup:
     method = build_method(spec)
     method.net.to(device)
+    if study:
+        precision.require_trainable(recipe.precision, device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
     statistics.require_possible(recipe, method)

@@ -41,7 +41,7 @@ class Recorder(RunHooks):
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(fleet.engine)
+        self._results.record_engine(fleet.engine, fleet.calibration)
         self._results.append_round(
             RoundMetrics(
                 round=result.round,
@@ -67,7 +67,7 @@ class Recorder(RunHooks):
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(fleet.engine)
+        self._results.record_engine(fleet.engine, fleet.calibration)
         if not self._every_round:
             self._save(result, fleet, final=True)
 

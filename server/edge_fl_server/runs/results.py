@@ -40,6 +40,7 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
 from edge_fl_server.runs.tracking import Opener, Tracking
+from edge_fl_server.training.engines.calibration.record import Calibration
 
 FOLDERS = ("checkpoints", "artefacts")
 Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
@@ -69,7 +70,8 @@ class SumRecord(Struct, frozen=True):
 class RunManifest(Struct, frozen=True):
     """Provenance of the results. `created` is UTC; it names the run and orders lists, nothing else depends on it.
 
-    `engine` is the engine that trained the simulated clients, empty before round 1 and without simulated clients.
+    `engine` is the engine that trained the simulated clients, empty before round 1 and without simulated clients. `calibration` says why
+    "auto" chose it, with the machine's load at that time.
     """
 
     run: str
@@ -79,6 +81,7 @@ class RunManifest(Struct, frozen=True):
     data_hash: str
     provenance: Provenance
     engine: str = ""
+    calibration: Calibration | None = None
 
 
 class RunInfo(Struct, frozen=True):
@@ -192,11 +195,12 @@ class Results:
             self._rounds.write(round_metrics.encode(record))
         self._tracking.note(record)
 
-    def record_engine(self, engine: str) -> None:
-        """Enter the engine that trains the simulated clients into the manifest. Raises RunError if it cannot be written."""
+    def record_engine(self, engine: str, calibration: Calibration | None = None) -> None:
+        """Enter the engine that trains the simulated clients, and why "auto" chose it, into the manifest. Raises RunError."""
         manifest = self.manifest()
-        if engine != manifest.engine:
-            self._write("manifest.json", _json(msgspec.structs.replace(manifest, engine=engine)))
+        if (engine, calibration) != (manifest.engine, manifest.calibration):
+            new = msgspec.structs.replace(manifest, engine=engine, calibration=calibration)
+            self._write("manifest.json", _json(new))
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:
         """Replace metrics_summary.json. Raises RunError if it cannot be written."""

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.engines.calibration.record import Calibration
 
 ClientId = str
 Step = Literal["train", "personalise", "evaluate"]
@@ -31,6 +32,11 @@ class Fleet(ABC):
     def engine(self) -> str:
         """The engine that trains the simulated clients; empty if there are none."""
         return ""
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Why "auto" chose the engine; None if the recipe names it."""
+        return None
 
     @abstractmethod
     def clients(self) -> Sequence[ClientId]:
@@ -87,6 +93,10 @@ class WrappedFleet(Fleet):
     @property
     def engine(self) -> str:
         return self._fleet.engine
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self._fleet.calibration
 
     def clients(self) -> Sequence[ClientId]:
         return self._fleet.clients()

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
 
 
@@ -41,6 +42,10 @@ class HybridFleet(Fleet):
     @property
     def engine(self) -> str:
         return self._simulated.engine
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self._simulated.calibration
 
     def clients(self) -> Sequence[ClientId]:
         return sorted(self._names.union(self._devices.clients()))

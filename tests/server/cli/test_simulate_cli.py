@@ -61,6 +61,7 @@ def outcome(run: Path) -> dict[str, object]:
     [
         ["method.name=fedrep", "engine=sequential", "cohort.participation=0.5", "data.unseen=1"],
         ["method.name=fedavg", "engine=vector", "cohort.buffer_size=2"],
+        ["method.name=fedavg", "engine=auto"],
         pytest.param(["method.name=ditto", "engine=pool"], marks=pytest.mark.slow),
     ],
     ids=lambda settings: settings[1],
@@ -80,6 +81,8 @@ def test_a_resumed_simulation_is_bit_identical_to_an_undisturbed_one(
     said = capsys.readouterr()
     assert "resumed after round" in said.err and said.out == table
     assert outcome(stopped) == outcome(whole)
+    automatic = recipe.engine == "auto"
+    assert (Results.open(stopped).manifest().calibration is not None) == automatic
 
 
 def test_a_run_is_resumed_with_its_own_settings_and_data_only(
@@ -117,10 +120,13 @@ def test_another_model_or_method_does_not_inherit_options(folder: Path) -> None:
 
 def test_the_engine_that_ran_is_in_results_and_report(folder: Path) -> None:
     run = simulate("--set", "engine=auto", "--rounds", "1")
-    assert Results.open(run).manifest().engine == "sequential"
+    manifest = Results.open(run).manifest()
+    assert manifest.engine == "sequential" and manifest.calibration and manifest.calibration.cores > 0
     report = (run / "report.html").read_text()
     assert "<dt>engine</dt>" in report or ">engine<" in report
-    assert Results.open(simulate("--engine", "vector", "--rounds", "1")).manifest().engine == "vector"
+    assert "too short to compare engines" in report
+    named = Results.open(simulate("--engine", "vector", "--rounds", "1")).manifest()
+    assert named.engine == "vector" and named.calibration is None
 
 
 def test_a_saved_split_is_used_by_simulate_and_compare(

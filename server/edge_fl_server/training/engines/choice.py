@@ -1,135 +1,142 @@
 """The engines by name, and the choice between them by a short calibration on the run's own clients.
 
 All engines train the same batches with the same code. `sequential` and `pool` agree to the bit if both use one thread; `vector` sums in
-another order and agrees up to rounding. `auto` therefore chooses it only if it is clearly faster.
+another order and agrees up to rounding. Each is measured with one thread per process, because threads that share a step wait for each other
+as soon as another program uses a core. The chosen one computes with one thread, too.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
+import torch
+from msgspec.structs import replace
 
-from edge_fl.config import CohortConfig, Engine, PrivacyConfig
+from edge_fl.config import Engine
 from edge_fl.errors import ConfigError
-from edge_fl.learn.tree import size_bytes, to_device
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import size_bytes
+from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines import folders, processes, vector
+from edge_fl_server.training.engines.calibration import measure
+from edge_fl_server.training.engines.calibration.measure import Effort
+from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.engines.pool import PoolFleet
 from edge_fl_server.training.engines.ray import RayFleet
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import ClientId, Fleet
+from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
 
 IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
-SHORT_S = 5.0  # shorter runs are not calibrated
-PROBE_S = 1.0  # limit for the calibration of the vectorised engine
-PROBE_BATCHES, PROBE_CLIENTS = 2, 16
+SHORT_S = 2.0  # shorter runs are not calibrated
+SAMPLE_S, SAMPLE_SHARE = 0.25, 0.02  # duration of a round of the sample, and at most which share of the run
+SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
 START_S = 4.0  # start of the worker processes: import of torch
-MIN_SPEEDUP = 1.5  # of the vectorised engine
+MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
 
 Build = Callable[[ClientStore, Method], Fleet]
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Size of a run: rounds and cohorts."""
+class ChosenFleet(WrappedFleet):
+    """The fleet of a chosen engine, which computes with the number of threads that was calibrated."""
 
-    rounds: int
-    cohort: CohortConfig = CohortConfig()
+    def __init__(self, fleet: Fleet, calibration: Calibration) -> None:
+        super().__init__(fleet)
+        self._calibration = calibration
 
-    def samples(self, store: ClientStore) -> float:
-        """Number of samples trained on in all local updates, at one epoch each."""
-        return self.rounds * self.cohort.participation * sum(map(store.samples, store))
+    @property
+    def calibration(self) -> Calibration:
+        return self._calibration
+
+    def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        with processes.threads(self._calibration.threads):
+            yield from self._fleet.each(step, round, method, downs)
 
 
 def build(
-    engine: Engine, store: ClientStore, method: Method, effort: Effort, report: Callable[[str], None]
+    engine: Engine,
+    store: ClientStore,
+    method: Method,
+    effort: Effort,
+    report: Callable[[str], None],
+    chosen: Calibration | None = None,
 ) -> Fleet:
-    """Build the fleet of an engine; "auto" chooses one and passes the reason to `report`. Raises ConfigError."""
-    if engine == "auto":
-        engine, reason = choose(store, method, effort)
-        report(f"engine: {engine} ({reason})")
-    return ENGINES[engine](store, method)
+    """Build the fleet of an engine. "auto" chooses one, if none is `chosen` yet, and passes the reason to `report`. Raises ConfigError."""
+    if engine == "auto" and chosen is None:
+        chosen = choose(store, method, effort)
+        report(f"engine: {chosen}")
+    if chosen is None:
+        return ENGINES[engine](store, method)
+    return ChosenFleet(ENGINES[chosen.engine](store, method), chosen)
 
 
-def choose(store: ClientStore, method: Method, effort: Effort) -> tuple[Engine, str]:
-    """Choose an engine after a few steps of the run's own clients -> (engine, reason)."""
+def choose(store: ClientStore, method: Method, effort: Effort) -> Calibration:
+    """Choose an engine: on a CPU by a calibration, on another device `vector` if the method allows it."""
+    load = os.getloadavg()[0]
+    engine, reason, threads = "", "", torch.get_num_threads()
     if multiprocessing.parent_process() is not None:
-        return "sequential", "this process is one of several"
-    method = replace(method, privacy=PrivacyConfig())  # a calibration sends nothing
-    gpu, vectorises = store.device != "cpu", not vector.obstacle(method)
-    if gpu and vectorises:
-        return "vector", f"many clients at once on {store.device}"
-    samples = effort.samples(store)
-    probe = _probe(store, 1)
-    sequential_s = _seconds_per_sample(SequentialFleet(probe, method), method, probe) * samples
-    if sequential_s < SHORT_S or gpu:
-        return "sequential", f"about {_about(sequential_s)} in all"
-    expected = {"sequential": sequential_s, "pool": _pool_seconds(store, method, effort, probe)}
-    if vectorises and (many := _probe(store, _affordable(sequential_s / samples, store))):
-        fleet = VectorFleet(many, method)
-        vector_s = _seconds_per_sample(fleet, method, many) * samples
-        expected |= {} if fleet.fallback else {"vector": vector_s}
-    best = min(expected, key=lambda name: expected[name] * (MIN_SPEEDUP if name == "vector" else 1.0))
-    others = ", ".join(f"{name} {_about(seconds)}" for name, seconds in expected.items() if name != best)
-    return best, f"about {_about(expected[best])}; {others}"  # type: ignore[return-value]
-
-
-def _pool_seconds(
-    store: ClientStore, method: Method, effort: Effort, probe: Mapping[ClientId, Client]
-) -> float:
-    """Expected duration with the pool: its workers have one thread each, and no round is shorter than its longest client."""
+        engine, reason = "sequential", "this process is one of several"
+    elif store.device != "cpu":
+        obstacle = vector.obstacle(method)
+        engine = "sequential" if obstacle else "vector"
+        reason = obstacle or f"many clients at once on {store.device}"
+    if engine:
+        return Calibration(engine, processes.cores(), threads, load, reason)
     with processes.threads(1):
-        per_sample = _seconds_per_sample(SequentialFleet(probe, method), method, probe)
-    share = effort.samples(store) / processes.cores()
-    longest = effort.rounds * max(map(store.samples, store))
-    start_s = 0.0 if processes.running(processes.cores()) else START_S
-    return start_s + per_sample * max(share, longest)
+        return _calibrate(store, effort, Calibration("sequential", processes.cores(), 1, load))
 
 
-def _probe(store: ClientStore, clients: int) -> dict[ClientId, Client]:
-    """Clients of medium size, with a few batches of their data."""
-    order = sorted(store, key=store.samples)
-    start = max((len(order) - clients) // 2, 0)
-    return {id: _shortened(store[id]) for id in order[start : start + clients]}
+def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibration:
+    """Measure the engines that can be the fastest, and complete the record."""
+    one = measure.sample(store, measure.LEAST_BATCHES)
+    method = build_method(one.settings.spec)
+    alone = measure.round_times({"": SequentialFleet(dict(one), method)}, method, repeats=1)[""]
+    step_s = alone.train / sum(measure.batches(one).values()) / _epochs(method)
+    in_all_s = effort.rounds * measure.expected(alone, one, store, effort)
+    if in_all_s < SHORT_S:
+        return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
+    share = min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / alone.train
+    part = measure.sample(store, share * sum(measure.batches(one).values()), 2 * blank.cores)
+    fleets: dict[str, Fleet] = {"sequential": SequentialFleet(dict(part), method)}
+    left_out = {}
+    if obstacle := vector.obstacle(method):
+        left_out["vector"] = obstacle
+    elif step_s > SLOW_STEP_S:
+        left_out["vector"] = f"a step takes {1000 * step_s:.0f} ms, most of it arithmetic"
+    else:
+        fleets["vector"] = VectorFleet(dict(part), method)
+    times = measure.round_times(fleets, method)
+    for name, fleet in fleets.items():
+        if isinstance(fleet, VectorFleet) and fleet.fallback:
+            left_out[name] = fleet.fallback
+            del times[name]
+    seconds = {name: measure.expected(each, part, store, effort) for name, each in times.items()}
+    at_best = measure.expected(times["sequential"], part, store, effort, blank.cores)
+    was_running = processes.running(blank.cores)
+    start_s = 0.0 if was_running else START_S
+    if MIN_SPEEDUP * (start_s + effort.rounds * at_best) < effort.rounds * min(seconds.values()):
+        pool = measure.round_times({"pool": PoolFleet(part)}, method)["pool"]
+        seconds["pool"] = measure.expected(pool, part, store, effort, blank.cores, blank.cores)
+    else:
+        best = min(seconds, key=seconds.__getitem__)
+        left_out["pool"] = f"with {blank.cores} processes at best as fast as {best}, including their start"
+    # only measured engines are in `seconds`: a pool's lower bound is no measurement
+    engine = min(seconds, key=lambda name: seconds[name] * (MIN_SPEEDUP if name == "vector" else 1.0))
+    if engine != "pool" and not was_running:
+        processes.end(blank.cores)
+    return replace(blank, engine=engine, seconds=seconds, left_out=left_out)
 
 
-def _shortened(client: Client) -> Client:
-    first = np.arange(min(len(client.data.train), PROBE_BATCHES * client.batch_size))
-    return replace(client, data=replace(client.data, train=client.data.train.take(first)))
-
-
-def _affordable(seconds_per_sample: float, store: ClientStore) -> int:
-    """Number of clients to calibrate the vectorised engine with; 0 if single steps are so slow that overhead does not matter."""
-    per_client = seconds_per_sample * PROBE_BATCHES * store.settings.spec.method.batch_size
-    return min(int(PROBE_S / max(per_client, 1e-9) / 2), PROBE_CLIENTS, len(store))
-
-
-def _seconds_per_sample(fleet: Fleet, method: Method, clients: Mapping[ClientId, Client]) -> float:
-    """Duration of a local update per sample; the second of two is measured."""
-    device = next(iter(clients.values())).device
-    shared = to_device(steps.start(method), device)
-    downs = {id: steps.broadcast(method, shared, id) for id in clients}
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        for _ in fleet.train(1, method.at(1), downs):
-            pass
-        seconds = time.perf_counter() - start
-    return seconds / sum(len(client.data.train) for client in clients.values())
-
-
-def _about(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def _epochs(method: Method) -> int:
+    """Passes of a local update over a client's data, some of them over features alone."""
+    return max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))
 
 
 def _pool(store: ClientStore, method: Method) -> Fleet:

@@ -1,20 +1,32 @@
-"""Temporary folders of simulated clients, removed with their owners; those of a killed process by its workers or the next `create`.
+"""Temporary folders of simulated clients, removed with their owners; those of a killed process by its cleaner or the next `create`.
 
-A living process holds a lock on a file in its folder, so a folder whose lock is free can be removed.
+The cleaner is a shell in a session of its own, so that signals to the process group do not reach it. A living process holds a lock on a
+file in its folder, so a folder whose lock is free can be removed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import os
+import secrets
 import shutil
 import tempfile
 import weakref
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import IO
 
 PREFIX, UNLOCKED_PREFIX, LOCK = "edge-fl-clients-", "edge-fl-making-", "owner.lock"
 SHARED_MEMORY = Path("/dev/shm")
+# Input: one path per line, until all writers have ended. $0: prefix of semaphores; Python's resource tracker removes them unless killed.
+CLEANER = """
+trap '' HUP INT TERM
+while IFS= read -r path; do set -- "$@" "$path"; done
+for second in 1 2 3 4 5; do rm -rf -- "$@" && break; sleep 1; done
+for path in "$0"*; do [ -e "$path" ] && sleep 1 && break; done
+rm -f -- "$0"*
+"""
 
 _locks: dict[Path, IO[str]] = {}
 
@@ -23,11 +35,13 @@ def create(parent: Path | None = None) -> Path:
     """Create a folder in `parent` (default: the system's folder for temporary files)."""
     parent = parent or Path(tempfile.gettempdir())
     remove_abandoned(parent)
-    unlocked = Path(tempfile.mkdtemp(prefix=UNLOCKED_PREFIX, dir=parent))
+    unlocked = Path(tempfile.mkdtemp(prefix=UNLOCKED_PREFIX, dir=parent.absolute()))
+    remove_at_end(unlocked)
+    remove_at_end(_locked(unlocked))
     lock = (unlocked / LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     # renamed when locked: another process must not see it without a lock
-    folder = unlocked.rename(parent / unlocked.name.replace(UNLOCKED_PREFIX, PREFIX))
+    folder = unlocked.rename(_locked(unlocked))
     _locks[folder] = lock
     return folder
 
@@ -38,6 +52,19 @@ def remove_with(owner: object, folder: Path) -> Path:
     return folder
 
 
+def remove_at_end(path: Path) -> None:
+    """Remove the absolute path when this process has ended in any way."""
+    if b"\n" not in os.fsencode(path):
+        with suppress(BrokenPipeError):  # the cleaner was killed
+            os.write(_cleaner(os.getpid()), os.fsencode(path) + b"\n")
+
+
+def semaphores() -> str:
+    """Prefix for the names of this process's semaphores; those left are removed when it has ended in any way."""
+    _cleaner(os.getpid())
+    return f"/{_prefix(os.getpid())}"
+
+
 def remove_abandoned(*parents: Path) -> None:
     """Remove the folders of killed processes in `parents` (default: the folder for temporary files and the shared memory)."""
     for parent in parents or (Path(tempfile.gettempdir()), SHARED_MEMORY):
@@ -45,6 +72,33 @@ def remove_abandoned(*parents: Path) -> None:
             with suppress(OSError), path.open() as lock:  # its owner is alive, or it belongs to another user
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove_tree(path.parent)
+
+
+@cache
+def _prefix(pid: int) -> str:
+    return f"edge-fl-{secrets.token_hex(4)}"
+
+
+@cache
+def _cleaner(pid: int) -> int:
+    """Start the cleaner of this process -> the descriptor of its input."""
+    output, input = os.pipe()
+    prefix = str(SHARED_MEMORY / f"sem.{_prefix(pid)}-")
+    to = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, output, 0), *to]
+        os.posix_spawn(
+            "/bin/sh", ["sh", "-c", CLEANER, prefix], os.environ, file_actions=actions, setsid=True
+        )
+    except OSError:  # an image without a shell
+        return os.open(os.devnull, os.O_WRONLY)
+    finally:
+        os.close(output)
+    return input
+
+
+def _locked(unlocked: Path) -> Path:
+    return unlocked.with_name(unlocked.name.replace(UNLOCKED_PREFIX, PREFIX))
 
 
 def _remove(folder: Path) -> None:

@@ -9,7 +9,6 @@ import ctypes
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from pathlib import Path
 from types import ModuleType
 
 from edge_fl_server.training.engines import folders
@@ -49,21 +49,27 @@ def pool(workers: int) -> ProcessPoolExecutor:
         _make_temporary_folder()  # before the workers, which inherit its name
         context = ForkServer()
         context.set_forkserver_preload(PRELOADED)
-        with one_thread_each():
-            _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
-            _pools[workers].submit(os.getpid).result(
-                timeout=120
-            )  # the fork server reads the environment here
+        try:
+            with one_thread_each():  # the fork server reads the environment here
+                _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
+                _pools[workers].submit(os.getpid).result(timeout=120)
+        except BaseException:  # do not use a pool whose start was interrupted
+            end(workers)
+            raise
     return _pools[workers]
 
 
 def _make_temporary_folder() -> None:
     """Make multiprocessing's temporary folder, in /tmp where the usual place is too long: a socket's path has at most 107 characters."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    config["semprefix"] = folders.semaphores()
+    if config.get("tempdir"):
+        return
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
         tempfile.tempdir = "/tmp"
     try:
-        util.get_temp_dir()
+        folders.remove_at_end(Path(util.get_temp_dir()))
     finally:
         tempfile.tempdir = before
 
@@ -81,18 +87,15 @@ def end(workers: int) -> None:
 
 
 def end_with_parent() -> None:
-    """End this child process when its parent has ended in any way, and remove the parent's temporary folders."""
+    """End this child process when its parent, or the fork server that started it, has ended in any way."""
     threading.Thread(target=_await_parent, name="edge-fl-parent", daemon=True).start()
 
 
 def _await_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent and parent.pid
-    parent.join()  # ends while the parent may still hold its locks
     with suppress(ProcessLookupError):
-        select.select([os.pidfd_open(parent.pid)], [], [])
-    folders.remove_abandoned()
-    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)  # the parent's, with the fork server's socket
+        select.select([os.pidfd_open(pid) for pid in (parent.pid, os.getppid())], [], [])
     os._exit(1)
 
 

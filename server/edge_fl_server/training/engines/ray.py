@@ -22,7 +22,7 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.engines import processes, schedule
+from edge_fl_server.training.engines import folders, processes, schedule
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.simulated import SimulatedFleet, with_epochs
@@ -33,6 +33,7 @@ QUEUED_PER_WORKER = 2  # chunks
 RETRIES = 3  # per chunk, if its worker dies
 TIMEOUT_S = 3600.0  # without a finished chunk, after which the run stops
 GPU_CHUNK = 64  # clients
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that other machines can reach
 
 Arrays = dict[str, dict[str, np.ndarray]]
 
@@ -138,7 +139,9 @@ def _connect(workers: int) -> Any:
     except ImportError as error:
         raise ConfigError("engine 'ray': not installed; pip install 'edge-fl[scale]'") from error
     if not ray.is_initialized():
-        local: dict[str, Any] = {"num_cpus": workers or processes.cores(), "_node_ip_address": "127.0.0.1"}
-        settings = {} if "RAY_ADDRESS" in os.environ else {**local, "include_dashboard": False}
+        settings: dict[str, Any] = {}
+        if "RAY_ADDRESS" not in os.environ:
+            settings = {"num_cpus": workers or processes.cores(), "_node_ip_address": LOOPBACK}
+            settings |= {"include_dashboard": False, "_temp_dir": str(folders.create())}
         ray.init(**settings, log_to_driver=False, configure_logging=False)
     return ray

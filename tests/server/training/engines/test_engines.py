@@ -29,8 +29,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore, Settings
-from edge_fl_server.training.engines import choice, processes
-from edge_fl_server.training.engines.choice import Effort
+from edge_fl_server.training.engines import processes
 from edge_fl_server.training.engines.pool import PoolFleet
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.vector import VectorFleet
@@ -246,47 +245,8 @@ def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
     assert metrics.keys() == reference("fedcrl")[1].keys()
 
 
-def test_a_short_run_is_sequential() -> None:
-    at = store("fedavg")
-    engine, why = choice.choose(at, build_method(at.settings.spec), Effort(2))
-    assert engine == "sequential" and "in all" in why
-
-
-def test_for_a_long_run_the_fastest_is_chosen_and_compared_with_the_others() -> None:
-    at, lines = store("fedavg"), list[str]()
-    fleet = choice.build("auto", at, build_method(at.settings.spec), Effort(10**6), lines.append)
-    assert len(lines) == 1 and lines[0].startswith("engine: ")
-    assert all(name in lines[0] for name in ("sequential", "pool", "vector"))
-    assert type(fleet).__name__.lower().startswith(lines[0].split()[1])
-
-
 def test_unseen_clients_do_not_train() -> None:
     at = store("fedavg")
     at = replace(at, settings=Settings(at.settings.spec, ("c0", "c2")))
     for build in (sequential, vectorised, pooled):
         assert list(build(at).clients()) == ["c0", "c2"]
-
-
-@pytest.fixture
-def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray")
-    yield ray
-    ray.shutdown()
-
-
-def test_ray_equals_the_pool_with_one_of_two_workers_killed_in_mid_round(ray: Any, tmp_path: Path) -> None:
-    from edge_fl_server.training.engines.ray import RayFleet
-
-    marker = tmp_path / "armed"
-    at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
-    expected, expected_metrics = outcome(at, pooled)
-
-    def spread(at: ClientStore) -> Fleet:
-        return RayFleet(at, build_method(at.settings.spec), workers=2)
-
-    undisturbed, metrics = outcome(at, spread)
-    marker.touch()
-    disturbed = outcome(at, spread)[0]
-    assert not marker.exists(), "no worker died"
-    assert difference(undisturbed, expected) == difference(disturbed, expected) == 0
-    assert metrics == expected_metrics

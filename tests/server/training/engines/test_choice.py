@@ -1,0 +1,155 @@
+"""Engine "auto": what is measured, how it is extrapolated, and what is chosen, recorded and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from edge_fl.config import CohortConfig, PrivacyConfig
+from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
+from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engines import choice, processes
+from edge_fl_server.training.engines.calibration import measure
+from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
+from edge_fl_server.training.engines.calibration.record import Calibration
+from tests.bench import workloads
+
+LONG = Effort(10**6)
+
+
+def store(clients: int = 8, samples: int = 400, **options: object) -> ClientStore:
+    """Tiny networks, on clients of different sizes."""
+    return ClientStore.of(workloads.heads(clients=clients, samples=samples, **options))  # type: ignore[arg-type]
+
+
+def choose(at: ClientStore, effort: Effort) -> Calibration:
+    return choice.choose(at, build_method(at.settings.spec), effort)
+
+
+@pytest.fixture
+def no_pool() -> Iterator[None]:
+    """Start and end without worker processes."""
+    processes.end(processes.cores())
+    yield
+    processes.end(processes.cores())
+
+
+def test_a_short_run_is_sequential_and_nothing_is_compared() -> None:
+    found = choose(store(), Effort(1))
+    assert found.engine == "sequential" and not found.seconds
+    assert "too short to compare engines" in str(found)
+
+
+def test_of_a_long_run_the_fastest_engine_is_built_and_the_choice_reported() -> None:
+    at, lines = store(), list[str]()
+    fleet = choice.build("auto", at, build_method(at.settings.spec), LONG, lines.append)
+    found = fleet.calibration
+    assert found and lines == [f"engine: {found}"]
+    assert found.seconds.keys() | found.left_out.keys() == {"sequential", "pool", "vector"}
+    assert found.seconds["vector"] > 0, "heads and small networks are always tried"
+    assert fleet.engine == found.engine in found.seconds
+    assert found.seconds[found.engine] <= choice.MIN_SPEEDUP * min(found.seconds.values())
+
+
+def test_the_chosen_engine_computes_with_the_calibrated_threads() -> None:
+    at = store()
+    method = build_method(at.settings.spec)
+    fleet = choice.build("auto", at, method, Effort(1), print)
+    with processes.threads(2):
+        updates = fleet.train(1, method, dict.fromkeys(fleet.clients(), steps.start(method)))
+        next(updates)
+        assert torch.get_num_threads() == 1
+        updates.close()  # type: ignore[attr-defined]
+        assert torch.get_num_threads() == 2
+
+
+def test_an_engine_that_was_chosen_before_is_not_chosen_again() -> None:
+    before = Calibration("vector", 4, 1, 0.5, seconds={"vector": 1.0})
+    at = store()
+    fleet = choice.build("auto", at, build_method(at.settings.spec), LONG, pytest.fail, before)
+    assert fleet.engine == "vector" and fleet.calibration == before
+
+
+@pytest.mark.usefixtures("no_pool")
+def test_a_pool_that_cannot_pay_for_its_start_is_neither_started_nor_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "START_S", 1e9)
+    found = choose(store(), LONG)
+    assert found.engine != "pool" and "pool" not in found.seconds
+    assert "including their start" in found.left_out["pool"]
+    assert not processes.running(processes.cores())
+
+
+@pytest.mark.usefixtures("no_pool")
+def test_a_pool_is_chosen_by_its_measurement_not_by_its_lower_bound_and_else_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choice, "START_S", -1e9)  # at best faster than anything
+    found = choose(store(clients=100, samples=500), LONG)
+    assert found.seconds["pool"] > found.seconds["vector"], "jobs of a millisecond"
+    assert found.engine != "pool"
+    assert not processes.running(processes.cores())
+
+
+def test_a_method_that_cannot_be_vectorised_is_measured_without() -> None:
+    found = choose(store(method="fedala"), LONG)
+    assert "depends on values" in found.left_out["vector"] and "vector" not in found.seconds
+
+
+def test_steps_of_much_arithmetic_are_not_vectorised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "SLOW_STEP_S", 0.0)
+    assert "most of it arithmetic" in choose(store(), LONG).left_out["vector"]
+
+
+def test_a_small_federation_is_its_own_sample() -> None:
+    at = store()
+    part = measure.sample(at, 1000)
+    assert measure.batches(part) == measure.batches(at)
+    for id in at:
+        assert np.array_equal(part[id].data.train.x, at[id].data.train.x)
+        assert np.array_equal(part[id].data.test.y, at[id].data.test.y)
+
+
+def test_of_a_large_one_some_clients_of_about_mean_size_are_the_sample() -> None:
+    at = store(clients=20, samples=2000)
+    sizes = measure.batches(at)
+    mean = sum(sizes.values()) / len(sizes)
+    part = measure.batches(measure.sample(at, 4 * mean, 2))
+    assert len(part) == 4
+    assert all(part[id] == sizes[id] for id in part)
+    assert abs(sum(part.values()) / len(part) - mean) <= 0.2 * mean
+
+
+def test_large_clients_are_shortened_and_lose_their_privacy_settings() -> None:
+    at = store(clients=4, samples=2000)
+    private = msgspec.structs.replace(at.settings.spec, privacy=PrivacyConfig(noise_multiplier=1.0, clip=1.0))
+    settings = msgspec.structs.replace(at.settings, spec=private)
+    part = measure.sample(ClientStore(settings, at.x, at.y, at.split), 10, 4)
+    assert all(2 <= size <= 4 for size in measure.batches(part).values())
+    assert part.settings.spec.privacy == PrivacyConfig()
+    assert 0 < len(part[next(iter(part))].data.test) < min(len(at[id].data.test) for id in at)
+
+
+def test_the_busiest_worker_ends_a_round() -> None:
+    assert measure.longest([3, 3, 3], 1) == 9
+    assert measure.longest([3, 3, 3], 2) == 6
+    assert measure.longest([10, 1, 1, 1], 2) == 10
+
+
+def test_a_round_is_extrapolated_by_batches_and_evaluations() -> None:
+    at = store(clients=20, samples=2000)
+    half, sizes = Effort(5, CohortConfig(participation=0.5)), measure.batches(at).values()
+    assert len(half.sizes(at)) == 10
+    assert sum(half.sizes(at)) == pytest.approx(sum(sizes) / 2, rel=0.1)
+    assert measure.expected(RoundTime(3.0, 9.0), at, at, Effort(5)) == pytest.approx(3.0)
+    alone = measure.expected(RoundTime(3.0, 9.0), at, at, Effort(5), workers=len(at))
+    assert alone == pytest.approx(3.0 * max(sizes) / sum(sizes)), "no shorter than the largest client"
+    spec = msgspec.structs.replace(at.settings.spec, evaluate_every=2)
+    often = ClientStore(msgspec.structs.replace(at.settings, spec=spec), at.x, at.y, at.split)
+    assert measure.expected(RoundTime(3.0, 1.0), at, often, Effort(5)) == pytest.approx(3.0 + 1.0)

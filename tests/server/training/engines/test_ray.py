@@ -1,0 +1,117 @@
+"""Ray: results equal to the pool's to the bit, on one node and on two, with killed workers and a lost node; nothing is left behind.
+
+`make ray` runs these tests, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_fl.config import ModelConfig
+from edge_fl.methods import build_method
+from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engines.ray import RayFleet
+from edge_fl_server.training.fleet import Fleet
+from tests.leftovers import running
+from tests.server.training.engines.test_engines import difference, outcome, pooled, store
+
+ray: Any = pytest.importorskip("ray")
+cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
+
+KILLS = 10
+NODES = [
+    {"num_cpus": 1, "node_ip_address": address, "include_dashboard": False}
+    for address in ("127.0.0.2", "127.0.0.3")
+]
+SCRIPT = """
+import numpy as np
+from edge_fl.console import progress
+from edge_fl_server.research import run
+progress.EVERY_S = 0.1
+labels = np.arange(120) % 3
+images = np.random.default_rng(0).random((120, 1, 8, 8))
+run("fedrep", images, labels, clients=4, rounds=100000, engine="ray", progress=True)
+"""
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+def spread(at: ClientStore) -> Fleet:
+    return RayFleet(at, build_method(at.settings.spec), workers=2)
+
+
+@pytest.fixture(scope="module")
+def one_node() -> Iterator[None]:
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A cluster of two nodes with one processor each, on this machine's loopback interface."""
+    ray.shutdown()
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=NODES[0])
+    try:
+        cluster.add_node(**NODES[1])
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedrep", "fedproto"])
+def test_ray_equals_the_pool_to_the_bit(name: str, one_node: None) -> None:
+    at = store(name)
+    (found, metrics), (expected, expected_metrics) = outcome(at, spread), outcome(at, pooled)
+    assert difference(found, expected) == 0
+    assert metrics == expected_metrics
+
+
+def test_workers_killed_in_mid_round_change_nothing(one_node: None, tmp_path: Path) -> None:
+    marker = tmp_path / "armed"
+    at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
+    expected, expected_metrics = outcome(at, pooled)
+    for _ in range(KILLS):
+        marker.touch()
+        found, metrics = outcome(at, spread)
+        assert not marker.exists(), "no worker died"
+        assert difference(found, expected) == 0 and metrics == expected_metrics
+
+
+def test_two_nodes_train_a_cohort_with_the_results_of_the_pool(two_nodes: Any, tmp_path: Path) -> None:
+    at = store("ditto", ModelConfig("tests.server.networks:Located", {"folder": str(tmp_path)}))
+    found, metrics = outcome(at, spread)
+    assert len(list(tmp_path.iterdir())) == 2, "one node did not train"
+    expected, expected_metrics = outcome(at, pooled)
+    assert difference(found, expected) == 0 and metrics == expected_metrics
+
+
+def test_a_lost_node_changes_nothing(two_nodes: Any, tmp_path: Path) -> None:
+    at = store("ditto", ModelConfig("tests.server.networks:Located", {"folder": str(tmp_path)}))
+    fleet = spread(at)
+
+    def build(at: ClientStore) -> Fleet:
+        return fleet
+
+    assert outcome(at, build)
+    two_nodes.remove_node(next(iter(two_nodes.worker_nodes)), allow_graceful=False)
+    expected, _ = outcome(at, pooled)
+    assert difference(outcome(at, spread)[0], expected) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with running([sys.executable, "script.py"], tmp_path) as command:
+        command.wait_for(lambda: command.says("rounds: "))
+        assert command.named("raylet") and command.named("gcs_server") and command.folders()
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
