@@ -13,7 +13,19 @@ import msgspec
 from edge_fl import heads
 from edge_fl.errors import ConnectError
 from edge_fl.files import atomic
-from tests.bench import backbone, cohort, gpu, measure, messages, plot, regret, releasing, table, training
+from tests.bench import (
+    backbone,
+    cohort,
+    gpu,
+    measure,
+    messages,
+    plot,
+    regret,
+    releasing,
+    start,
+    table,
+    training,
+)
 from tests.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
@@ -25,6 +37,7 @@ FIGURES: dict[str, Callable[[int], Figure]] = {
     "small-networks": training.small_networks,
     "regret": regret.regret,
     "regret-busy": regret.regret_busy,
+    "start": start.first_round,
     "cohorts": cohort.cohorts,
     "round-trip": messages.round_trip,
     **{f"head-{kind}": partial(releasing.head, kind) for kind in heads.HEADS if kind != "constant"},

@@ -106,8 +106,10 @@ def simulate(
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import study as studies
+    from edge_fl_server.training.engines import processes
 
     user_imports.allow()
+    processes.prepare()  # before any thread starts
     if split and (clients or beta):
         raise ConfigError("--clients, --beta: the clients are those of the --split file")
     if resume:

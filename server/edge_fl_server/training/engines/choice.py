@@ -38,7 +38,6 @@ IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in 
 SHORT_S = 2.0  # shorter runs are not calibrated
 SAMPLE_S, SAMPLE_SHARE = 0.25, 0.02  # duration of a round of the sample, and at most which share of the run
 SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
-START_S = 4.0  # start of the worker processes: import of torch
 MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
 
 Build = Callable[[ClientStore, Method], Fleet]
@@ -120,7 +119,7 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     seconds = {name: measure.expected(each, part, store, effort) for name, each in times.items()}
     at_best = measure.expected(times["sequential"], part, store, effort, blank.cores)
     was_running = processes.running(blank.cores)
-    start_s = 0.0 if was_running else START_S
+    start_s = processes.start_seconds(blank.cores)
     if MIN_SPEEDUP * (start_s + effort.rounds * at_best) < effort.rounds * min(seconds.values()):
         pool = measure.round_times({"pool": PoolFleet(part)}, method)["pool"]
         seconds["pool"] = measure.expected(pool, part, store, effort, blank.cores, blank.cores)
@@ -147,6 +146,7 @@ def _pool(store: ClientStore, method: Method) -> Fleet:
 
 def _in_process(kind: Any, store: ClientStore, method: Method) -> Fleet:
     """A fleet with its clients' personal parts in memory, or in files if they are too large."""
+    processes.keep_memory()
     clients = store if kind is RayFleet else dict(store)
     size = size_bytes(steps.start_own(method, next(iter(clients))))
     if size * len(clients) <= IN_MEMORY_BYTES:

@@ -1,25 +1,30 @@
 """Worker processes: started once, reused by later runs, ended with the program, even if the program is killed.
 
-Importing torch takes seconds, so a fork server imports it once and forks all workers, each with one thread.
+Importing torch takes seconds, so a fork server imports it once and forks all workers, each with one thread. A command that has just started
+can fork the server from itself (`prepare`); scripts and notebooks, which may have threads, start it as a new interpreter.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker, util
+from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NoReturn
 
 from edge_fl_server.training.engines import folders
 
@@ -28,6 +33,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30
 KILL_S = 5.0
+IMPORT_S, FORK_S = 4.0, 0.1  # start of the workers: with and without the import of torch
 MAX_FOLDER_BYTES = 60
 
 _pools: dict[int, ProcessPoolExecutor] = {}
@@ -41,6 +47,54 @@ def cores() -> int:
 def running(workers: int) -> bool:
     """Whether a pool of this size is already running."""
     return workers in _pools
+
+
+def start_seconds(workers: int) -> float:
+    """Expected duration of the start of a pool of this size."""
+    if running(workers):
+        return 0.0
+    return FORK_S if forkserver._forkserver._forkserver_pid else IMPORT_S  # type: ignore[attr-defined]
+
+
+def prepare() -> None:
+    """Fork the server of the workers from this process: they start at once, and share its modules in memory.
+
+    Without effect in a process with several threads: locks that another one holds would stay locked in the copy.
+    """
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid or threading.active_count() > 1 or multiprocessing.parent_process():
+        return
+    importlib.import_module(PRELOADED[0])
+    _make_temporary_folder()
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
+    address = connection.arbitrary_address("AF_UNIX")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        alive, end_of_parent = os.pipe()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the parent handles Ctrl-C
+        gc.freeze()  # the collector need not touch, and so copy, what both share
+        pid = os.fork()
+        if pid == 0:
+            _serve(listener, alive, end_of_parent)
+        gc.unfreeze()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(alive)
+    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = (
+        address,
+        end_of_parent,
+        pid,
+    )
+
+
+def _serve(listener: socket.socket, alive: int, end_of_parent: int) -> NoReturn:
+    """Run the fork server in this process until its parent ends."""
+    try:
+        os.close(end_of_parent)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        forkserver.main(listener.fileno(), alive, [])
+    finally:
+        os._exit(0)
 
 
 def pool(workers: int) -> ProcessPoolExecutor:
@@ -137,11 +191,11 @@ def _initialise() -> None:
 
     end_with_parent()
     torch.set_num_threads(1)
-    _keep_memory()
+    keep_memory()
 
 
-def _keep_memory() -> None:
-    """Keep freed memory in the process (glibc only): mapping a step's tensors anew takes a tenth of its time."""
+def keep_memory() -> None:
+    """Keep freed memory in this process (glibc only): mapping a step's tensors anew takes a tenth of its time."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
