@@ -185,7 +185,7 @@ def take_each(x: Tensor, rows: Tensor) -> Tensor:
     """`take` for each of K clients: x [K, N, ...], rows [K, S] -> [K, S, ...]."""
     starts = torch.arange(0, x.shape[0] * x.shape[1], x.shape[1], device=x.device)
     taken = x.flatten(0, 1).index_select(0, (rows + starts[:, None]).flatten())
-    return taken.unflatten(0, rows.shape)
+    return taken.reshape(*rows.shape, *x.shape[2:])
 
 
 def as_tensor(array: np.ndarray | Tensor) -> Tensor:

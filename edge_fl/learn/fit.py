@@ -30,7 +30,7 @@ Loss = Callable[[Any, Batch], Tensor]  # (params, batch) -> scalar
 
 def fit(loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser) -> P:
     """Train a copy of `params` (Params or Parts) for `epochs` over `data`, with a fresh optimiser state (docs/methods.md G8)."""
-    if isinstance(data, Stacked) and isinstance(loss, CrossEntropy) and (layers := loss.layers(params)):
+    if isinstance(data, Stacked) and isinstance(loss, CrossEntropy) and (layers := loss.layers(params)):  # type: ignore[arg-type]
         augmented = data.augment != "none" and data.x.dim() == 4
         if not augmented and stacks.supported(layers, optimiser, data.x):
             batches = partial(data.stacks, stage, epochs)
