@@ -90,13 +90,18 @@ def fedrep(turns: int) -> Figure:
 
 
 def fedcrc(turns: int) -> Figure:
-    """A3: FedCRC with five epochs, as in its paper; weights are compared after one, before rounding errors grow too large."""
+    """A3: FedCRC with five epochs, as in its paper; weights are compared after one, before rounding errors grow too large.
+
+    They grow by a factor of a thousand even so: the plain loop from weights moved by one unit in the last place ends 4e-4 away.
+    """
 
     def opponent(study: Study, epochs: int) -> PlainLoop:
         return PlainLoop(ClientStore.of(study), plain.fedcrc(epochs), lambda model: model.base)
 
     short, study = workloads.work_a("fedcrc"), workloads.work_a("fedcrc", epochs=5)
-    figure = Figure("A3 FedCRC", "FedCRC, 5 epochs, heads on features computed once", 4.0, ours="pool")
+    figure = Figure(
+        "A3 FedCRC", "FedCRC, 5 epochs, heads on features computed once", 4.0, ours="pool", tolerance=1e-4
+    )
     figure = compared(figure, study, opponent(study, 5), fewer(turns))
     return msgspec.structs.replace(figure, difference=difference(Round(short, "pool"), opponent(short, 1)))
 
