@@ -6,6 +6,7 @@ this repository.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from edge_fl.errors import InputError
 from edge_fl_server.training.study import Study
 
 DATASET = "MNIST"
+DEADLINE_S = 1800.0
 TIME = re.compile(r"time cost -+ ([0-9.eE+-]+)$", re.MULTILINE)
 ACCURACY = re.compile(r"Averaged Test Accuracy: ([0-9.]+)")
 
@@ -47,9 +49,17 @@ def train(checkout: Path, study: Study, device: str, rounds: int, evaluate_every
             *("-nc", str(len(study.split.clients))),
             *("-eg", str(evaluate_every)),
             *("-dev", device),
+            *("-did", os.environ.get("CUDA_VISIBLE_DEVICES", "0")),
         ]
         command = [sys.executable, str(main), *quick_start, *settings]
-        child = subprocess.run(command, cwd=folder / "system", capture_output=True, text=True, check=False)
+        child = subprocess.run(
+            command,
+            cwd=folder / "system",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
     seconds, accuracies = TIME.findall(child.stdout), ACCURACY.findall(child.stdout)
     if child.returncode or len(seconds) != rounds or not accuracies:
         raise InputError(f"{main}: no {rounds} rounds: {(child.stderr or child.stdout).strip()[-300:]}")

@@ -18,7 +18,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl_server.training.study import Study
 from tests.bench import workloads
 from tests.bench.accelerator import federation, pfllib
-from tests.bench.accelerator.scale import Scale
+from tests.bench.accelerator.scale import Scale, forget_peak, peak_mb
 from tests.bench.figures import Figure
 from tests.bench.measure import Times
 
@@ -52,6 +52,7 @@ def figures(turns: int, at: Scale, checkout: Path | None) -> Iterator[Figure]:
     ours: list[list[federation.Timed]] = []
     theirs: list[pfllib.Output] = []
     for _ in range(turns):
+        forget_peak(at.device)
         if checkout:
             theirs.append(pfllib.train(checkout, federated, at.device, ROUNDS, EVALUATE_EVERY))
         ours.append(list(federation.timed(federated, at.device)))
@@ -61,6 +62,7 @@ def figures(turns: int, at: Scale, checkout: Path | None) -> Iterator[Figure]:
         "images": federated.dataset.name,
         "for training": float(rows),
         "largest client": float(longest),
+        "peak MB": peak_mb(at.device),
         "without evaluation, s": ours_trained.median,
         f"accuracy after {TRAINED} rounds": [round.accuracy for round in ours[0]][TRAINED - 1] or 0.0,
     }

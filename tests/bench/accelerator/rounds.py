@@ -51,13 +51,12 @@ def compared(name: str, target: float, study: Study, turns: int, at: Scale) -> F
     del opponent
     forget_peak(at.device)
     once = Round(study, "vector", at.device)
-    once()
-    peak = peak_mb(at.device)
-    return msgspec.structs.replace(figure, notes={"peak MB": peak, **operations(once, at)})
+    notes = operations(once, at)
+    return msgspec.structs.replace(figure, notes={"peak MB": peak_mb(at.device), **notes})
 
 
 def operations(once: Round, at: Scale) -> dict[str, float | str]:
-    """The most expensive operations of a round, by their share of its time on the device."""
+    """The most expensive operations of a second round, by their share of its time on the device."""
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if at.real else [])]
     once()
     with profile(activities=kinds) as seen:

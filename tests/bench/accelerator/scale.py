@@ -24,7 +24,7 @@ class Scale:
     backend: str  # of torch.compile
     start: tuple[int, int]  # quick start: clients, images
     published: tuple[int, int, int, int]  # BlazeFL: clients, images of a client for training, rounds, epochs
-    deep: tuple[str, ...]  # A6, apart from the workloads with a target
+    deep: tuple[str, ...]  # A6: work A with deeper networks
     models: tuple[str, ...]  # single steps, limits, memory
     crowd: tuple[int, ...]  # memory: clients, for each of `models`
     gemm: int  # limits: side of the matrices
@@ -54,7 +54,7 @@ FULL = Scale(
 TINY = Scale(
     device="cpu",
     clients=2,
-    samples=32,
+    samples=16,
     many=3,
     steps=1,
     backend="eager",
