@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_fl.data import datasets
-from edge_fl.data.samples import Dataset
+from edge_fl.data.samples import Dataset, Samples
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import to_device
 from edge_fl.methods import build_method
@@ -50,7 +50,8 @@ def images(name: str, count: int, input: InputSpec) -> Dataset:
     if not (folder / f"{name}.npz").is_file():
         return workloads.images(count, input)
     dataset = datasets.DATASETS[name](folder)
-    return Dataset(name, dataset.samples.take(slice(count)), dataset.classes)
+    first = Samples(dataset.samples.x[:count], dataset.samples.y[:count])
+    return Dataset(name, first, dataset.classes)
 
 
 def _accuracy(study: Study, metrics: Reports) -> float:

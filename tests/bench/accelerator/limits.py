@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -151,7 +150,7 @@ def launches(step: StackedStep, at: Scale) -> int:
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         step()
         settle(at.device)
-    return sum(event.count for event in seen.key_averages() if event.device_type == DeviceType.CUDA)
+    return sum(event.count for event in seen.key_averages() if event.device_type.name == "CUDA")
 
 
 @contextmanager
