@@ -80,8 +80,9 @@ bench: venv ## benchmark of this machine, in under ten minutes; results in runs/
 bench-full: venv ## the same with more turns per figure
 	$(BIN)/python -m tests.bench --full $(ARGS)
 
-bench-gpu: venv ## benchmark of the vectorised engine on this machine's GPU
-	$(BIN)/python -m tests.bench --gpu $(ARGS)
+bench-gpu: venv ## benchmark on this machine's GPU, also against PFLlib with PFLLIB=DIR (a checkout); tiny without a GPU
+	test -z '$(PFLLIB)' || $(BIN)/pip install --quiet -c constraints.txt calmsize cvxpy h5py
+	$(BIN)/python -m tests.bench --gpu --pfllib '$(PFLLIB)' $(ARGS)
 
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)

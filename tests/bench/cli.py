@@ -13,19 +13,9 @@ import msgspec
 from edge_fl import heads
 from edge_fl.errors import ConnectError
 from edge_fl.files import atomic
-from tests.bench import (
-    backbone,
-    cohort,
-    gpu,
-    measure,
-    messages,
-    plot,
-    regret,
-    releasing,
-    start,
-    table,
-    training,
-)
+from tests.bench import backbone, cohort, measure, messages, plot, regret, releasing, start, table, training
+from tests.bench.accelerator import items
+from tests.bench.accelerator.scale import TINY, scale
 from tests.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
@@ -50,41 +40,50 @@ FULL: dict[str, Callable[[int], Figure]] = {
     "release-mobilenet": partial(releasing.released, "mobilenet"),
 }
 TURNS, FULL_TURNS = 2, 9
-NO_GPU = "no GPU: everything runs on the CPU at tiny sizes, as a test of the benchmark; the figures have no meaning"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the given figures (default: all)."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("figures", nargs="*", help=f"some of {', '.join((*FIGURES, *FULL))}; default: all")
+    parser.add_argument(
+        "figures",
+        nargs="*",
+        help=f"some of {', '.join((*FIGURES, *FULL))}, or with --gpu {', '.join(items.ITEMS)}; default: all",
+    )
     parser.add_argument(
         "--full",
         action="store_true",
         help=f"{FULL_TURNS} turns instead of {TURNS}, and also {', '.join(FULL)}",
     )
     parser.add_argument("--gpu", action="store_true", help="only the figures for a GPU")
+    parser.add_argument("--pfllib", default="", help="with --gpu: checkout of PFLlib to compare with")
     parser.add_argument("--turns", type=int, default=0, help="number of measurements of each side")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="folder of the report")
     options = parser.parse_args(arguments)
-    known = {**FIGURES, **FULL}
+    known = items.ITEMS if options.gpu else {**FIGURES, **FULL}
     if unknown := [name for name in options.figures if name not in known]:
         parser.error(f"unknown figure {unknown[0]!r}, expected {', '.join(known)}")
-    turns = options.turns or (FULL_TURNS if options.full else TURNS)
-    at = gpu.scale() if options.gpu else gpu.TINY
-    if options.gpu and not at.real:
-        print(NO_GPU)
-    load = os.getloadavg()[0]
-    names = options.figures or (known if options.full else FIGURES)
-    results = (
-        gpu.figures(turns, at) if options.gpu else measured({name: known[name] for name in names}, turns)
-    )
+    at = scale() if options.gpu else TINY
+    remark = items.NO_GPU if options.gpu and not at.real else ""
+    turns = options.turns or (FULL_TURNS if options.full else 1 if remark else TURNS)
+    names = options.figures or (known if options.full or options.gpu else FIGURES)
+    load, failed = os.getloadavg()[0], list[str]()
+    if options.gpu:
+        checkout = Path(options.pfllib) if options.pfllib else None
+        results = items.figures(names, turns, at, checkout, failed)
+    else:
+        results = measured({name: {**FIGURES, **FULL}[name] for name in names}, turns)
+    if remark:
+        print(remark)
     figures = list(_printed(results))
     peak = measure.gemm_peak(measure.take_turns({"": measure.products(at.device)}, turns)[""])
-    report = Report(measure.machine(load, peak, at.device), figures)
+    report = Report(measure.machine(load, peak, at.device), figures, remark)
     print()
     print(table.render(report))
     save(report, options.out)
     print(f"\nreport: {options.out}")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def save(report: Report, folder: Path) -> None:

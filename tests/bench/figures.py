@@ -12,7 +12,7 @@ PLAIN = "plain"
 
 
 class Figure(Struct, frozen=True):
-    """One line of the report: the speedup of the side `ours` over `sides[PLAIN]`, or another `value` with its `unit`.
+    """One line of the report: the speedup of the side `ours` over the side `theirs`, or another `value` with its `unit`.
 
     `difference` is the largest difference between the two sides' weights (or accuracies); above `tolerance` the figure is not comparable.
     `peak` is the share of the machine's GEMM peak that `ours` reached. `notes` holds further measurements.
@@ -25,6 +25,7 @@ class Figure(Struct, frozen=True):
     at_most: bool = False  # the target is an upper limit
     sides: dict[str, Times] = {}
     ours: str = ""
+    theirs: str = PLAIN
     value: float | None = None
     difference: float | None = None
     tolerance: float = 1e-5
@@ -41,7 +42,7 @@ class Figure(Struct, frozen=True):
         """Speedup in each turn; a disturbance longer than a turn affects both sides."""
         if self.value is not None:
             return []
-        pairs = zip(self.sides[PLAIN].clock, self.sides[self.ours].clock, strict=True)
+        pairs = zip(self.sides[self.theirs].clock, self.sides[self.ours].clock, strict=True)
         return [plain / ours for plain, ours in pairs]
 
     @property
@@ -60,7 +61,8 @@ class Figure(Struct, frozen=True):
 
 
 class Report(Struct, frozen=True):
-    """All figures of a run, and the machine."""
+    """All figures of a run, the machine, and a remark on the whole run, if any."""
 
     machine: Machine
     figures: list[Figure]
+    remark: str = ""

@@ -1,4 +1,4 @@
-"""Networks used only by the benchmark: pixels as features, or one hidden layer."""
+"""Networks used only by the benchmark: pixels as features, one hidden layer, and the small network of BlazeFL's benchmark."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ class Pixels(Chain):
 
     def layers(self) -> Sequence[nn.Module]:
         return self.flatten, self.layer
+
+
+class Small(Chain):
+    """The network of PyTorch's CIFAR-10 tutorial: two convolutions and two linear layers (62,006 parameters with a head of ten classes)."""
+
+    def __init__(self, input: InputSpec) -> None:
+        super().__init__()
+        across, down = (((side - 4) // 2 - 4) // 2 for side in (input.width, input.height))
+        self.first = nn.Sequential(nn.Conv2d(input.channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2))
+        self.second = nn.Sequential(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2))
+        self.flatten = nn.Flatten()
+        self.third = nn.Sequential(nn.Linear(16 * across * down, 120), nn.ReLU())
+        self.fourth = nn.Sequential(nn.Linear(120, 84), nn.ReLU())
+        self.feature_dim = 84
+
+    def layers(self) -> Sequence[nn.Module]:
+        return self.first, self.second, self.flatten, self.third, self.fourth

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edge_fl.console.tables import Table, aligned_lines
-from tests.bench.figures import PLAIN, Figure, Report
+from tests.bench.figures import Figure, Report
 from tests.bench.measure import Machine
 
 COLUMNS = ("", "figure", "result", "target", "", "of each turn", "seconds", "difference", "of peak")
@@ -14,7 +14,7 @@ COLUMNS = ("", "figure", "result", "target", "", "of each turn", "seconds", "dif
 def render(report: Report) -> str:
     """Format the whole report."""
     headings, *rows = aligned_lines(Table(COLUMNS, [row(figure) for figure in report.figures]))
-    lines = [heading(report.machine), "", headings]
+    lines = [heading(report.machine), *([report.remark] if report.remark else []), "", headings]
     for figure, line in zip(report.figures, rows, strict=True):
         lines += [line, *(f"    {text}" for text in remarks(figure))]
     return "\n".join(lines)
@@ -49,14 +49,14 @@ def row(figure: Figure) -> tuple[str, ...]:
 
 def remarks(figure: Figure) -> Iterator[str]:
     """The other sides and the notes of a figure."""
-    if others := [name for name in figure.sides if name not in (PLAIN, figure.ours)]:
+    if others := [name for name in figure.sides if name not in (figure.theirs, figure.ours)]:
         yield "; ".join(f"{name} {figure.sides[name].median:.3g} s" for name in others)
     if figure.notes:
         yield "; ".join(f"{name}: {_number(value)}" for name, value in figure.notes.items())
 
 
 def _seconds(figure: Figure) -> str:
-    sides = [figure.sides[name] for name in (PLAIN, figure.ours) if name in figure.sides]
+    sides = [figure.sides[name] for name in (figure.theirs, figure.ours) if name in figure.sides]
     return " / ".join(f"{side.median:.3g}" for side in sides)
 
 

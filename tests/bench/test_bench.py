@@ -16,7 +16,6 @@ from tests.bench import (
     backbone,
     cli,
     cohort,
-    gpu,
     messages,
     plain,
     plot,
@@ -162,16 +161,6 @@ def test_a_cohorts_memory_is_measured_in_its_own_process() -> None:
     found = cohort.cohorts(1, sizes=(2,))
     assert found.at_most and 0.1 < found.found < 2.0
     assert float(found.notes["s at 2"]) > 0
-
-
-def test_without_a_gpu_the_gpu_figures_run_and_have_no_target() -> None:
-    at = gpu.TINY
-    name, (target, study) = next(iter(gpu.federations(at).items()))
-    found = gpu.rounds(name, 0.0, study(), 1, at)
-    assert target and found.comparable and found.verdict == ""
-    assert len(found.notes) == gpu.SHOWN, "the profile"
-    step = gpu.steps("cnn2", 1, at)
-    assert step.sides.keys() == {"plain", "stacked", "compiled"} and not step.notes
 
 
 @pytest.mark.broker

@@ -96,7 +96,7 @@ def heads(
     return study(model, InputSpec((1, 28, 28)), samples, data, method_config(method, epochs, options))
 
 
-def many(clients: int, method: str = "fedavg") -> Study:
-    """Work A's network on `clients` clients with six images each."""
+def many(clients: int, method: str = "fedavg", model: str = "cnn2") -> Study:
+    """Work A's network, or another `model`, on `clients` clients with six images each."""
     data = DataConfig(clients=clients, partition="iid", beta=0.1)
-    return study(ModelConfig("cnn2"), InputSpec((3, 32, 32)), 6 * clients, data, method_config(method))
+    return study(ModelConfig(model), InputSpec((3, 32, 32)), 6 * clients, data, method_config(method))
