@@ -27,8 +27,10 @@ LEAST_TURNS = 5
 HOPELESS = 2.0  # times the fastest engine's first round, above which an engine is not measured again
 BUSY = "while True: pass"
 
+Grid = Mapping[str, Callable[[], Study]]
 
-def grid() -> dict[str, Callable[[], Study]]:
+
+def grid() -> Grid:
     """The workloads by name, small enough for rounds below a second."""
     a, heads = partial(workloads.work_a, samples=1000), workloads.heads
     linear = partial(heads, method="fedrep", epochs=0, head_epochs=1)
@@ -50,27 +52,28 @@ def grid() -> dict[str, Callable[[], Study]]:
 
 def regret(turns: int) -> Figure:
     """The worst regret, with the measurements of every workload as notes."""
-    return _figure("regret", "chosen engine / fastest, worst of the grid", turns)
+    return measured("regret", "chosen engine / fastest, worst of the grid", turns, grid())
 
 
 def regret_busy(turns: int) -> Figure:
     """The same with one core kept busy by another process."""
     with busy_core():
-        return _figure("regret busy", "the same beside a busy process", turns)
+        return measured("regret busy", "the same next to a busy process", turns, grid())
 
 
 @contextmanager
-def busy_core() -> Iterator[None]:
+def busy_core() -> Iterator[subprocess.Popen[bytes]]:
     """Keep one core busy by a process of its own."""
     with subprocess.Popen([sys.executable, "-c", BUSY]) as process:
         try:
-            yield
+            yield process
         finally:
             process.kill()
 
 
-def _figure(id: str, what: str, turns: int) -> Figure:
-    found = {name: regret_of(study(), turns) for name, study in grid().items()}
+def measured(id: str, what: str, turns: int, grid: Grid) -> Figure:
+    """The figure of the worst regret."""
+    found = {name: regret_of(study(), turns) for name, study in grid.items()}
     worst = max(found, key=lambda name: found[name][0])
     notes = {"worst": worst, **{name: text for name, (_, text) in found.items()}}
     return Figure(id, what, TARGET, at_most=True, value=found[worst][0], notes={**notes})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from tests.bench import (
     messages,
     plain,
     plot,
+    regret,
     releasing,
     table,
     training,
@@ -150,6 +152,20 @@ def test_memory_counts_a_process_and_its_children() -> None:
         process.stdout.readline()
         assert 50e6 < tree_bytes(process.pid) < 150e6
         process.communicate(b"\n", timeout=20)
+
+
+def test_the_regret_is_that_of_the_worst_workload() -> None:
+    tiny = {str(clients): partial(workloads.heads, clients=clients, samples=60) for clients in (2, 3)}
+    found = regret.measured("regret", "tiny", 1, tiny)
+    assert found.found >= 1 and found.at_most
+    assert found.notes.keys() == {"worst", "2", "3"}
+    assert f"{found.found:.2f} (" in str(found.notes[str(found.notes["worst"])])
+
+
+def test_the_busy_process_ends_with_its_block() -> None:
+    with regret.busy_core() as process:
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 def test_the_peak_is_that_of_the_fastest_products() -> None:

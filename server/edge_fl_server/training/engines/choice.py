@@ -36,7 +36,7 @@ from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
 
 IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
 SHORT_S = 2.0  # shorter runs are not calibrated
-SAMPLE_S, SAMPLE_SHARE = 0.25, 0.02  # duration of a round of the sample, and at most which share of the run
+SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
 SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
 MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
 
@@ -97,12 +97,12 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     one = measure.sample(store, measure.LEAST_BATCHES)
     method = build_method(one.settings.spec)
     alone = measure.round_times({"": SequentialFleet(dict(one), method)}, method, repeats=1)[""]
-    step_s = alone.train / sum(measure.batches(one).values()) / _epochs(method)
+    batch_s = alone.train / sum(measure.batches(one).values())
+    step_s = batch_s / _epochs(method)
     in_all_s = effort.rounds * measure.expected(alone, one, store, effort)
     if in_all_s < SHORT_S:
         return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
-    share = min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / alone.train
-    part = measure.sample(store, share * sum(measure.batches(one).values()), 2 * blank.cores)
+    part = measure.sample(store, min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / batch_s, blank.cores)
     fleets: dict[str, Fleet] = {"sequential": SequentialFleet(dict(part), method)}
     left_out = {}
     if obstacle := vector.obstacle(method):
