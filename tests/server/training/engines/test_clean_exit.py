@@ -198,7 +198,7 @@ class Notebook(Traces):
         self.client.wait_for_ready(timeout=START_S)
 
     def execute(self, code: str) -> None:
-        self.client.execute(code)
+        self.client.execute(code, stop_on_error=False)  # a failure does not cancel the next request
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool]) -> None:
         """Wait for an output with this content."""
