@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import shutil
 import tempfile
 import weakref
@@ -19,13 +18,20 @@ from typing import IO
 
 PREFIX, UNLOCKED_PREFIX, LOCK = "edge-fl-clients-", "edge-fl-making-", "owner.lock"
 SHARED_MEMORY = Path("/dev/shm")
-# Input: one path per line, until all writers have ended. $0: prefix of semaphores; Python's resource tracker removes them unless killed.
+# Input: one path per line, until all writers have ended. Semaphores are files that Python's resource tracker removes, unless it was killed.
 CLEANER = """
 trap '' HUP INT TERM
 while IFS= read -r path; do set -- "$@" "$path"; done
-for second in 1 2 3 4 5; do rm -rf -- "$@" && break; sleep 1; done
-for path in "$0"*; do [ -e "$path" ] && sleep 1 && break; done
-rm -f -- "$0"*
+for try in 1 2 3 4 5; do
+  left=
+  for path; do
+    [ -d "$path" ] && rm -rf -- "$path"
+    [ -e "$path" ] && left=1
+  done
+  [ "$left" ] || exit
+  sleep 0.5
+done
+rm -f -- "$@"
 """
 
 _locks: dict[Path, IO[str]] = {}
@@ -59,12 +65,6 @@ def remove_at_end(path: Path) -> None:
             os.write(_cleaner(os.getpid()), os.fsencode(path) + b"\n")
 
 
-def semaphores() -> str:
-    """Prefix for the names of this process's semaphores; those left are removed when it has ended in any way."""
-    _cleaner(os.getpid())
-    return f"/{_prefix(os.getpid())}"
-
-
 def remove_abandoned(*parents: Path) -> None:
     """Remove the folders of killed processes in `parents` (default: the folder for temporary files and the shared memory)."""
     for parent in parents or (Path(tempfile.gettempdir()), SHARED_MEMORY):
@@ -75,21 +75,13 @@ def remove_abandoned(*parents: Path) -> None:
 
 
 @cache
-def _prefix(pid: int) -> str:
-    return f"edge-fl-{secrets.token_hex(4)}"
-
-
-@cache
 def _cleaner(pid: int) -> int:
     """Start the cleaner of this process -> the descriptor of its input."""
     output, input = os.pipe()
-    prefix = str(SHARED_MEMORY / f"sem.{_prefix(pid)}-")
     to = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_WRONLY, 0) for number in (1, 2)]
     try:
         actions = [(os.POSIX_SPAWN_DUP2, output, 0), *to]
-        os.posix_spawn(
-            "/bin/sh", ["sh", "-c", CLEANER, prefix], os.environ, file_actions=actions, setsid=True
-        )
+        os.posix_spawn("/bin/sh", ["sh", "-c", CLEANER], os.environ, file_actions=actions, setsid=True)
     except OSError:  # an image without a shell
         return os.open(os.devnull, os.O_WRONLY)
     finally:

@@ -22,9 +22,10 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
+from multiprocessing.synchronize import BoundedSemaphore, Lock, SemLock
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from edge_fl_server.training.engines import folders
 
@@ -35,6 +36,8 @@ KEPT_BYTES = 1 << 30
 KILL_S = 5.0
 IMPORT_S, FORK_S = 4.0, 0.1  # start of the workers: with and without the import of torch
 MAX_FOLDER_BYTES = 60
+
+S = TypeVar("S", bound=SemLock)
 
 _pools: dict[int, ProcessPoolExecutor] = {}
 
@@ -115,9 +118,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 def _make_temporary_folder() -> None:
     """Make multiprocessing's temporary folder, in /tmp where the usual place is too long: a socket's path has at most 107 characters."""
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    config["semprefix"] = folders.semaphores()
-    if config.get("tempdir"):
+    if multiprocessing.current_process()._config.get("tempdir"):  # type: ignore[attr-defined]
         return
     before = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > MAX_FOLDER_BYTES:
@@ -174,15 +175,27 @@ class _SpawnedWorker(_Detached, SpawnProcess): ...
 
 
 class ForkServer(ForkServerContext):
-    """Processes forked from a server process."""
+    """Processes forked from a server process. The semaphores are removed when this process has ended in any way."""
 
     Process = _ForkServerWorker
+
+    def Lock(self) -> Lock:  # noqa: N802
+        return _removed_at_end(super().Lock())
+
+    def BoundedSemaphore(self, value: int = 1) -> BoundedSemaphore:  # noqa: N802
+        return _removed_at_end(super().BoundedSemaphore(value))
 
 
 class Spawn(SpawnContext):
     """Processes that start as new interpreters."""
 
     Process = _SpawnedWorker
+
+
+def _removed_at_end(semaphore: S) -> S:
+    name = semaphore._semlock.name  # type: ignore[attr-defined]
+    folders.remove_at_end(folders.SHARED_MEMORY / name.replace("/", "sem."))
+    return semaphore
 
 
 def _initialise() -> None:
