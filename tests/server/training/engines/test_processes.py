@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 POOL = """
 import os
 from multiprocessing import util
@@ -27,3 +29,30 @@ def test_a_long_name_of_the_temporary_folder_does_not_matter(tmp_path: Path) -> 
     done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not Path(done.stdout.strip()).exists() and not list(long.iterdir())
+
+
+PREPARED = """
+import multiprocessing, os, sys, threading
+from multiprocessing import forkserver
+from edge_fl_server.training.engines import processes
+
+if sys.argv[1] == "thread":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+processes.prepare()
+server = forkserver._forkserver._forkserver_pid
+forked = server is not None and os.readlink(f"/proc/{server}/exe") == os.readlink("/proc/self/exe")
+print("forked" if forked else "not forked", processes.start_seconds(2))
+pool = processes.pool(2)
+print(pool.submit(os.getppid).result(60) == forkserver._forkserver._forkserver_pid)
+print(pool.submit(sum, [1, 2]).result(60))
+print(sorted(map(int, pool.map(abs, [-1, -2, -3]))))
+"""
+
+
+@pytest.mark.parametrize(("threads", "first"), [("alone", "forked 0.1"), ("thread", "not forked 4.0")])
+def test_workers_are_forked_from_a_process_without_other_threads(threads: str, first: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", PREPARED, threads], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert found.stdout.split("\n")[:4] == [first, "True", "3", "[1, 2, 3]"], found.stderr
+    assert not found.stderr
