@@ -79,7 +79,7 @@ def test_an_engine_that_was_chosen_before_is_not_chosen_again() -> None:
 def test_a_pool_that_cannot_pay_for_its_start_is_neither_started_nor_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choice, "START_S", 1e9)
+    monkeypatch.setattr(processes, "start_seconds", lambda workers: 1e9)
     found = choose(store(), LONG)
     assert found.engine != "pool" and "pool" not in found.seconds
     assert "including their start" in found.left_out["pool"]
@@ -90,7 +90,7 @@ def test_a_pool_that_cannot_pay_for_its_start_is_neither_started_nor_chosen(
 def test_a_pool_is_chosen_by_its_measurement_not_by_its_lower_bound_and_else_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choice, "START_S", -1e9)  # at best faster than anything
+    monkeypatch.setattr(processes, "start_seconds", lambda workers: -1e9)  # at best faster than anything
     found = choose(store(clients=100, samples=500), LONG)
     assert found.seconds["pool"] > found.seconds["vector"], "jobs of a millisecond"
     assert found.engine != "pool"
