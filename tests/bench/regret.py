@@ -23,8 +23,8 @@ from tests.bench.training import Round
 TARGET = 1.15
 ROUNDS = 1000  # of a run, so that the start of the pool does not matter
 ENGINES = ("sequential", "vector", "pool")
-LEAST_TURNS = 5
-HOPELESS = 2.0  # times the fastest engine's first round, above which an engine is not measured again
+LEAST_TURNS = 3
+HOPELESS = 1.5  # times the fastest engine's first round, above which an engine is not measured again
 BUSY = "while True: pass"
 
 Grid = Mapping[str, Callable[[], Study]]
@@ -44,7 +44,7 @@ def grid() -> Grid:
         "10 linear heads": lambda: linear(clients=10, samples=730),
         "3 large clients": lambda: a(clients=3),
         "60 tiny clients": lambda: workloads.many(60),
-        "ResNet-18, 4 clients": lambda: a(clients=4, samples=80, model="resnet18"),
+        "ResNet-18, 2 clients": lambda: a(clients=2, samples=30, model="resnet18"),
         "bf16": lambda: a(precision="bf16"),
         "batch norm, 1 client": lambda: a(clients=1, samples=400, model="cnn2-bn"),
     }
