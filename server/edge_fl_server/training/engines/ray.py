@@ -143,5 +143,9 @@ def _connect(workers: int) -> Any:
         if "RAY_ADDRESS" not in os.environ:
             settings = {"num_cpus": workers or processes.cores(), "_node_ip_address": LOOPBACK}
             settings |= {"include_dashboard": False, "_temp_dir": str(folders.create())}
-        ray.init(**settings, log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(**settings, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # as Ray raises it
+            ray.shutdown()
+            raise RunError(f"engine 'ray': no cluster; {error}") from error
     return ray

@@ -43,6 +43,16 @@ run("fedrep", images, labels, clients=4, rounds=100000, engine="ray", progress=T
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with running([sys.executable, "script.py"], tmp_path) as command:
+        command.wait_for(lambda: command.says("rounds: "))
+        assert command.named("raylet") and command.named("gcs_server") and command.folders()
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared())
+
+
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Any]:
     """A cluster of two nodes with one processor each, on this machine's loopback interface."""
@@ -84,13 +94,3 @@ def test_a_worker_killed_in_mid_round_changes_nothing(time: int, two_nodes: Any,
     found, metrics = outcome(at, spread)
     assert not marker.exists(), "no worker died"
     assert difference(found, expected) == 0 and metrics == expected_metrics
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    with running([sys.executable, "script.py"], tmp_path) as command:
-        command.wait_for(lambda: command.says("rounds: "))
-        assert command.named("raylet") and command.named("gcs_server") and command.folders()
-        os.kill(command.process.pid, number)
-        command.require_clean_end(command.shared())
