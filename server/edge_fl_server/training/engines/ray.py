@@ -2,7 +2,7 @@
 
 A worker trains client by client on a CPU, a chunk at a time on a GPU (`work`). The images are put into Ray's store once; personal parts
 stay here and are sent with the work; Ray repeats the work of a dead worker. Without a cluster's address in RAY_ADDRESS, one is started on
-this machine, on loopback.
+this machine; its processes address each other over loopback.
 """
 
 from __future__ import annotations
