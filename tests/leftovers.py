@@ -150,6 +150,10 @@ def command_of(pid: int) -> str:
     return str(pid)
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def _unignore_interrupts() -> None:
     """Undo that a shell lets its background jobs, such as a CI script, ignore SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

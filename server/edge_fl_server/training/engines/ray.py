@@ -2,7 +2,7 @@
 
 A worker trains client by client on a CPU, a chunk at a time on a GPU (`work`). The images are put into Ray's store once; personal parts
 stay here and are sent with the work; Ray repeats the work of a dead worker. Without a cluster's address in RAY_ADDRESS, one is started on
-this machine, on loopback.
+this machine; its processes address each other over loopback.
 """
 
 from __future__ import annotations
@@ -143,5 +143,9 @@ def _connect(workers: int) -> Any:
         if "RAY_ADDRESS" not in os.environ:
             settings = {"num_cpus": workers or processes.cores(), "_node_ip_address": LOOPBACK}
             settings |= {"include_dashboard": False, "_temp_dir": str(folders.create())}
-        ray.init(**settings, log_to_driver=False, configure_logging=False)
+        try:
+            ray.init(**settings, log_to_driver=False, configure_logging=False)
+        except Exception as error:  # as Ray raises it
+            ray.shutdown()
+            raise RunError(f"engine 'ray': no cluster; {error}") from error
     return ray

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from edge_fl_server.training.engines import folders
-from tests.leftovers import START_S, Command, Traces, edge_fl, running
+from tests.leftovers import START_S, Command, Traces, edge_fl, parent_of, running
 
 SCRIPT = """
 import signal
@@ -173,9 +173,8 @@ def test_an_end_during_the_start_of_the_pool_leaves_nothing(
 def test_a_killed_fork_server_is_replaced(tmp_path: Path) -> None:
     with script_running(tmp_path) as command:
         command.wait_for(lambda: command.says("rounds: "))
-        before = command.named(FORK_SERVER)
-        for pid in before:
-            os.kill(pid, signal.SIGKILL)
+        before = command.named(FORK_SERVER)  # with its workers
+        os.kill(next(pid for pid in before if parent_of(pid) == command.process.pid), signal.SIGKILL)
         command.wait_for(lambda: not set(before) & set(command.pids()))
         lines = command.output().count("rounds: ")
         command.wait_for(lambda: command.output().count("rounds: ") > lines + 2)

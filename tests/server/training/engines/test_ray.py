@@ -26,6 +26,7 @@ ray: Any = pytest.importorskip("ray")
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 
 KILLS = 10
+AGENTS_S = 60.0  # Ray's agents notice the end of a killed node with a delay
 NODES = [
     {"num_cpus": 1, "node_ip_address": address, "include_dashboard": False}
     for address in ("127.0.0.2", "127.0.0.3")
@@ -41,6 +42,16 @@ run("fedrep", images, labels, clients=4, rounds=100000, engine="ray", progress=T
 """
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with running([sys.executable, "script.py"], tmp_path) as command:
+        command.wait_for(lambda: command.says("rounds: "))
+        assert command.named("raylet") and command.named("gcs_server") and command.folders()
+        os.kill(command.process.pid, number)
+        command.require_clean_end(command.shared(), AGENTS_S)
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +95,3 @@ def test_a_worker_killed_in_mid_round_changes_nothing(time: int, two_nodes: Any,
     found, metrics = outcome(at, spread)
     assert not marker.exists(), "no worker died"
     assert difference(found, expected) == 0 and metrics == expected_metrics
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    with running([sys.executable, "script.py"], tmp_path) as command:
-        command.wait_for(lambda: command.says("rounds: "))
-        assert command.named("raylet") and command.named("gcs_server") and command.folders()
-        os.kill(command.process.pid, number)
-        command.require_clean_end(command.shared())
