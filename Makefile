@@ -6,6 +6,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Flower for one test: its dependencies conflict with constraints.txt.
 FLOWER := .venv-flower
+# Other simulators for bench-peers. They use the packages of .venv, torch above all, except where their own requirements conflict.
+PEERS  := .venvs
+PFLLIB ?=
+SITE   := import sysconfig; print(sysconfig.get_path("purelib"))
 # The first supported Python on the path; choose another with `make venv PYTHON=/path/to/python3.12`.
 RIGHT  := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -15,7 +19,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu study dossier clean
+.PHONY: help venv demo demo-secure test nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +78,20 @@ bench-full: venv ## the same with more turns per figure
 bench-gpu: venv ## benchmark of the vectorised engine on this machine's GPU
 	$(BIN)/python -m tests.bench --gpu $(ARGS)
 
+bench-peers: venv ## edge-fl, PFLlib, Flower and pfl-research in turns (PFLLIB=DIR: a checkout of PFLlib)
+	@test -d '$(PFLLIB)/system/flcore' || { echo "make: bench-peers needs PFLLIB=DIR, a clone of PFLlib at the commit" \
+	  "that docs/pfllib.md names, not '$(PFLLIB)'" >&2; exit 1; }
+	$(MAKE) $(PEERS)/flower/.stamp $(PEERS)/pfl-research/.stamp
+	$(BIN)/python -m tests.bench.peers --pfllib '$(PFLLIB)' $(ARGS)
+
+$(PEERS)/flower/.stamp: REQUIREMENT := flwr[simulation]>=1.41,<2
+$(PEERS)/pfl-research/.stamp: REQUIREMENT := pfl>=0.6,<1
+$(PEERS)/%/.stamp:
+	$(BIN)/python -m venv $(@D)
+	site=$$($(BIN)/python -c '$(SITE)') && \
+	  echo "import site; site.addsitedir('$$site')" > $$($(@D)/bin/python -c '$(SITE)')/edge_fl_packages.pth
+	$(@D)/bin/pip install --quiet '$(REQUIREMENT)' && touch $@ || echo "make: $* is not installed; it is left out" >&2
+
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
 
@@ -82,5 +100,5 @@ dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a check
 	$(BIN)/python -m tests.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
-	rm -rf $(VENV) $(FLOWER) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(FLOWER) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
