@@ -6,8 +6,11 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.stamp
 # Flower for one test: its dependencies conflict with constraints.txt.
 FLOWER := .venv-flower
-# Ray for its tests, on top of the packages of VENV: a .pth file adds them to its path, so that torch is not installed twice.
-RAY    := .venvs/ray
+# Environments of their own, with the packages of VENV (torch above all) on their path by a .pth file, except what conflicts.
+PEERS  := .venvs
+RAY    := $(PEERS)/ray
+PFLLIB ?=
+SITE   := import sysconfig; print(sysconfig.get_path("purelib"))
 # The first supported Python on the path; choose another with `make venv PYTHON=/path/to/python3.12`.
 RIGHT  := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
@@ -17,7 +20,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test ray nightly mutation check format docs bench bench-full bench-gpu study dossier clean
+.PHONY: help venv demo demo-secure test ray nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,11 +46,7 @@ demo-secure: venv ## the same over mTLS, each device with its own certificate; a
 test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (select with ARGS='-k topics')
 	$(TEST) -n 2 -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
 
-ray: venv ## tests of the engine 'ray', in an environment of its own
-	test -x $(RAY)/bin/pip || $(BIN)/python -m venv $(RAY)
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' > $(RAY)/venv.pth
-	mv $(RAY)/venv.pth $(RAY)/lib/python3.*/site-packages/
-	$(RAY)/bin/pip install --quiet -c constraints.txt -e '.[scale]'
+ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/server/training/engines/test_ray.py $(ARGS)
 
 nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
@@ -84,6 +83,23 @@ bench-gpu: venv ## benchmark on this machine's GPU, also against PFLlib with PFL
 	test -z '$(PFLLIB)' || $(BIN)/pip install --quiet -c constraints.txt calmsize cvxpy h5py
 	$(BIN)/python -m tests.bench --gpu --pfllib '$(PFLLIB)' $(ARGS)
 
+bench-peers: venv ## edge-fl, PFLlib, Flower and pfl-research in turns (PFLLIB=DIR: a checkout of PFLlib)
+	@test -d '$(PFLLIB)/system/flcore' || { echo "make: bench-peers needs PFLLIB=DIR, a clone of PFLlib at the commit" \
+	  "that docs/pfllib.md names, not '$(PFLLIB)'" >&2; exit 1; }
+	@for peer in flower pfl-research; do \
+	  $(MAKE) $(PEERS)/$$peer/.stamp || echo "make: $$peer is not installed; it is left out" >&2; done
+	$(BIN)/python -m tests.bench.peers --pfllib '$(PFLLIB)' $(ARGS)
+
+$(RAY)/.stamp: NEEDS := -c constraints.txt -e .[scale]
+$(PEERS)/flower/.stamp: NEEDS := flwr[simulation]>=1.41,<2
+$(PEERS)/pfl-research/.stamp: NEEDS := pfl>=0.6,<1
+$(PEERS)/%/.stamp: $(STAMP)
+	$(BIN)/python -m venv $(@D)
+	site=$$($(BIN)/python -c '$(SITE)') && \
+	  echo "import site; site.addsitedir('$$site')" > $$($(@D)/bin/python -c '$(SITE)')/edge_fl_packages.pth
+	$(@D)/bin/pip install --quiet $(foreach need,$(NEEDS),'$(need)')
+	@touch $@
+
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
 
@@ -92,5 +108,5 @@ dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a check
 	$(BIN)/python -m tests.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
-	rm -rf $(VENV) $(FLOWER) .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf $(VENV) $(FLOWER) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -72,12 +72,17 @@ def processor_seconds() -> float:
 
 def tree_bytes(pid: int) -> int:
     """Memory of a process and all its descendants; shared pages count once (PSS, Linux only)."""
+    return sum(_held(member) for member in family(pid))
+
+
+def family(pid: int) -> set[int]:
+    """A process and all its descendants (Linux only)."""
     parents = {int(path.parent.name): _parent(path) for path in Path("/proc").glob("[0-9]*/stat")}
-    family, size = {pid}, 0
-    while len(family) > size:
-        size = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return sum(_held(member) for member in family)
+    found, size = {pid}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {child for child, parent in parents.items() if parent in found}
+    return found
 
 
 def machine(before: float, gemm: float, device: str) -> Machine:

@@ -1,0 +1,32 @@
+"""`python -m tests.bench.peers.child SIDE FOLDER [PFLLIB]`: one side of the comparison, which runs a round whenever it is asked to."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench.peers.turns import Turns
+
+MODULES = {
+    "edge-fl": "ours:edge",
+    "plain": "ours:plain_loop",
+    "pfllib": "pfllib:run",
+    "flower": "flower:run",
+    "pfl-research": "pfl_research:run",
+}
+
+
+def main(side: str, folder: str, *checkout: str) -> None:
+    """Run a side until the end of its input."""
+    turns = Turns()
+    from tests.bench.peers.job import Job  # after redirecting the output
+
+    module, _, name = MODULES[side].partition(":")
+    run: Callable[..., None] = getattr(importlib.import_module(f"tests.bench.peers.{module}"), name)
+    run(Job(Path(folder)), turns, *map(Path, checkout))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
