@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.synchronize import BoundedSemaphore, Lock, SemLock
 from pathlib import Path
@@ -64,13 +64,13 @@ def prepare() -> None:
 
     Without effect in a process with several threads: locks that another one holds would stay locked in the copy.
     """
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._forkserver_pid or threading.active_count() > 1 or multiprocessing.parent_process():
         return
     importlib.import_module(PRELOADED[0])
     _make_temporary_folder()
     resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
-    address = connection.arbitrary_address("AF_UNIX")
+    address = f"{util.get_temp_dir()}/fork-server"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -83,11 +83,8 @@ def prepare() -> None:
         gc.unfreeze()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(alive)
-    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = (
-        address,
-        end_of_parent,
-        pid,
-    )
+    server._forkserver_address, server._forkserver_pid = address, pid
+    server._forkserver_alive_fd = end_of_parent
 
 
 def _serve(listener: socket.socket, alive: int, end_of_parent: int) -> NoReturn:
