@@ -96,8 +96,23 @@ WAYS: dict[str, Callable[[Command], None]] = {
 }
 QUICK = {("pool", "SIGTERM"), ("pool", "SIGKILL to all"), ("sequential", "SIGKILL")}
 IN_ONE_PROCESS = ("exception", "SIGINT", "SIGTERM", "SIGKILL")
+IN_CI = {
+    ("pool", "exception"),
+    ("pool", "Ctrl-C twice"),
+    ("pool", "SIGKILL, tracker too"),
+    ("vector", "SIGKILL"),
+}
+
+
+def marks(case: tuple[str, str]) -> tuple[pytest.MarkDecorator, ...]:
+    """A fast group, a sample for CI, and the rest nightly."""
+    if case in QUICK:
+        return ()
+    return (slow,) if case in IN_CI else (slow, pytest.mark.nightly)
+
+
 TABLE = [
-    pytest.param(engine, way, marks=[] if (engine, way) in QUICK else slow)
+    pytest.param(engine, way, marks=marks((engine, way)))
     for engine, ways in (("pool", WAYS), ("vector", IN_ONE_PROCESS), ("sequential", IN_ONE_PROCESS))
     for way in ways
 ]
@@ -129,7 +144,7 @@ def test_a_script_leaves_nothing(engine: str, way: str, tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.parametrize("place", ["-c", "-"])
+@pytest.mark.parametrize("place", [pytest.param("-c", marks=pytest.mark.nightly), "-"])
 def test_a_program_without_a_file_leaves_nothing(place: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text(script())
@@ -142,7 +157,13 @@ def test_a_program_without_a_file_leaves_nothing(place: str, tmp_path: Path) -> 
 
 
 @slow
-@pytest.mark.parametrize("way", ["SIGINT", "Ctrl-C twice", "SIGTERM", "SIGTERM to all", "SIGKILL to all"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=() if way in ("Ctrl-C twice", "SIGKILL to all") else pytest.mark.nightly)
+        for way in ("SIGINT", "Ctrl-C twice", "SIGTERM", "SIGTERM to all", "SIGKILL to all")
+    ],
+)
 def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
     simulation = ["simulate", "--clients", "4", "--engine", "pool", "--set", "evaluate_every=1"]
     with running(edge_fl(*simulation, "--set", "rounds=100000"), tmp_path) as command:
@@ -156,7 +177,13 @@ def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
 @slow
 @pytest.mark.parametrize(
     ("number", "delay_s"),
-    [(signal.SIGTERM, 0), (signal.SIGTERM, 2), (signal.SIGINT, 0), (signal.SIGINT, 2), (signal.SIGKILL, 1)],
+    [
+        (signal.SIGTERM, 0),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, 0, marks=pytest.mark.nightly),
+        (signal.SIGINT, 2),
+        (signal.SIGKILL, 1),
+    ],
 )
 def test_an_end_during_the_start_of_the_pool_leaves_nothing(
     number: signal.Signals, delay_s: float, tmp_path: Path
@@ -235,7 +262,12 @@ ENDS: dict[str, Callable[[Notebook], None]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 @pytest.mark.parametrize(
     ("engine", "end"),
-    [("pool", "shut down"), ("pool", "restarted"), ("pool", "killed"), ("vector", "killed")],
+    [
+        ("pool", "shut down"),
+        pytest.param("pool", "restarted", marks=pytest.mark.nightly),
+        ("pool", "killed"),
+        pytest.param("vector", "killed", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_kernel_leaves_nothing(engine: str, end: str, notebook: Notebook) -> None:
     notebook.execute(script(engine))
