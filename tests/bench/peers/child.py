@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +27,12 @@ def main(side: str, folder: str, *checkout: str) -> None:
 
     module, _, name = MODULES[side].partition(":")
     run: Callable[..., None] = getattr(importlib.import_module(f"tests.bench.peers.{module}"), name)
-    run(Job(Path(folder)), turns, *map(Path, checkout))
+    try:
+        run(Job(Path(folder)), turns, *map(Path, checkout))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a library's threads may still wait
 
 
 if __name__ == "__main__":

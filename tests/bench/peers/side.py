@@ -72,6 +72,7 @@ class Side:
                 stderr=errors,
                 cwd=ROOT,
                 env=environment,
+                start_new_session=True,
             )
 
     def __enter__(self) -> Side:
@@ -117,6 +118,8 @@ class Side:
             for member in filter(None, members):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(member, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # children of a side that ended early
         self._process.wait()
         stdout.close()
 
