@@ -25,7 +25,7 @@ client_app = ClientApp()
 
 def run(job: Job, turns: Turns) -> None:
     """Train until the end of the input."""
-    turns.about |= {"version": flwr.__version__, "setting": f"{os.cpu_count()} actors"}
+    turns.about |= {"version": flwr.__version__, "setting": f"actors: {os.cpu_count()}"}
     server_app = ServerApp()
 
     @server_app.main()  # type: ignore[untyped-decorator]

@@ -65,7 +65,7 @@ class Paced(TrainingProcessCallback):  # type: ignore[misc]
 def run(job: Job, turns: Turns) -> None:
     """Train until the end of the input."""
     threads = torch.get_num_threads()
-    turns.about |= {"version": metadata.version("pfl"), "setting": f"{threads} threads"}
+    turns.about |= {"version": metadata.version("pfl"), "setting": f"threads: {threads}"}
     users = {}
     for client in range(job.clients):
         x, y = job.samples(client)

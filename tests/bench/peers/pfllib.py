@@ -43,7 +43,7 @@ def run(job: Job, turns: Turns, checkout: Path) -> None:
         if importlib.util.find_spec(name) is None:
             sys.modules[name] = ModuleType(name)
     sys.path.insert(0, str((checkout / "system").resolve()))
-    turns.about |= {"version": _commit(checkout), "setting": f"{torch.get_num_threads()} threads"}
+    turns.about |= {"version": _commit(checkout), "setting": f"threads: {torch.get_num_threads()}"}
     os.chdir(job.folder / "system")
     module, _, name = job.case.server.partition(":")
     kind = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
