@@ -12,7 +12,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import PERSONAL, Method
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.engines import choice
+from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
@@ -26,6 +26,7 @@ ROUNDS = 1000  # a long run, for which `auto` calibrates
 
 def edge(job: Job, turns: Turns) -> None:
     """The product's round loop on the engine that it chooses itself."""
+    processes.prepare()  # as `edge-fl simulate` does
     store, reasons = _store(job), list[str]()
     method = build_method(store.settings.spec)
     fleet = choice.build("auto", store, method, choice.Effort(ROUNDS), reasons.append)
