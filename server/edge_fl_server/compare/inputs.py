@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -31,7 +30,10 @@ SERVER = ("training", "orchestrate/execute.py", "orchestrate/setup.py", "compare
 """Files of the server that affect numbers; of `edge_fl` all do, except those of single methods and models."""
 
 _ROOT = Path(edge_fl.__file__).parent.parent
-_INSTALLED = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+_INSTALLED = {
+    "site-packages",
+    "dist-packages",
+}  # folders of installed packages, also those of other environments on the path
 
 
 def of_study(study: Study) -> dict[str, str]:
@@ -127,13 +129,13 @@ def _file(name: str, tops: set[str]) -> Path | None:
     if framework or top in sys.stdlib_module_names or top == "edge_fl_server":
         return None
     try:
-        outer, spec = find_spec(top), find_spec(name)
+        outer = find_spec(top)
+        if outer is None or (top not in tops and _INSTALLED & {*Path(outer.origin or "").parts}):
+            return None
+        spec = find_spec(name)  # imports the packages around it
     except (ImportError, ValueError):
         return None
-    if outer is None or spec is None or not (spec.origin or "").endswith(".py"):
-        return None
-    installed = top not in tops and (outer.origin or "").startswith(_INSTALLED)
-    return None if installed else Path(str(spec.origin))
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
