@@ -32,11 +32,13 @@ SHORTEST_NORM_BATCH = 4  # docs/methods.md G9: two or three samples spoil BatchN
 class Batch:
     """x [B, ...] float32 (pixels in 0..1, or features), y [B] int64; mask [B] is 1 for samples and 0 for padding; None: no padding.
 
+    `rows` [B] are the samples' places among all of the client, for values that were computed once per sample.
     In a vectorised chunk, `active` tells whether this client has a batch at this step (None: all clients have one).
     """
 
     x: Tensor
     y: Tensor
+    rows: Tensor
     stage_key: Callable[[], Tensor]
     step: int
     mask: Tensor | None = None
@@ -92,8 +94,9 @@ class Batches:
         for rows in self.order(stage, epochs, norm=norm):
             index = torch.from_numpy(np.concatenate(rows)).to(self.y.device)
             sizes = [len(batch) for batch in rows]
-            for x, y in zip(take(self.x, index).split(sizes), take(self.y, index).split(sizes), strict=True):
-                yield self._augmented(Batch(pixels(x), y, key, next(step)))
+            columns = (take(self.x, index), take(self.y, index), index)
+            for x, y, places in zip(*(column.split(sizes) for column in columns), strict=True):
+                yield self._augmented(Batch(pixels(x), y, places, key, next(step)))
 
     def _augmented(self, batch: Batch) -> Batch:
         if self.augment == "none" or batch.x.dim() != 4:
@@ -123,6 +126,13 @@ class Batches:
         """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
         params = tree.map(self.copy, params)  # in the order of channels that is fastest
         return self.mapped(lambda x: part.frozen(params, x))
+
+    def once(self, fn: Callable[[Tensor], Tensor]) -> Callable[[Batch], Tensor]:
+        """fn(x) of any batch, without gradient: computed once for all samples, or for every batch if images are augmented."""
+        if self.augment != "none" and self.x.dim() == 4:
+            return torch.no_grad()(lambda batch: fn(batch.x))
+        known = self.mapped(fn).x
+        return lambda batch: take(known, batch.rows)
 
     def sample(self, share: float, stage: str) -> Batches:
         """A random share of the samples, at least one, drawn per stage."""

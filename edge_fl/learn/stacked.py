@@ -47,14 +47,15 @@ class Stacked(Batches):
             columns = zip(
                 take(self.x, index).split(plan.widths),
                 take(self.y, index).split(plan.widths),
+                index.split(plan.widths),
                 masks,
                 actives,
                 strict=True,
             )
-            for step, (x, y, mask, active) in enumerate(columns):
+            for step, (x, y, rows, mask, active) in enumerate(columns):
                 mask = None if plan.full[step] else mask
                 active = None if plan.all_on[step] else active
-                batch = Batch(self._pixels(x), y, key, start + step, mask, active, vectorised=True)
+                batch = Batch(self._pixels(x), y, rows, key, start + step, mask, active, vectorised=True)
                 yield self._augmented(batch)
 
     def stacks(self, stage: str, epochs: int, x: Tensor, y: Tensor) -> Iterator[stacks.Batch]:

@@ -8,6 +8,7 @@ those of its own previous model (z_p).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,18 +61,22 @@ class MOON(Method):
         net = self.net
         previous = tree.where(own["history"]["trained"], tree.unprefixed(PREVIOUS, own), down)
 
-        received, last = tree.map(data.copy, down), tree.map(data.copy, previous)
-
-        def contrast(z: Tensor, batch: Batch) -> Tensor:
-            with torch.no_grad():
-                near, far = self.features(received, batch.x), self.features(last, batch.x)
-            return self.mu * model_contrast(z, near, far, self.temperature, batch.mask)  # Eq. 4
-
         parts = {name: net.parts[name] for name in ("extractor", "projection", "head")}
-        loss = CrossEntropy(parts, on_features=contrast if self.mu else None)
+        loss = CrossEntropy(parts, on_features=self._contrast(down, previous, data) if self.mu else None)
         w = fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         trained = {"history": tree.map(torch.ones_like, own["history"])}
         return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **trained}
+
+    def _contrast(self, down: Parts, previous: Parts, data: Batches) -> Callable[[Tensor, Batch], Tensor]:
+        """μ times the contrastive term of Eq. 4; both fixed models see each image once in a round."""
+        received, last = tree.map(data.copy, down), tree.map(data.copy, previous)
+        near = data.once(lambda x: self.features(received, x))
+        far = data.once(lambda x: self.features(last, x))
+
+        def contrast(z: Tensor, batch: Batch) -> Tensor:
+            return self.mu * model_contrast(z, near(batch), far(batch), self.temperature, batch.mask)
+
+        return contrast
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         z = self.net.extractor.frozen(parts["extractor"], x)

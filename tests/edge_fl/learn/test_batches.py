@@ -128,3 +128,24 @@ def test_batches_shrink_where_a_stage_needs_more_of_them() -> None:
     assert sizes(9, 2, norm=True) == [4, 5]
     assert sizes(6, 2, norm=True) == [6]
     assert sizes(1, 2) == [1]
+
+
+def test_values_computed_once_are_those_of_each_batch() -> None:
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (11, 1, 4, 4), generator=drawn, dtype=torch.uint8)
+    data = Batches.of(x, torch.zeros(11, dtype=torch.int64), classes=2, batch_size=4)
+    calls: list[int] = []
+
+    def brightness(images: torch.Tensor) -> torch.Tensor:
+        calls.append(len(images))
+        return images.flatten(1).sum(1)
+
+    known = data.once(brightness)
+    for batch in data.batches("s", 2):
+        assert torch.allclose(known(batch), batch.x.flatten(1).sum(1))
+    assert calls == [11], "once for all epochs"
+    augmented = replace(data, augment="crop")
+    changed = augmented.once(brightness)
+    for batch in augmented.batches("s", 1):
+        assert torch.equal(changed(batch), batch.x.flatten(1).sum(1))
+    assert calls == [11, 4, 4, 3]
