@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,6 +96,15 @@ class CrossEntropy:
         with torch.enable_grad():
             z = z.detach().requires_grad_()
             return torch.autograd.grad(self.on_features(z, batch), z)[0]
+
+
+def pulled(
+    loss: Callable[[Any, Batch], Tensor], reference: Any, strength: float
+) -> Callable[[Any, Batch], Tensor]:
+    """The loss, which may be any function, plus strength/2 * squared distance of the params to the reference."""
+    if isinstance(loss, CrossEntropy) and not loss.pull:
+        return replace(loss, reference=reference, pull=strength)
+    return lambda params, batch: loss(params, batch) + proximal(params, reference, strength)
 
 
 def error(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:

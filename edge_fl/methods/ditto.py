@@ -7,7 +7,7 @@ In addition to its part in FedAvg (model w) every client trains a personal model
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
+from edge_fl.learn.objective import pulled
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
@@ -43,9 +44,9 @@ class Ditto(Method):
     deviations: ClassVar = "v first, then w; official code interleaves them by batch, with the same anchor"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        pulled = replace(self.loss, reference=down, pull=self.lam)  # Algorithm 1, w as received
+        near = pulled(self.loss, down, self.lam)  # Algorithm 1, w as received
         v, epochs = tree.unprefixed(PERSONAL, own), self.personal_epochs or self.epochs
-        v = fit(pulled, v, data, stage="personal", epochs=epochs, optimiser=self.optimiser)
+        v = fit(near, v, data, stage="personal", epochs=epochs, optimiser=self.optimiser)
         w = fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
         return w, tree.prefixed(PERSONAL, v)
 

@@ -11,7 +11,7 @@ models (attentive message passing). The client trains its own model w_i, regular
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import unit
 from edge_fl.learn.network.part import shared
+from edge_fl.learn.objective import pulled
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
@@ -75,7 +76,7 @@ class FedAMP(Method):
         return {part: pick(part) for part in ("extractor", "head")}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        loss = replace(self.loss, reference=down, pull=self.lam / self.alpha)  # Eq. 5
+        loss = pulled(self.loss, down, self.lam / self.alpha)  # Eq. 5
         w = tree.unprefixed(PERSONAL, own)
         w = fit(loss, w, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
         return w, tree.prefixed(PERSONAL, w)

@@ -8,11 +8,12 @@ FedAvg with a proximal term that penalises the distance to the received model w^
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
+from edge_fl.learn.objective import pulled
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
@@ -41,6 +42,6 @@ class FedProx(Method):
     head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        loss = replace(self.loss, reference=down, pull=self.mu)  # Eq. 2
+        loss = pulled(self.loss, down, self.mu)  # Eq. 2
         data = data.with_stragglers(self.stragglers)
         return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own

@@ -11,7 +11,7 @@ towards θ. The server moves w by β towards the mean of the clients' copies, we
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, scan
 from edge_fl.learn.network.part import history
+from edge_fl.learn.objective import pulled
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
@@ -56,7 +57,7 @@ class PFedMe(Method):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         def step(carry: tuple[Parts, Parts, Any], batch: Batch) -> tuple[Parts, Parts, Any]:
             w, theta, state = carry
-            envelope = replace(self.loss, reference=w, pull=self.lam)  # Eq. 3
+            envelope = pulled(self.loss, w, self.lam)  # Eq. 3
             for _ in range(self.inner_steps):  # Eq. 7
                 theta, _ = descend(envelope, theta, {}, batch, Sgd(self.inner_lr))
             held, near = tree.parameters(w), tree.parameters(theta)
