@@ -19,7 +19,7 @@ class Size:
     alpha: float
 
 
-IMAGES, QUICK_IMAGES = Size(20, 3000, (3, 32, 32), 0.1), Size(3, 240, (3, 16, 16), 0.5)
+IMAGES, QUICK_IMAGES = Size(20, 6000, (3, 32, 32), 0.1), Size(3, 240, (3, 16, 16), 0.5)
 PIXELS, QUICK_PIXELS = Size(100, 11_000, (1, 28, 28), 1.0), Size(5, 400, (1, 8, 8), 1.0)
 
 
