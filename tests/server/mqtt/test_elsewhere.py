@@ -5,7 +5,9 @@ Of the real thing only the placement is seen (`tests.server.mqtt.elsewhere`); `m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +41,16 @@ def run(device: str, *settings: str) -> RunResult:
     return simulate(study.prepare(with_fields(recipe, device=device)))
 
 
-@pytest.mark.parametrize("build", [sequential, vectorised])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "fedcrc" else pytest.mark.slow) for name in names()]
-)
+def cases() -> Iterator[Any]:
+    """FedCRC on both engines in the fast group, every other method on one of them in CI and on the other nightly."""
+    for number, name in enumerate(names()):
+        for place, build in enumerate((sequential, vectorised)):
+            later = [pytest.mark.slow] if (number + place) % 2 else [pytest.mark.slow, pytest.mark.nightly]
+            marks = [] if name == "fedcrc" else later
+            yield pytest.param(name, build, marks=marks, id=f"{name}-{build.__name__}")
+
+
+@pytest.mark.parametrize(("name", "build"), list(cases()))
 def test_every_method_trains_elsewhere(name: str, build: Build) -> None:
     at = store(name)
     with elsewhere():

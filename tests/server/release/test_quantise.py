@@ -130,7 +130,9 @@ def test_invalid_models_and_clients_without_images_are_reported(tiny: Any) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not REAL, reason=f"neither cifar10.npz nor fashion-mnist.npz in {DATA}: set EDGE_FL_DATA")
-@pytest.mark.parametrize("model", ["cnn2", pytest.param("resnet18", marks=pytest.mark.nightly), "mobilenet"])
+@pytest.mark.parametrize(
+    "model", ["cnn2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("resnet18", "mobilenet"))]
+)
 def test_a_trained_network_passes_the_gate_as_int8(model: str, capsys: Any) -> None:
     found = datasets.load(REAL, DATA)
     order = generator(3, "test.order").permutation(len(found.samples))

@@ -160,7 +160,7 @@ def test_a_program_without_a_file_leaves_nothing(place: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "way",
     [
-        pytest.param(way, marks=() if way in ("Ctrl-C twice", "SIGKILL to all") else pytest.mark.nightly)
+        pytest.param(way, marks=() if way == "Ctrl-C twice" else pytest.mark.nightly)
         for way in ("SIGINT", "Ctrl-C twice", "SIGTERM", "SIGTERM to all", "SIGKILL to all")
     ],
 )
@@ -181,7 +181,7 @@ def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
         (signal.SIGTERM, 0),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.nightly),
         pytest.param(signal.SIGINT, 0, marks=pytest.mark.nightly),
-        (signal.SIGINT, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.nightly),
         (signal.SIGKILL, 1),
     ],
 )
@@ -263,7 +263,7 @@ ENDS: dict[str, Callable[[Notebook], None]] = {
 @pytest.mark.parametrize(
     ("engine", "end"),
     [
-        ("pool", "shut down"),
+        pytest.param("pool", "shut down", marks=pytest.mark.nightly),
         pytest.param("pool", "restarted", marks=pytest.mark.nightly),
         ("pool", "killed"),
         pytest.param("vector", "killed", marks=pytest.mark.nightly),
