@@ -11,7 +11,7 @@ from tests.bench import table
 from tests.bench.measure import MEGABYTE, Machine
 
 OURS = "edge-fl"
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4  # a personal model is no mean over clients, so that rounding errors of its steps add up
 COLUMNS = (
     "method",
     "side",
