@@ -47,13 +47,15 @@ class CrossEntropy:
         return loss + proximal(params, self.reference, self.pull)
 
     def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
-        """d loss / d params in closed form; None if a part is not a chain or `params` has other trained leaves."""
+        """d loss / d params in closed form; None if a part is not a chain, `params` has other trained leaves, or z is the output."""
         bound = self._bound(params)
         if bound is None:
             return None
         trained = tree.parameters(params)
-        more = None if self.on_features is None else lambda z: self._on_features_gradient(z, batch)
         last = list(self.parts.values())[-1].chain or ()
+        if self.on_features is not None and not last:  # no layer whose input is z
+            return None
+        more = None if self.on_features is None else lambda z: self._on_features_gradient(z, batch)
         with torch.no_grad():
             grads = chain.gradient(
                 bound,

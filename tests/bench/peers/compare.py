@@ -63,7 +63,7 @@ def compared(name: str, sides: list[Command], turns: int, quick: bool = False) -
                 except SideError as error:
                     found[number] = msgspec.structs.replace(found[number], error=str(error))
                     del running[number]
-    return Compared(case.title, case.size(quick).clients, steps, found)
+    return Compared(case.title, case.size(quick).clients, steps, found, case.tolerance)
 
 
 def difference(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> float:

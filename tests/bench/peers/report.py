@@ -11,7 +11,7 @@ from tests.bench import table
 from tests.bench.measure import MEGABYTE, Machine
 
 OURS = "edge-fl"
-TOLERANCE = 1e-4  # a personal model is no mean over clients, so that rounding errors of its steps add up
+TOLERANCE = 1e-5
 COLUMNS = (
     "method",
     "side",
@@ -48,12 +48,13 @@ class Result(Struct, frozen=True):
 
 
 class Compared(Struct, frozen=True):
-    """All sides of a case. `steps`: optimiser steps of one epoch over all clients."""
+    """All sides of a case. `steps`: optimiser steps of one epoch over all clients; `tolerance`: of the weights."""
 
     title: str
     clients: int
     steps: int
     results: list[Result]
+    tolerance: float = TOLERANCE
 
     @property
     def ours(self) -> Result:
@@ -111,7 +112,7 @@ def _ratio(case: Compared, result: Result) -> str:
         return ""
     if case.ours.error:
         return "edge-fl failed"
-    if result.difference is None or not result.difference <= TOLERANCE:
+    if result.difference is None or not result.difference <= case.tolerance:
         return "not comparable"
     ratios = case.ratios(result)
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"

@@ -49,8 +49,8 @@ class Command:
 
 
 class Side:
-    """A running side. `about` is what it last told about itself; `first_s` are the seconds from its start to the end of its first
-    round; `peak` is the largest memory seen in `watched` rounds, in bytes (PSS).
+    """A running side. `about`: its latest description of itself; `first_s`: seconds from its start to the end of its first round; `peak`:
+    the largest memory of its processes in `watched` rounds, in bytes (PSS).
     """
 
     def __init__(self, command: Command, job: Path, log: Path) -> None:

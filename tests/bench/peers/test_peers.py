@@ -57,7 +57,7 @@ def test_the_ratio_is_the_median_of_the_turns() -> None:
 
 
 def test_a_side_with_other_weights_has_no_ratio() -> None:
-    for apart in (2e-4, float("nan"), None):
+    for apart in (2e-5, float("nan"), None):
         assert cells(case(result("PFLlib", 2.0, 3.0, 4.0, difference=apart)))[1][3] == "not comparable"
 
 

@@ -151,6 +151,15 @@ def test_further_terms_have_the_gradient_that_autograd_finds(build: Callable[[],
     )
 
 
+def test_a_term_on_the_features_of_a_last_part_without_layers_is_left_to_autograd() -> None:
+    parts = {"extractor": Part("extractor", NETWORKS["hidden"], 1), "head": Part("head", nn.Identity, 2)}
+    loss = CrossEntropy(parts, on_features=lambda z, b: 0.3 * z.square().mean())
+    params, b = start(loss), replace(batch(), y=batch().y % 5)
+    assert loss.gradient(params, b) is None
+    plain = gradient(replace(loss, on_features=None), params, b)
+    assert apart(gradient(loss, params, b), plain) > 1e-3, "the term counts"
+
+
 def test_in_half_precision_it_rounds_where_autocast_rounds() -> None:
     loss, b = network(NETWORKS["cnn2"]), batch()
     params = start(loss)
