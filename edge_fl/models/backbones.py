@@ -1,6 +1,7 @@
 """Pretrained networks by name: `efficientnet-lite0`, `timm:NAME` and `torchvision:NAME`, without their classifiers.
 
-timm is an extra and imported only when a name needs it. The weights are local files (`edge_fl.models.weights`).
+timm, an extra, and torchvision, which takes seconds, are imported only when a name needs them. The weights are local files
+(`edge_fl.models.weights`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from edge_fl.config import ModelConfig
@@ -43,6 +43,8 @@ class Features(nn.Module):
 
     def __init__(self, network: nn.Module, name: str, input: InputSpec) -> None:
         super().__init__()
+        import torchvision
+
         for module in network.modules():
             if isinstance(module, nn.Dropout | torchvision.ops.StochasticDepth):
                 module.p = 0.0  # randomness of a method comes from its batches only
@@ -102,6 +104,8 @@ def build(model: ModelConfig, backbone: Backbone, input: InputSpec) -> nn.Module
 
 def listing() -> dict[str, tuple[str, str]]:
     """Each name with a description and where its weights are: of timm and torchvision the networks whose files are here."""
+    import torchvision
+
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -192,6 +196,8 @@ def _of_timm(name: str) -> Backbone:
 
 
 def _of_torchvision(name: str) -> Backbone:
+    import torchvision
+
     network = name.removeprefix(TORCHVISION)
     known = [
         each for each in torchvision.models.list_models(module=torchvision.models) if each not in AUXILIARY

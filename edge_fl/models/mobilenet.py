@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torchvision
 from torch import Tensor, nn
 
 from edge_fl.inputs import InputSpec
@@ -41,6 +40,8 @@ class MobileNet(nn.Module):
 
     def __init__(self, input: InputSpec, width: float) -> None:
         super().__init__()
+        import torchvision  # takes seconds
+
         network = torchvision.models.mobilenet_v2(weights=None, width_mult=width)
         stem = network.features[0][0]
         stride = 1 if min(input.height, input.width) < SMALL else 2

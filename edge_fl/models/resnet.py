@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torchvision
 from torch import Tensor, nn
 
 from edge_fl.inputs import InputSpec
@@ -30,9 +29,13 @@ class ResNet(nn.Module):
 
 def resnet18(input: InputSpec) -> nn.Module:
     """ResNet-18, 11 M parameters; with ImageNet weights it is `torchvision:resnet18`."""
+    import torchvision  # takes seconds
+
     return ResNet(torchvision.models.resnet18(weights=None), input)
 
 
 def resnet34(input: InputSpec) -> nn.Module:
     """ResNet-34, 21 M parameters; with ImageNet weights it is `torchvision:resnet34`."""
+    import torchvision  # takes seconds
+
     return ResNet(torchvision.models.resnet34(weights=None), input)

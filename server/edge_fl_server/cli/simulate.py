@@ -101,8 +101,6 @@ def simulate(
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate.setup import RunRequest
     from edge_fl_server.recipes.changes import scaled, with_method
-    from edge_fl_server.report import gains
-    from edge_fl_server.report import page as report
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import study as studies
@@ -139,6 +137,9 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))
     results, outcome = orchestrator.run(request)
+    from edge_fl_server.report import gains  # with matplotlib, which no round needs
+    from edge_fl_server.report import page as report
+
     written = report.write(results)
     _show_accuracies(outcome, format)
     found = report.report(results)

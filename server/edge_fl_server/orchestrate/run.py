@@ -9,9 +9,8 @@ and class names, or those that the recipe declares), `simulated` (clients in thi
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -22,24 +21,15 @@ from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.mqtt.connector import denied, fleet_authorities
-from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.deployment import Deployment, registered
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
-from edge_fl_server.registry import Database, reports, runs
-from edge_fl_server.release.class_growth import require_grown
-from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training.fleet import Fleet, NoClients
-from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
 
 
@@ -53,18 +43,20 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
     saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
     setup = _same_engine(request, setups.prepare(request.recipe))
     _require_same_data(request, setup)
-    if request.connect:
-        _require_few_classes(setup)
-        _require_known_classes(request, setup)
-    elif setup.study:
-        print_status(setup.study.histogram())
     with ExitStack() as stack:
-        server = _connect(request, stack) if request.connect else None
+        devices = None
+        if request.connect:
+            _require_few_classes(setup)
+            from edge_fl_server.orchestrate import devices as of_devices  # takes half a second
+
+            devices = stack.enter_context(of_devices.connect(request, setup))
+        elif setup.study:
+            print_status(setup.study.histogram())
         after = (saved.round if saved else 0) if request.resume else None
         results = _results(request, setup, after)
         logs.set_context(run=results.id)
-        if server:
-            stack.enter_context(registered(server.journal.db, results))
+        if devices:
+            stack.enter_context(devices.registered(results))
         with results, Progress() as progress:
             results.track(request.track, after=after)
             source = f"source {setup.recipe.source}"
@@ -72,8 +64,11 @@ def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, Ru
             if saved:
                 progress.print(f"resumed after round {saved.round}")
             shown = CombinedHooks(_RoundLines(setup.recipe.rounds, progress), hooks or RunHooks())
-            outcome = _execute(setup, server, results, progress, saved, request.home, shown)
-            unmeasured = runs.unmeasured(server.journal.db, results.id) if server else ""
+            totals = _totals(setup, saved)
+            outcome = (devices.execute if devices else _simulate)(
+                setup, results, totals, progress, saved, shown
+            )
+            unmeasured = devices.unmeasured(results) if devices else ""
             if unmeasured:
                 progress.print(unmeasured)
             reasons = [reason for reason in (str(outcome.exhausted or ""), unmeasured) if reason]
@@ -100,71 +95,31 @@ class _RoundLines(RunHooks):
         self._progress.print(line)
 
 
-def _connect(request: RunRequest, stack: ExitStack) -> Server:
-    """Connect to the broker and open the registry; `stack` closes both."""
-    assert request.connect is not None
-    recipe = request.recipe
-    db = stack.enter_context(closing(Database.open(request.registry)))
-    quarantine_after, revoked = recipe.validation.quarantine_after, denied(recipe.broker.identity)
-    journal = stack.enter_context(
-        Journal(db, recipe.broker.fleet, quarantine_after=quarantine_after, denied=revoked)
-    )
-    return stack.enter_context(
-        connected(
-            request.connect,
-            journal,
-            takeover=request.takeover,
-            workers=request.workers,
-            director=Director(Repository(request.home / recipe.broker.fleet), recipe.broker.fleet),
-            authorities=fleet_authorities(recipe.broker.identity),
-        )
-    )
-
-
-def _execute(
+def _simulate(
     setup: RunSetup,
-    server: Server | None,
     results: Results,
+    totals: RunTotals,
     progress: Progress,
     saved: Checkpoint | None,
-    home: Path,
     hooks: RunHooks,
 ) -> RunResult:
+    recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, every_round=False)
+    try:
+        fleet = simulated_fleet(setup, progress.print)
+        outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
+        totals.measure(outcome.unseen)
+        return outcome
+    finally:
+        recorder.conclude({})
+
+
+def _totals(setup: RunSetup, saved: Checkpoint | None) -> RunTotals:
     totals = RunTotals()
     for client, data in setup.study.data().items() if setup.study else ():
         totals.enter(client, len(data.train))
     for metrics in saved.evaluated.values() if saved else ():
         totals.measure(metrics)
-    plan = Plan.of(setup.recipe, setup.method)
-    if server is None:
-        recorder = Recorder(results, plan, totals, every_round=False)
-        try:
-            fleet = simulated_fleet(setup, progress.print)
-            outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
-            totals.measure(outcome.unseen)
-            return outcome
-        finally:
-            recorder.conclude({})
-    for record in reports.of_run(server.journal.db, results.id):  # from before an interruption
-        totals.note(record.device, reports.report_of(record))
-    deployment = Deployment(setup, server, results, totals, progress, home)
-    recorder = Recorder(results, plan, totals, deployment.rejected)
-    try:
-        fleet = _fleet(setup, deployment)
-        return execute(setup, fleet, CombinedHooks(recorder, hooks, deployment), progress, saved)
-    finally:
-        deployment.close()
-        recorder.conclude(server.roster.table)
-
-
-def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
-    """The clients that train, by the recipe's source."""
-    if setup.recipe.source == "none":
-        return NoClients()
-    if setup.recipe.source == "fleet":
-        return deployment.devices
-    simulated = simulated_fleet(setup)
-    return simulated if setup.recipe.source == "simulated" else HybridFleet(deployment.devices, simulated)
+    return totals
 
 
 def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
@@ -211,13 +166,6 @@ def _require_few_classes(setup: RunSetup) -> None:
             f"dataset {data_name(setup.recipe)!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
             consequence="no run was started",
         )
-
-
-def _require_known_classes(request: RunRequest, setup: RunSetup) -> None:
-    """Raise InputError if a run that trains nothing reorders or removes classes that devices have heads for."""
-    folder = request.home / setup.recipe.broker.fleet
-    if setup.recipe.source == "none" and (folder / "metadata").is_dir():
-        require_grown(setup.spec.classes, Repository(folder).releases())
 
 
 def _results(request: RunRequest, setup: RunSetup, after: int | None) -> Results:

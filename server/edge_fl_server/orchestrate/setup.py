@@ -1,4 +1,7 @@
-"""What a run needs before it starts: the request, and the dataset, method and torch device that follow from its recipe."""
+"""What a run needs before it starts: the request, and the dataset, method and torch device that follow from its recipe.
+
+Modules that only runs with devices need are imported where they are used, so that a simulation starts sooner.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,6 @@ from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.reader import ServerConnect
-from edge_fl_server.orchestrate import statistics
-from edge_fl_server.registry import database
-from edge_fl_server.release import export
 from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
@@ -47,6 +47,8 @@ class RunRequest:
     @property
     def registry(self) -> str:
         """The registry's path or URL."""
+        from edge_fl_server.registry import database
+
         return database.location(self.database, self.home)
 
 
@@ -104,9 +106,14 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
         precision.require_trainable(recipe.precision, device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
-    statistics.require_possible(recipe, method)
     _require_heads(recipe)
+    if recipe.statistics.sums != "none":
+        from edge_fl_server.orchestrate import statistics
+
+        statistics.require_possible(recipe, method)
     if recipe.release.heads:
+        from edge_fl_server.release import export
+
         export.require_exportable(method)
     return RunSetup(recipe, study, spec, method, device)
 

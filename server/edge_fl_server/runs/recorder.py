@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, Plan, RoundResult, RunHooks
+
+if TYPE_CHECKING:
+    from edge_fl_server.mqtt.devices.roster import Device
 
 WRITING_SHARE = 0.05
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -18,8 +19,10 @@ from edge_fl import metrics
 from edge_fl.capability import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
-from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.runs.results import SumRecord
+
+if TYPE_CHECKING:
+    from edge_fl_server.mqtt.devices.roster import Device
 
 
 class Row(Struct, frozen=True):

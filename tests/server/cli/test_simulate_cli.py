@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,20 @@ def simulate(*arguments: str) -> Path:
     assert cli.main(["simulate", *settings, *arguments]) == 0
     (new,) = set(Path("runs").glob("simulate-*")) - before
     return new
+
+
+def test_a_simulation_starts_without_modules_that_it_does_not_need(folder: Path) -> None:
+    slow = ("matplotlib", "onnx", "onnxruntime", "paho", "sqlalchemy", "torch._dynamo", "torchvision", "tuf")
+    script = f"""
+import sys
+from edge_fl import cli
+from edge_fl_server.training import rounds
+def run(*arguments): print("imported:", [name for name in {slow!r} if name in sys.modules]); raise KeyboardInterrupt
+rounds.run = run
+cli.main({["simulate", *(argument for setting in SMALL for argument in ("--set", setting))]!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert "imported: []" in ended.stdout, ended.stdout + ended.stderr
 
 
 class Interrupt(RunHooks):

@@ -1,0 +1,106 @@
+"""A run with devices: its connection to the broker, its entry in the registry, its rounds with the deployment.
+
+Simulations do not import this module, because the broker's client, the registry and ONNX come with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_fl.console.progress import Progress
+from edge_fl_server.mqtt.connector import denied, fleet_authorities
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.orchestrate.deployment import Deployment, registered
+from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
+from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
+from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.release.class_growth import require_grown
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.director import Director
+from edge_fl_server.runs.checkpoint import Checkpoint
+from edge_fl_server.runs.recorder import Recorder
+from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.training.fleet import Fleet, NoClients
+from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.rounds import CombinedHooks, Plan, RunHooks
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The connected devices of a run; releases are in the folder `home`."""
+
+    server: Server
+    home: Path
+
+    def registered(self, results: Results) -> AbstractContextManager[None]:
+        """Enter the run into the registry while it goes on, and its final state afterwards."""
+        return registered(self.server.journal.db, results)
+
+    def unmeasured(self, results: Results) -> str:
+        """Why no device could evaluate or personalise; "" where one could, or none was requested to."""
+        return runs.unmeasured(self.server.journal.db, results.id)
+
+    def execute(
+        self,
+        setup: RunSetup,
+        results: Results,
+        totals: RunTotals,
+        progress: Progress,
+        saved: Checkpoint | None,
+        hooks: RunHooks,
+    ) -> RunResult:
+        """Run all rounds and releases. Raises as `execute`, and DeadlineError when too few devices connect."""
+        for record in reports.of_run(self.server.journal.db, results.id):  # from before an interruption
+            totals.note(record.device, reports.report_of(record))
+        deployment = Deployment(setup, self.server, results, totals, progress, self.home)
+        recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, deployment.rejected)
+        try:
+            fleet = _fleet(setup, deployment)
+            return execute(setup, fleet, CombinedHooks(recorder, hooks, deployment), progress, saved)
+        finally:
+            deployment.close()
+            recorder.conclude(self.server.roster.table)
+
+
+@contextmanager
+def connect(request: RunRequest, setup: RunSetup) -> Iterator[Devices]:
+    """Connect to the broker and open the registry for the block. Raises InputError and ConnectError."""
+    assert request.connect is not None
+    _require_known_classes(request, setup)
+    broker = request.recipe.broker
+    quarantine_after, revoked = request.recipe.validation.quarantine_after, denied(broker.identity)
+    with (
+        closing(Database.open(request.registry)) as db,
+        Journal(db, broker.fleet, quarantine_after=quarantine_after, denied=revoked) as journal,
+        connected(
+            request.connect,
+            journal,
+            takeover=request.takeover,
+            workers=request.workers,
+            director=Director(Repository(request.home / broker.fleet), broker.fleet),
+            authorities=fleet_authorities(broker.identity),
+        ) as server,
+    ):
+        yield Devices(server, request.home)
+
+
+def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
+    """The clients that train, by the recipe's source."""
+    if setup.recipe.source == "none":
+        return NoClients()
+    if setup.recipe.source == "fleet":
+        return deployment.devices
+    simulated = simulated_fleet(setup)
+    return simulated if setup.recipe.source == "simulated" else HybridFleet(deployment.devices, simulated)
+
+
+def _require_known_classes(request: RunRequest, setup: RunSetup) -> None:
+    """Raise InputError if a run that trains nothing reorders or removes classes that devices have heads for."""
+    folder = request.home / setup.recipe.broker.fleet
+    if setup.recipe.source == "none" and (folder / "metadata").is_dir():
+        require_grown(setup.spec.classes, Repository(folder).releases())
