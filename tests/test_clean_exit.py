@@ -75,7 +75,7 @@ def test_a_comparison_in_parallel_leaves_nothing(number: signal.Signals, tmp_pat
         command.wait_for(lambda: len(command.pids()) >= 3)
         time.sleep(5)
         os.kill(command.process.pid, number)
-        command.require_clean_end(command.shared())
+        command.require_clean_end(command.shared(), 3 * END_S)  # a worker notices when it has started
 
 
 @pytest.mark.broker
