@@ -44,7 +44,7 @@ demo-secure: venv ## the same over mTLS, each device with its own certificate; a
 	$(BIN)/edge-fl demo --secure --compare-plaintext $(ARGS)
 
 test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (select with ARGS='-k topics')
-	$(TEST) -n 2 -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
+	$(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
 
 ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/server/training/engines/test_ray.py $(ARGS)

@@ -25,6 +25,7 @@ from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of
+from tests.sample import sample
 
 FULL = ("d1", "d2")
 HEADS = {"h1": "logistic", "h2": "svm"}
@@ -112,14 +113,14 @@ def check_run(site: Site, name: str, **options: Any) -> None:
 OPTIONAL = {"fedrir.r_squared"}  # needs more images than a device of these tests has
 
 
-QUICKLY = {"fedavg", "fedavg+ft", "fedcrc", "fedcrl", "fedcp", "repper", "spherefed"}
-EVERY = [
-    pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow)
-    for name in (*ABLE, "fedavg+ft", "fedprox+ft")
-]
+# One of each kind of head tier, and of parts that travel.
+QUICKLY = ["fedavg", "fedavg+ft", "fedcrc", "fedcrl", "fedcp", "repper", "spherefed"]
+SLOWLY = [name for name in (*ABLE, "fedavg+ft", "fedprox+ft") if name not in QUICKLY]
+IN_CI = ["class-statistics", "ditto", "fed-rod", "fedpac", "gpfl"]
+ON_A_BROKER = [*IN_CI, "fedamp", "fedavg+ft", "fedcrc", "fedproto", "fedrir", "spherefed"]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [*QUICKLY, *sample(SLOWLY, IN_CI, pytest.mark.slow)])
 def test_a_mixed_fleet_runs_under_every_method_that_allows_it(site: Site, name: str) -> None:
     check_run(site, name)
 
@@ -137,7 +138,7 @@ def test_a_mixed_fleet_runs_over_a_real_broker(real_site: Site, name: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.broker
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sample(names(), ON_A_BROKER))
 def test_every_device_reports_its_accuracies_under_every_method_over_a_real_broker(
     real_site: Site, name: str
 ) -> None:

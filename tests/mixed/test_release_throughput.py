@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -170,12 +171,16 @@ def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
     return Ours(seconds, published_s, broker_mb)
 
 
+def nightly(number: int, turns: int) -> Any:
+    return pytest.param(number, turns, marks=pytest.mark.nightly)
+
+
 def spread(values: list[float]) -> str:
     """Median, with minimum and maximum in brackets."""
     return f"{median(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
 
 
-@pytest.mark.parametrize(("number", "turns"), [(1, 7), pytest.param(50, 1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("number", "turns"), [(1, 1), nightly(1, 7), nightly(50, 1)])
 def test_45_megabytes_compared_with_mosquittos_clients(
     number: int, turns: int, mosquitto_program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

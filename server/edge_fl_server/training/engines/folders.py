@@ -1,7 +1,8 @@
 """Temporary folders of simulated clients, removed with their owners; those of a killed process by its cleaner or the next `create`.
 
 The cleaner is a shell in a session of its own, so that signals to the process group do not reach it. A living process holds a lock on a
-file in its folder, so a folder whose lock is free can be removed.
+file in its folder, so a folder whose lock is free can be removed. Ray's agents may outlive a killed node for minutes; the cleaner kills
+the processes that have files of a Ray session in its folders open.
 """
 
 from __future__ import annotations
@@ -21,10 +22,24 @@ SHARED_MEMORY = Path("/dev/shm")
 # Input: one path per line, until all writers have ended. Semaphores are files that Python's resource tracker removes, unless it was killed.
 CLEANER = """
 trap '' HUP INT TERM
+kill_users() ( # of the files in a folder
+  cd -P -- "$1" || exit
+  for try in 1 2 3 4 5; do
+    links=$(find /proc/[0-9]*/fd -lname "$PWD/*")
+    [ "$links" ] || exit
+    for link in $links; do
+      pid=${link#/proc/}
+      pid=${pid%%/*}
+      [ -O "/proc/$pid" ] && kill -KILL "$pid"
+    done
+    sleep 0.1
+  done
+)
 while IFS= read -r path; do set -- "$@" "$path"; done
 for try in 1 2 3 4 5; do
   left=
   for path; do
+    for session in "$path"/session_*; do [ -d "$session" ] && kill_users "$session"; done
     [ -d "$path" ] && rm -rf -- "$path"
     [ -e "$path" ] && left=1
   done

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+
+import pytest
 
 from edge_fl_server.training.engines.folders import create, remove_with
 
@@ -22,6 +26,19 @@ os.posix_spawn = no_shell  # otherwise the cleaner could be sooner than the next
 owner = Owner()
 remove_with(owner, create(Path(sys.argv[1])))
 os.kill(os.getpid(), signal.{how})
+"""
+
+RAY_NODE = """
+import sys, time
+from pathlib import Path
+from edge_fl_server.training.engines.folders import create
+
+folder = create(Path(sys.argv[1]))
+(folder / "session_1" / "logs").mkdir(parents=True)
+(folder / "session_1" / "logs" / "agent.log").touch()
+(folder / "0.bin").touch()
+print(folder, flush=True)
+time.sleep(60)
 """
 
 
@@ -48,3 +65,27 @@ def test_folders_of_a_killed_process_are_removed_by_the_next_one(tmp_path):
     other = Owner()
     second = remove_with(other, create(tmp_path))
     assert set(tmp_path.iterdir()) == {folder, second}  # folders of living owners stay
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_processes_that_log_to_a_ray_session_end_with_a_killed_owner(tmp_path):
+    here, linked = tmp_path / "here", tmp_path / "linked"
+    here.mkdir()
+    linked.symlink_to(here)
+    command = [sys.executable, "-c", RAY_NODE, str(linked)]
+    with ExitStack() as stack:
+        owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[4])
+        stack.enter_context(owner)
+        stack.callback(owner.kill)
+        assert owner.stdout
+        folder = Path(owner.stdout.readline().strip())
+
+        def follow(file: Path) -> subprocess.Popen[bytes]:
+            process = stack.enter_context(subprocess.Popen(["tail", "-f", str(file)], start_new_session=True))
+            stack.callback(process.kill)
+            return process
+
+        agent, other = follow(folder / "session_1" / "logs" / "agent.log"), follow(folder / "0.bin")
+        owner.kill()
+        assert agent.wait(20) == -signal.SIGKILL
+        assert other.poll() is None

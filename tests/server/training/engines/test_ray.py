@@ -26,7 +26,6 @@ ray: Any = pytest.importorskip("ray")
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 
 KILLS = 10
-AGENTS_S = 60.0  # Ray's agents notice the end of a killed node with a delay
 NODES = [
     {"num_cpus": 1, "node_ip_address": address, "include_dashboard": False}
     for address in ("127.0.0.2", "127.0.0.3")
@@ -51,7 +50,7 @@ def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_p
         command.wait_for(lambda: command.says("rounds: "))
         assert command.named("raylet") and command.named("gcs_server") and command.folders()
         os.kill(command.process.pid, number)
-        command.require_clean_end(command.shared(), AGENTS_S)
+        command.require_clean_end(command.shared())
 
 
 @pytest.fixture(scope="module")
