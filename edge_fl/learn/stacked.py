@@ -15,6 +15,7 @@ from itertools import chain
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take, take_each
 from edge_fl.learn.network import stacks
@@ -110,18 +111,14 @@ class Stacked(Batches):
         return replace(self, members=members)
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
-        parts = [fn(self._pixels(chunk)) for chunk in self.x.split(EVALUATION_BATCH)]
-        return replace(self, x=torch.cat([part.detach() for part in parts]))
+        parts = [fn(self._pixels(chunk)).detach() for chunk in self.x.split(EVALUATION_BATCH)]
+        return replace(self, x=torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
 def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
     """Stack a chunk -> (x [K, N, ...], y [K, N], real [K, N]); padding is zeros with the label PADDING."""
-    longest = max(len(member) for member in members)
-    first = members[0]
-    x = torch.zeros(len(members), longest, *first.x.shape[1:], dtype=first.x.dtype, device=first.x.device)
-    y = torch.full((len(members), longest), PADDING, device=first.y.device)
-    for place, member in enumerate(members):
-        x[place, : len(member)], y[place, : len(member)] = member.x, member.y
+    x = pad_sequence([member.x for member in members], batch_first=True)
+    y = pad_sequence([member.y for member in members], batch_first=True, padding_value=PADDING)
     return x, y, (y != PADDING).to(torch.float32)
 
 
