@@ -32,7 +32,7 @@ from edge_fl_server.training.engines import folders
 PRELOADED = ["edge_fl_server.training.engines.worker"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-KEPT_BYTES = 1 << 30
+KEPT_BYTES, RETURNED_BYTES = 1 << 30, 1 << 20
 KILL_S = 5.0
 IMPORT_S, FORK_S = 4.0, 0.1  # start of the workers: with and without the import of torch
 MAX_FOLDER_BYTES = 60
@@ -76,11 +76,10 @@ def prepare() -> None:
         listener.listen()
         alive, end_of_parent = os.pipe()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the parent handles Ctrl-C
-        gc.freeze()  # the collector need not touch, and so copy, what both share
+        gc.freeze()  # for good: the collector would touch, and so copy, what the processes share
         pid = os.fork()
         if pid == 0:
             _serve(listener, alive, end_of_parent)
-        gc.unfreeze()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(alive)
     server._forkserver_address, server._forkserver_pid = address, pid
@@ -209,6 +208,15 @@ def keep_memory() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+
+
+def return_memory() -> None:
+    """Return freed memory of this process to the system, now and from now on (glibc only)."""
+    libc = ctypes.CDLL(None)
+    if mallopt := getattr(libc, "mallopt", None):
+        mallopt(M_TRIM_THRESHOLD, RETURNED_BYTES)
+        mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
+        libc.malloc_trim(0)
 
 
 @contextmanager
