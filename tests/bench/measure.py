@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import multiprocessing
 import os
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -92,21 +93,9 @@ def file_bytes(pid: int) -> int:
     """Pages of files, shared memory included, that a process and its descendants use. Takes a tenth of a second."""
     pages: dict[tuple[str, str], list[np.ndarray]] = {}
     for member in family(pid):
-        try:
-            mappings = Path(f"/proc/{member}/maps").read_text().splitlines()
-            with Path(f"/proc/{member}/pagemap").open("rb", buffering=0) as pagemap:
-                for addresses, _, offset, device, inode, *_ in map(str.split, mappings):
-                    if inode != "0":
-                        start, end = (int(address, 16) // PAGE for address in addresses.split("-"))
-                        entries = os.pread(
-                            pagemap.fileno(), (end - start) * ENTRY.itemsize, start * ENTRY.itemsize
-                        )
-                        used = np.flatnonzero(
-                            (np.frombuffer(entries, ENTRY) & (PRESENT | OF_FILE)) == PRESENT | OF_FILE
-                        )
-                        pages.setdefault((device, inode), []).append(used + int(offset, 16) // PAGE)
-        except (FileNotFoundError, ProcessLookupError):  # ended in the meantime
-            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended in the meantime
+            for file, used in _file_pages(member):
+                pages.setdefault(file, []).append(used)
     return PAGE * sum(len(np.unique(np.concatenate(used))) for used in pages.values())
 
 
@@ -172,3 +161,16 @@ def _anonymous(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:")), 0)
+
+
+def _file_pages(pid: int) -> Iterator[tuple[tuple[str, str], np.ndarray]]:
+    """(file, numbers of its pages in use) for every mapping of a process."""
+    mappings = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pagemap:
+        for addresses, _, offset, device, inode, *_ in map(str.split, mappings):
+            if inode == "0":
+                continue
+            start, end = (int(address, 16) // PAGE * ENTRY.itemsize for address in addresses.split("-"))
+            entries = np.frombuffer(os.pread(pagemap.fileno(), end - start, start), ENTRY)
+            used = np.flatnonzero(entries & (PRESENT | OF_FILE) == PRESENT | OF_FILE)
+            yield (device, inode), used + int(offset, 16) // PAGE
