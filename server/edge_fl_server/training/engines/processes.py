@@ -32,7 +32,7 @@ from edge_fl_server.training.engines import folders
 PRELOADED = ["edge_fl_server.training.engines.worker"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
-KEPT_BYTES, RETURNED_BYTES = 1 << 30, 1 << 20
+KEPT_BYTES = 1 << 30
 KILL_S = 5.0
 IMPORT_S, FORK_S = 4.0, 0.1  # start of the workers: with and without the import of torch
 MAX_FOLDER_BYTES = 60
@@ -211,12 +211,9 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Return freed memory of this process to the system, now and from now on (glibc only)."""
-    libc = ctypes.CDLL(None)
-    if mallopt := getattr(libc, "mallopt", None):
-        mallopt(M_TRIM_THRESHOLD, RETURNED_BYTES)
-        mallopt(M_MMAP_THRESHOLD, RETURNED_BYTES)
-        libc.malloc_trim(0)
+    """Return freed memory of this process to the system (glibc only)."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 @contextmanager

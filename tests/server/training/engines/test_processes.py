@@ -89,26 +89,21 @@ from edge_fl_server.training.engines import processes
 def used():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-def freed():
-    before = used()
-    tensors = [torch.ones(500_000) for _ in range(30)]
-    end = torch.ones(1)
-    del tensors
-    return used() - before
-
 processes.keep_memory()
-print(freed())
 before = used()
+tensors = [torch.ones(500_000) for _ in range(30)]
+last = torch.ones(1_000)
+del tensors
+print(used() - before)
 processes.return_memory()
 print(used() - before)
-print(freed())
 """
 
 
-def test_a_process_that_returns_memory_is_as_large_as_what_it_uses() -> None:
+def test_a_process_can_return_memory_that_it_kept() -> None:
     found = subprocess.run(
         [sys.executable, "-c", RETURNED], capture_output=True, text=True, timeout=120, check=True
     )
-    kept, returned, after = map(int, found.stdout.split())
+    kept, after = map(int, found.stdout.split())
     assert kept > 50e6, "nothing was kept that could be returned"
-    assert returned < -50e6 and after < 10e6
+    assert after < 10e6
