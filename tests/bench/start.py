@@ -14,10 +14,11 @@ import numpy as np
 from edge_fl.inputs import InputSpec
 from tests.bench import workloads
 from tests.bench.figures import Figure
-from tests.bench.measure import MEGABYTE, tree_bytes
+from tests.bench.measure import MEGABYTE, anonymous_bytes, file_bytes
 
 DATASET, IMAGES, CLIENTS, ROUNDS = "work-a", 5615, 20, 40
-SAMPLE_S = 0.1  # between two looks at the results and the memory
+LOOK_S = 0.1  # between two looks at the results
+LOOKS_PER_SAMPLE = 5  # of the memory, which takes time from the run
 AFTER_S = 5.0  # of the following rounds, for the peak memory
 DEADLINE_S = 120.0
 
@@ -47,7 +48,7 @@ def _run(folder: Path, number: int) -> tuple[float, float]:
     command = [sys.executable, "-m", "edge_fl", "simulate", "--method", "fedavg", "--dataset", DATASET]
     command += ["--data-dir", str(folder), "--clients", str(CLIENTS), "--beta", "0.1", "--model", "cnn2"]
     command += ["--rounds", str(ROUNDS), "--set", "evaluate_every=0", "--set", "method.batch_size=10"]
-    start, first, peak = time.monotonic(), 0.0, 0
+    start, first, looks, most = time.monotonic(), 0.0, 0, 0
     with subprocess.Popen(
         [*command, "--runs", str(runs)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
@@ -56,8 +57,11 @@ def _run(folder: Path, number: int) -> tuple[float, float]:
         ):
             if not first and any(path.stat().st_size for path in runs.glob("*/round_metrics.jsonl")):
                 first = time.monotonic() - start
-            peak = max(peak, tree_bytes(process.pid))
-            time.sleep(SAMPLE_S)
+            if looks % LOOKS_PER_SAMPLE == 0:
+                most = max(most, anonymous_bytes(process.pid))
+            looks += 1
+            time.sleep(LOOK_S)
+        peak = most + file_bytes(process.pid)
         process.terminate()
     if not first:
         raise RuntimeError(f"no round ended within {DEADLINE_S:.0f} s of {' '.join(command)}")

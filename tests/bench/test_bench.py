@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -152,6 +153,33 @@ def test_memory_counts_a_process_and_its_children() -> None:
         process.stdout.readline()
         assert 50e6 < tree_bytes(process.pid) < 150e6
         process.communicate(b"\n", timeout=20)
+
+
+READER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+sum(mapped[::4096])
+print(1, flush=True)
+input()
+"""
+
+
+def test_memory_does_not_depend_on_other_programs_that_map_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "library"
+    path.write_bytes(bytes(50_000_000))
+    command = [sys.executable, "-c", READER, str(path)]
+    with ExitStack() as stack:
+        found = []
+        for _ in range(2):
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            found.append(process.pid)
+        assert 50e6 < tree_bytes(found[0]) < 90e6
 
 
 def test_the_regret_is_that_of_the_worst_workload() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 import edge_fl
+from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
 from edge_fl.data.partition import Split
 from edge_fl.data.samples import Dataset, Samples
+from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import BUFFER, Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import PERSONAL, Method
@@ -16,10 +18,11 @@ from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
-from tests.bench import plain
+from tests.bench import plain, workloads
+from tests.bench.peers import split
+from tests.bench.peers.cases import Case
 from tests.bench.peers.job import Job, numbered
 from tests.bench.peers.turns import Turns
-from tests.bench.peers.workload import recipe
 
 ROUNDS = 1000  # a long run, for which `auto` calibrates
 
@@ -46,6 +49,21 @@ def plain_loop(job: Job, turns: Turns) -> None:
     for number in range(1, ROUNDS):
         loop.round(number)
         turns.wait(lambda: numbered("shared", list(loop.server.parameters())))
+
+
+def recipe(case: Case, clients: int, shape: tuple[int, int, int]) -> Recipe:
+    """edge-fl's recipe of a case; training only, pixels in -1..1 as in PFLlib."""
+    model = ModelConfig("tests.bench.networks:Pixels", {"hidden": 0}) if case.linear else ModelConfig("cnn2")
+    optimiser = OptimiserConfig("sgd", workloads.LR)
+    return Recipe(
+        name="peers",
+        rounds=1,
+        evaluate_every=0,
+        model=model,
+        method=MethodConfig(case.method, case.epochs, split.BATCH_SIZE, optimiser, dict(case.options)),
+        data=DataConfig(clients=clients),
+        input=InputSpec(shape),
+    )
 
 
 def _store(job: Job) -> ClientStore:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench.measure import family, tree_bytes
+from tests.bench.measure import anonymous_bytes, family, file_bytes
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENTS = ROOT / ".venvs"
@@ -50,7 +50,7 @@ class Command:
 
 class Side:
     """A running side. `about`: its latest description of itself; `first_s`: seconds from its start to the end of its first round; `peak`:
-    the largest memory of its processes in `watched` rounds, in bytes (PSS).
+    the largest memory of its processes in `watched` rounds, in bytes (`measure.tree_bytes`).
     """
 
     def __init__(self, command: Command, job: Path, log: Path) -> None:
@@ -146,11 +146,11 @@ class Side:
 
     @contextlib.contextmanager
     def _sampled(self) -> Iterator[None]:
-        done = threading.Event()
+        done, samples = threading.Event(), [0]
 
         def sample() -> None:
             while not done.wait(SAMPLE_S):
-                self.peak = max(self.peak, tree_bytes(self._process.pid))
+                samples.append(anonymous_bytes(self._process.pid))
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
@@ -159,7 +159,8 @@ class Side:
         finally:
             done.set()
             thread.join()
-            self.peak = max(self.peak, tree_bytes(self._process.pid))
+            samples.append(anonymous_bytes(self._process.pid))
+            self.peak = max(self.peak, max(samples) + file_bytes(self._process.pid))
 
 
 def _handle(pid: int, stack: contextlib.ExitStack) -> int | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
 from edge_fl.data.partition import Split
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import BUFFER
@@ -17,25 +16,11 @@ from edge_fl_server.training.study import Study
 from tests.bench.peers import split
 from tests.bench.peers.cases import CASES, Case
 from tests.bench.peers.job import CLASSES, DATASET
+from tests.bench.peers.ours import recipe
 from tests.bench.workloads import LR, images
 from tests.differential.theirs import DEFAULTS
 
 SEED = 1
-
-
-def recipe(case: Case, clients: int, shape: tuple[int, int, int]) -> Recipe:
-    """edge-fl's recipe of a case; training only, pixels in -1..1 as in PFLlib."""
-    model = ModelConfig("tests.bench.networks:Pixels", {"hidden": 0}) if case.linear else ModelConfig("cnn2")
-    optimiser = OptimiserConfig("sgd", LR)
-    return Recipe(
-        name="peers",
-        rounds=1,
-        evaluate_every=0,
-        model=model,
-        method=MethodConfig(case.method, case.epochs, split.BATCH_SIZE, optimiser, dict(case.options)),
-        data=DataConfig(clients=clients),
-        input=InputSpec(shape),
-    )
 
 
 def write(folder: Path, name: str, quick: bool) -> int:

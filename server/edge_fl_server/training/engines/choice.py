@@ -153,6 +153,7 @@ def _epochs(method: Method) -> int:
 def _pool(store: ClientStore, method: Method) -> Fleet:
     if store.device != "cpu":
         raise ConfigError(f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'")
+    processes.return_memory()  # that of a calibration
     return PoolFleet(store)
 
 

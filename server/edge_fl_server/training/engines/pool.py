@@ -61,6 +61,7 @@ class PoolFleet(SimulatedFleet):
             raise
         for path in self._messages.glob(f"down-{step}-{round}-*"):
             path.unlink()
+        processes.return_memory()  # that of the updates, whose gaps would remain in the heap
 
     def _updates(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[Update]:
         jobs = self._jobs(step, round, epochs, downs)

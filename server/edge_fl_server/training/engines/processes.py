@@ -76,11 +76,10 @@ def prepare() -> None:
         listener.listen()
         alive, end_of_parent = os.pipe()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the parent handles Ctrl-C
-        gc.freeze()  # the collector need not touch, and so copy, what both share
+        gc.freeze()  # for good: the collector would touch, and so copy, what the processes share
         pid = os.fork()
         if pid == 0:
             _serve(listener, alive, end_of_parent)
-        gc.unfreeze()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         os.close(alive)
     server._forkserver_address, server._forkserver_pid = address, pid
@@ -209,6 +208,12 @@ def keep_memory() -> None:
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+
+
+def return_memory() -> None:
+    """Return freed memory of this process to the system (glibc only)."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 @contextmanager

@@ -81,6 +81,6 @@ def _run(folder: Path) -> tuple[ClientStore, Method, PersonalParts]:
     return store, method, PersonalParts(method, folder / PERSONAL)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=1)
 def _down(path: Path) -> Parts:
     return from_arrays(tensors.unpack(path.read_bytes()))

@@ -56,3 +56,54 @@ def test_workers_are_forked_from_a_process_without_other_threads(threads: str, f
     )
     assert found.stdout.split("\n")[:4] == [first, "True", "3", "[1, 2, 3]"], found.stderr
     assert not found.stderr
+
+
+COLLECTED = """
+import gc
+from pathlib import Path
+from edge_fl_server.training.engines import processes
+
+def copied():
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty:"))
+
+processes.prepare()
+before = copied()
+gc.collect()
+print(copied() - before)
+"""
+
+
+def test_a_garbage_collection_does_not_copy_the_memory_shared_with_the_fork_server() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert int(found.stdout) < 10e6
+
+
+RETURNED = """
+import torch
+from pathlib import Path
+from edge_fl_server.training.engines import processes
+
+def used():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+processes.keep_memory()
+before = used()
+tensors = [torch.ones(500_000) for _ in range(30)]
+last = torch.ones(1_000)
+del tensors
+print(used() - before)
+processes.return_memory()
+print(used() - before)
+"""
+
+
+def test_a_process_can_return_memory_that_it_kept() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", RETURNED], capture_output=True, text=True, timeout=120, check=True
+    )
+    kept, after = map(int, found.stdout.split())
+    assert kept > 50e6, "nothing was kept that could be returned"
+    assert after < 10e6
