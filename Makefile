@@ -54,7 +54,6 @@ nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of eve
 	$(FLOWER)/bin/pip install --quiet . 'flwr>=1.41,<2' pytest pytest-timeout hypothesis
 	$(FLOWER)/bin/python -m pytest -W ignore tests/edge_fl/secure/test_flower.py
 	$(TEST) tests/fuzz tests/chaos -n 2 --hypothesis-profile nightly --timeout 7200 $(ARGS)
-	$(MAKE) ray ARGS='--hypothesis-profile nightly'
 	$(TEST) tests --ignore tests/chaos -n 2 --hypothesis-profile nightly -m nightly $(ARGS)
 
 mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)

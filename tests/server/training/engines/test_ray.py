@@ -25,7 +25,7 @@ from tests.server.training.engines.test_engines import difference, outcome, pool
 ray: Any = pytest.importorskip("ray")
 cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
 
-KILLS, KILLS_IN_CI = 10, 3
+KILLS = 10
 NODES = [
     {"num_cpus": 1, "node_ip_address": address, "include_dashboard": False}
     for address in ("127.0.0.2", "127.0.0.3")
@@ -85,10 +85,7 @@ def test_ray_equals_the_pool_to_the_bit(name: str, two_nodes: Any) -> None:
     assert difference(found, expected) == 0 and metrics == expected_metrics
 
 
-@pytest.mark.parametrize(
-    "time",
-    [*range(KILLS_IN_CI), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(KILLS_IN_CI, KILLS))],
-)
+@pytest.mark.parametrize("time", range(KILLS))
 def test_a_worker_killed_in_mid_round_changes_nothing(time: int, two_nodes: Any, tmp_path: Path) -> None:
     marker = tmp_path / "armed"
     at = store("ditto", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker)}))
