@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # torch.func does it at the first gradient, which would be below the limit
 
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.samples import ClientData, Samples
