@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,9 @@ def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_bo
         assert pool.add(photo, f"camera {number}").name
     settings.remember(DeviceConfig("pi", str(images), folder=str(home), capture=CAPTURE))
     command = [sys.executable, "-m", "edge_fl", "device", "serve", "--dir", str(home), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        stack.callback(process.terminate)  # also after a failure
         assert process.stderr
         address = next(
             found[1] for line in process.stderr if (found := re.search(r"(http://\S+)/label", line))
@@ -124,8 +127,6 @@ def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_bo
         urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()
         post(address, "/frame", photo_of(77))
         after_all, fitting = peak_mb(process.pid), peak_mb(child_of(process.pid))
-        process.terminate()
-        drain.join(20)
     p50, p95 = np.percentile(seconds, [50, 95])
     with capsys.disabled():
         sys.stdout.write(f"\nlabel -> head that predicts, {PICTURES} x 1,280, 10 classes, n = {LABELS}\n")
