@@ -110,5 +110,6 @@ def _record(dim: int) -> np.dtype[np.void]:
 
 
 def _mapped(path: Path, dim: int) -> NDArray[np.void]:
-    empty = np.zeros(0, _record(dim))
-    return np.memmap(path, _record(dim), "r") if path.stat().st_size else empty
+    record = _record(dim)
+    whole = path.stat().st_size // record.itemsize  # a row that is being added grows page by page
+    return np.memmap(path, record, "r", shape=(whole,)) if whole else np.zeros(0, record)
