@@ -180,6 +180,7 @@ def wait_for(happened: object, process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_an_installation_over_the_network_is_tried_again(index: Index, tmp_path: Path) -> None:
     require()
     pi = flashed(tmp_path, cards.TRIXIE, tmp_path / "index/tiny" / TINY, offline=False)

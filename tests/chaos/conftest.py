@@ -1,4 +1,4 @@
-"""Number of runs: 10, or 200 in `make nightly`."""
+"""Number of runs: 6, or 200 in `make nightly`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 RUNS = 200
-CI_RUNS = 10  # without the marker nightly
+CI_RUNS = 6  # without the marker nightly
 QUICK_RUNS = 1  # without the marker slow
 HEADS_EVERY = 5
 

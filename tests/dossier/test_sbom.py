@@ -53,6 +53,7 @@ def test_differences_name_added_removed_and_changed_components(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_sbom_of_the_environment_names_the_direct_dependencies() -> None:
     pytest.importorskip("cyclonedx_py", reason="the extra 'dossier' is not installed")
     assert {"numpy", "tuf", "msgspec"} <= sbom.components(sbom.of_environment()).keys()

@@ -27,6 +27,7 @@ def test_the_tables_of_separable_pictures(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @needs_pacs
 @needs_backbone
