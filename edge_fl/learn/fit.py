@@ -103,8 +103,14 @@ def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
 
 def factored_gradient(loss: Loss, params: Any, batch: Batch) -> Gradients:
     """`gradient` in closed form where the loss has one (linear layers as factors), else by autograd."""
-    closed_form = loss.gradient(params, batch) if isinstance(loss, CrossEntropy) else None
-    return closed_form or gradient_and_aux(lambda p, b: (loss(p, b), ()), params, batch)[0]
+    if isinstance(loss, CrossEntropy):
+        return gradient_and_features(loss, params, batch)[0]
+    return gradient_and_aux(lambda p, b: (loss(p, b), ()), params, batch)[0]
+
+
+def gradient_and_features(loss: CrossEntropy, params: Any, batch: Batch) -> tuple[Gradients, Tensor]:
+    """`factored_gradient`, and the input z [B, d] of the loss's last part, from the same forward pass."""
+    return loss.gradient(params, batch) or gradient_and_aux(loss.with_features, params, batch)
 
 
 def gradient_and_aux(

@@ -36,6 +36,10 @@ class CrossEntropy:
     pull: float = 0.0
 
     def __call__(self, params: Params | Parts, batch: Batch) -> Tensor:
+        return self.with_features(params, batch)[0]
+
+    def with_features(self, params: Params | Parts, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(loss, input z [B, d] of the last part)."""
         x = z = batch.x
         held = self._held(params)
         for name, part in self.parts.items():
@@ -44,10 +48,12 @@ class CrossEntropy:
         loss = cross_entropy(x, batch.y, batch.mask)
         if self.on_features is not None:
             loss = loss + self.on_features(z, batch)
-        return loss + proximal(params, self.reference, self.pull)
+        return loss + proximal(params, self.reference, self.pull), z
 
-    def gradient(self, params: Params | Parts, batch: Batch) -> Gradients | None:
-        """d loss / d params in closed form; None if a part is not a chain, `params` has other trained leaves, or z is the output."""
+    def gradient(self, params: Params | Parts, batch: Batch) -> tuple[Gradients, Tensor] | None:
+        """(d loss / d params, z) in closed form; None if a part is not a chain, `params` has other trained leaves, or a term
+        on z has no layer behind it.
+        """
         bound = self._bound(params)
         if bound is None:
             return None
@@ -57,17 +63,18 @@ class CrossEntropy:
             return None
         more = None if self.on_features is None else lambda z: self._on_features_gradient(z, batch)
         with torch.no_grad():
-            grads = chain.gradient(
+            found = chain.gradient(
                 bound,
                 batch.x,
                 lambda logits: error(logits, batch.y, batch.mask),
                 more,
                 len(bound) - len(last),
             )
-            if grads is None or not self.pull:
-                return grads
+            if found is None or not self.pull:
+                return found
+            grads, z = found
             towards = tree.parameters(self.reference)
-            return {path: Pulled(g, trained[path], towards[path], self.pull) for path, g in grads.items()}  # type: ignore[arg-type]
+            return {path: Pulled(g, trained[path], towards[path], self.pull) for path, g in grads.items()}, z  # type: ignore[arg-type]
 
     def layers(self, params: Params | Parts) -> list[BoundLayer] | None:
         """The layers with their tensors, if the loss is the plain cross-entropy of a chain with these trained leaves; else None."""

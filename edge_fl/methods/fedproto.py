@@ -12,19 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update, prototypes, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
-from edge_fl.learn.losses import masked_mean
+from edge_fl.learn.fit import fit, gradient_and_features, scan
+from edge_fl.learn.losses import masked_mean, one_hot
 from edge_fl.learn.network.part import personal, shared
-from edge_fl.learn.tree import Parts
+from edge_fl.learn.objective import CrossEntropy
+from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import HeadTier, Method
+
+# model, optimiser state, sums of features by class [C, d], samples by class [C]
+Carry = tuple[Parts, Any, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ class FedProto(Method):
     )
     weighted: bool = hyper(
         False, "weight prototypes by samples instead of equally", source="equal in both codes [C]"
+    )
+    means: str = hyper(
+        "after",
+        "class means of the trained extractor, or of the features during training, which saves a forward pass",
+        choices=("after", "during"),
+        source="after: Eq. 3 [P]; during: in all epochs, PFLlib, or in the last one, official code [C]",
     )
     inference: str = hyper(
         "prototype", "prediction by prototypes or head", choices=("prototype", "head"), source="[P]"
@@ -50,7 +61,7 @@ class FedProto(Method):
     head_tier: ClassVar = HeadTier("none")
     deviations: ClassVar = (
         "prototypes are the plain mean over clients that have the class, because the paper's weights do not sum to 1;"
-        " class means are taken after training (Eq. 3), not during its last epoch (code)"
+        ' class means are taken after training (Eq. 3), not during its last epoch (code), unless `means` is "during"'
     )
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -61,8 +72,29 @@ class FedProto(Method):
             return self.lam * masked_mean(torch.where(known["count"][batch.y] > 0, apart, 0.0), batch.mask)
 
         loss = replace(self.loss, on_features=distance) if self.lam else self.loss
+        if self.means == "during":
+            return self._train_with_means(loss, own, known, data)
         own = fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
         return {"prototypes": prototypes(data.features(net.extractor, own["extractor"]))}, own  # Eq. 3
+
+    def _train_with_means(
+        self, loss: CrossEntropy, own: Parts, known: Params, data: Batches
+    ) -> tuple[Parts, Parts]:
+        """Train the model; the class means are those of all features that its training computes."""
+
+        def step(carry: Carry, batch: Batch) -> Carry:
+            own, state, sums, counts = carry
+            grads, z = gradient_and_features(loss, own, batch)
+            self.optimiser.advance(tree.parameters(own), grads, state)
+            member = one_hot(batch.y, data.classes) * batch.real[:, None]
+            return own, state, sums + member.T @ z, counts + member.sum(0)
+
+        state = self.optimiser.init(tree.parameters(own))
+        carry = own, state, torch.zeros_like(known["mean"]), torch.zeros_like(known["count"])
+        norm = tree.has_buffers(own)
+        own, _, sums, counts = scan(step, carry, data, stage="personal", epochs=self.epochs, norm=norm)
+        seen = torch.where(counts > 0, data.counts, 0.0)
+        return {"prototypes": {"mean": sums / counts.clamp(min=1)[:, None], "count": seen}}, own
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         return weighted_mean(shared, updates, by_count=self.weighted)  # Eq. 6

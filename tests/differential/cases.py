@@ -87,6 +87,11 @@ CASES = (
         (changes.fedproto_after_training,),
     ),
     Case(
+        "FedProto, means during training",
+        Setting("fedproto", {"lam": 1.0, "means": "during"}),
+        Theirs("serverproto:FedProto", {"lamda": 1.0}),
+    ),
+    Case(
         "pFedMe",
         Setting("pfedme", {"lam": 2.0, "inner_lr": 0.05, "inner_steps": 3}),
         Theirs(

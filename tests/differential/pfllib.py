@@ -82,7 +82,8 @@ def reasons(outcome: Outcome) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the comparison and write its outcome. Returns the exit code."""
-    names = ",".join(case.name for case in CASES)
+    known = list(dict.fromkeys(case.name for case in CASES))
+    names = ",".join(known)
     parser = argparse.ArgumentParser(prog="python -m tests.differential.pfllib")
     parser.add_argument("checkout", type=Path, help="folder of a checkout of PFLlib, with system/flcore")
     parser.add_argument(
@@ -90,24 +91,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--reasons", action="store_true", help="also without each change of PFLlib")
     parsed = parser.parse_args(arguments)
-    known = {case.name: case for case in CASES}
-    chosen = parsed.methods.split(",")
-    if unknown := [name for name in chosen if name not in known]:
+    methods = parsed.methods.split(",")
+    if unknown := [name for name in methods if name not in known]:
         parser.error(f"--methods: {unknown[0]!r}, expected some of {names}")
     try:
-        theirs.load(parsed.checkout, [known[name].theirs for name in chosen])
+        chosen = [case for name in methods for case in CASES if case.name == name]
+        theirs.load(parsed.checkout, [case.theirs for case in chosen])
     except InputError as error:
         parser.error(str(error))
     torch.set_num_threads(1)
     _write(f"PFLlib {commit(parsed.checkout)}; correct predictions after each round")
     differing = []
-    for name in chosen:
-        outcome = compare(known[name])
+    for case in chosen:
+        outcome = compare(case)
         for line in [*outcome.lines(), *(reasons(outcome) if parsed.reasons else [])]:
             _write(line)
         if not outcome.equal:
-            differing.append(known[name].title)
-    _write(f"{len(chosen) - len(differing)} of {len(chosen)} methods are equal")
+            differing.append(case.title)
+    _write(f"{len(chosen) - len(differing)} of {len(chosen)} comparisons are equal")
     if differing:
         _write(f"not equal: {', '.join(differing)}")
     return 1 if differing else 0

@@ -95,10 +95,11 @@ def gradient(
     more: Callable[[Tensor], Tensor] | None = None,
     at: int = 0,
     kinds: Mapping[Any, Kind] | None = None,
-) -> Gradients | None:
-    """d loss / d each trained tensor; `error` maps the chain's output [B, C] to d loss / d output, both float32.
+) -> tuple[Gradients, Tensor] | None:
+    """(d loss / d each trained tensor, input z of layer `at`); `at` after the last layer is the output.
 
-    more: further loss terms that depend on the input z of layer `at`, as z -> d terms / dz. kinds: the supported layers, KINDS by default.
+    error: maps the chain's output [B, C] to d loss / d output, both float32.
+    more: further loss terms that depend on z, as z -> d terms / dz. kinds: the supported layers, KINDS by default.
     None if nothing is trained, or if a plain function follows the first trained layer, because its gradient is unknown.
     """
     kinds = KINDS if kinds is None else kinds
@@ -117,6 +118,8 @@ def gradient(
         x, keep = kinds[type(layer)].forward(layer, x, *tensors) if type(layer) in kinds else (layer(x), None)
         saved.append(keep)
         rounded.append(tensors)
+    if at == len(chain):
+        z = x
     grads: dict[LeafPath, Gradient] = {}
     grad = error(x.float()).to(x.dtype)
     for place in range(len(chain) - 1, first - 1, -1):
@@ -126,7 +129,7 @@ def gradient(
         if more is not None and place == at and place > first:
             grad = grad + more(z.float()).to(grad.dtype)
         grads |= zip(paths, own if dtype is None else [_widened(each) for each in own], strict=False)
-    return grads
+    return grads, z
 
 
 def _flat(module: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
@@ -154,7 +157,8 @@ def _linear_backward(
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias. For few rows and weights larger than the cache, oneDNN takes half the time of torch's product."""
-    plain = x.dtype != torch.float32 or x.device.type != "cpu" or is_functorch_wrapped_tensor(x)
+    stacked = is_functorch_wrapped_tensor(x) or is_functorch_wrapped_tensor(weight)  # vmap has no rule for it
+    plain = x.dtype != torch.float32 or x.device.type != "cpu" or stacked
     if plain or not ONEDNN or weight.nbytes < LARGE_BYTES:
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]

@@ -93,21 +93,17 @@ class _Plan:
         state = self.optimiser.init(params)
         remembers = bool(self.optimiser.momentum or self.optimiser.weight_decay)
         for x_now, y_now, mask, active in self.batches(x, y):
-            grads = chain.gradient(bound, x_now, lambda z: self.error(z, y_now, mask), kinds=KINDS)  # noqa: B023
-            assert grads is not None
+            found = chain.gradient(bound, x_now, lambda z: self.error(z, y_now, mask), kinds=KINDS)  # noqa: B023
+            assert found is not None
+            grads, _ = found
             changed = {**params, **{("state", *path): t for path, t in state.items()}}
             before = {p: t.clone() for p, t in changed.items()} if remembers and active is not None else {}
             self.optimiser.advance(params, grads, state)
-            for (
-                path,
-                old,
-            ) in (
-                before.items()
-            ):  # a client without a batch keeps its values; without a state its gradient is 0
+            # A client without a batch keeps its values; without a state its gradient is 0.
+            for path, old in before.items():
                 assert active is not None
-                changed[path].copy_(
-                    torch.where(active.reshape(-1, *[1] * (old.dim() - 1)), changed[path], old)
-                )
+                mine = active.reshape(-1, *[1] * (old.dim() - 1))
+                changed[path].copy_(torch.where(mine, changed[path], old))
         return tuple(params[path] for path in self.paths)
 
 

@@ -83,7 +83,7 @@ CASES: dict[str, Case] = {
         "fedproto",
         (("personal", 1),),
         "serverproto:FedProto",
-        {"lam": 1.0},
+        {"lam": 1.0, "means": "during"},  # as PFLlib, which has no pass over the images after training
         arguments={"lamda": 1.0},
         own=MODEL,
         split=True,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.optimiser import Sgd
 from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy
 
@@ -55,6 +59,34 @@ def test_the_distance_pulls_features_to_their_prototype() -> None:
         return float(((z - 2.0) ** 2).mean())
 
     assert distance(drawn) < 0.5 * distance(free)
+
+
+def test_class_means_during_training_are_of_the_features_that_training_sees() -> None:
+    settings = {
+        "epochs": 1,
+        "optimiser": Sgd(0.0),
+    }  # the model stays, so that both means are of the same features
+    during, after = (
+        toy.federate(toy.method("fedproto", toy.flat_net(), means=means, **settings))
+        .updates[1]["c0"]
+        .parts["prototypes"]
+        for means in ("during", "after")
+    )
+    assert torch.equal(during["count"], after["count"])
+    assert torch.allclose(during["mean"], after["mean"], atol=1e-6) and float(after["mean"].abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_where_class_means_are_taken_does_not_change_the_training(epochs: int) -> None:
+    method = toy.method("fedproto", epochs=epochs)
+    data, own = toy.batches("c0"), steps.start_own(method, "c0")
+    down = steps.start(method)
+    (sent, after), (sent_during, during) = (
+        steps.train(replace(method, means=means), down, own, data) for means in ("after", "during")
+    )
+    assert tree.same(after, during)
+    apart = (sent["prototypes"]["mean"] - sent_during["prototypes"]["mean"]).abs().max()
+    assert float(apart) > 1e-4, "features change while they are trained"
 
 
 def test_the_nearest_known_prototype_decides() -> None:

@@ -102,12 +102,17 @@ def apart(ours: object, theirs: object) -> float:
 def test_a_chain_knows_the_gradient_that_autograd_finds(build: Callable[[], nn.Module]) -> None:
     loss, b = network(build), batch()
     params = start(loss)
-    known = loss.gradient(params, b)
-    assert known is not None and any(isinstance(grad, Product) for grad in known.values())
+    found = loss.gradient(params, b)
+    assert found is not None
+    known, z = found
+    assert any(isinstance(grad, Product) for grad in known.values())
+    assert torch.allclose(z, loss.with_features(params, b)[1], atol=1e-6)
     assert apart(dense(known), gradient(by_autograd(loss), params, b)) < 1e-6
     under = replace(loss, frozen={"head": params["head"]})
-    found = gradient(under, params["extractor"], b)
-    assert apart(found, gradient(by_autograd(under), params["extractor"], b)) < 1e-6
+    assert (
+        apart(gradient(under, params["extractor"], b), gradient(by_autograd(under), params["extractor"], b))
+        < 1e-6
+    )
     padded = replace(b, mask=torch.tensor([1.0, 1, 0, 1, 1, 0, 1]))
     assert apart(gradient(loss, params, padded), gradient(by_autograd(loss), params, padded)) < 1e-6
 

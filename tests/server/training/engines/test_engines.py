@@ -63,7 +63,11 @@ def one_thread() -> Iterator[None]:
 
 
 def store(
-    name: str, model: ModelConfig = CONVOLUTIONS, precision: str = "fp32", momentum: float = 0.5
+    name: str,
+    model: ModelConfig = CONVOLUTIONS,
+    precision: str = "fp32",
+    momentum: float = 0.5,
+    **options: Any,
 ) -> ClientStore:
     """The toy federation as the engines get it, under a method."""
     clients = toy.clients()
@@ -72,7 +76,7 @@ def store(
     split = Split(
         sum(map(len, parts)), tuple(clients), tuple(rows[::3]), tuple(rows[1::3]), tuple(rows[2::3])
     )
-    usual = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum))
+    usual = MethodConfig(name, 1, 8, OptimiserConfig("sgd", 0.01, momentum=momentum), options)
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
     spec = MethodSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
@@ -145,6 +149,14 @@ def test_the_vectorised_engine_equals_the_reference_to_rounding(name: str) -> No
     fleet = vectorised(at)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
     assert bool(fleet.fallback) == (name in CANNOT_BE_VECTORISED)
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["autograd", "closed-form"])
+def test_engines_agree_on_class_means_during_training(norm: bool) -> None:
+    at = store("fedproto", ModelConfig("cnn-tiny", {"width": 4, "norm": norm}), means="during")
+    expected = trained(at, sequential(at))
+    assert float(expected["shared", "prototypes", "mean"].abs().max()) > 0.01
+    assert difference(trained(at, vectorised(at)), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
