@@ -140,14 +140,20 @@ class Plan:
 def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
     """Align the clients' batches; each step is as wide as its largest batch."""
     steps = max(map(len, rows))
-    sizes = np.array([[len(batches[s]) if s < len(batches) else 0 for s in range(steps)] for batches in rows])
-    widths = sizes.max(0)
-    starts = np.cumsum(widths) - widths
-    index = np.zeros((len(rows), widths.sum()), np.int64)
-    mask = np.zeros(index.shape, np.float32)
+    sizes = np.zeros((len(rows), steps), np.int64)
     for place, batches in enumerate(rows):
-        for start, batch in zip(starts, batches, strict=False):
-            index[place, start : start + len(batch)] = batch
-            mask[place, start : start + len(batch)] = 1
+        sizes[place, : len(batches)] = [len(batch) for batch in batches]
+    widths = sizes.max(0)
+    within = np.arange(widths.sum()) - np.repeat(np.cumsum(widths) - widths, widths)  # place in its step
+    mask = within < np.repeat(sizes, widths, axis=1)
+    index = np.zeros(mask.shape, np.int64)
+    index[mask] = np.concatenate([batch for batches in rows for batch in batches])
     full = [bool((column == width).all()) for column, width in zip(sizes.T, widths, strict=True)]
-    return Plan(widths.tolist(), index, mask, sizes > 0, full, [bool(column.all()) for column in sizes.T])
+    return Plan(
+        widths.tolist(),
+        index,
+        mask.astype(np.float32),
+        sizes > 0,
+        full,
+        [bool(column.all()) for column in sizes.T],
+    )

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.func import vmap
 
 from edge_fl.learn.network import chain, precision
 from edge_fl.learn.network.chain import BoundLayer, Kind
@@ -87,7 +86,7 @@ class _Plan:
         bound, rest = [], list(tensors)
         for layer, paths, number in self.layers:
             held, rest = rest[:number], rest[number:]
-            layer = layer if type(layer) in KINDS else vmap(layer)
+            layer = layer if type(layer) in KINDS else _for_all_clients(layer)
             bound.append(BoundLayer(layer, tuple(t.clone() if paths else t for t in held), paths))
         params = {path: t for layer in bound for path, t in zip(layer.paths, layer.tensors, strict=False)}
         state = self.optimiser.init(params)
@@ -105,6 +104,11 @@ class _Plan:
                 mine = active.reshape(-1, *[1] * (old.dim() - 1))
                 changed[path].copy_(torch.where(mine, changed[path], old))
         return tuple(params[path] for path in self.paths)
+
+
+def _for_all_clients(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of samples [B, ...] as one of the samples of all clients [K, B, ...]."""
+    return lambda x: layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 class _Fit(torch.autograd.Function):

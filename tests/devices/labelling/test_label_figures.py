@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from io import BytesIO
@@ -93,14 +92,15 @@ def test_a_label_leads_to_a_head_within_two_seconds_and_the_memory_of_a_small_bo
     settings.remember(DeviceConfig("pi", str(images), folder=str(home), capture=CAPTURE))
     command = [sys.executable, "-m", "edge_fl", "device", "serve", "--dir", str(home), "--port", "0"]
     with ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        stack.callback(process.terminate)  # also after a failure
-        assert process.stderr
-        address = next(
-            found[1] for line in process.stderr if (found := re.search(r"(http://\S+)/label", line))
+        output = tmp_path / "serve.log"
+        process = stack.enter_context(
+            subprocess.Popen(command, stderr=stack.enter_context(output.open("wb")))
         )
-        drain = threading.Thread(target=lambda: [*process.stderr])  # type: ignore[misc]
-        drain.start()
+        stack.callback(process.terminate)  # also after a failure
+        while not (found := re.search(r"(http://\S+)/label", output.read_text())):
+            assert process.poll() is None, output.read_text()
+            time.sleep(0.1)
+        address = found[1]
         while (view := post(address, "/api/label/view?client=me"))["busy"] or not view["fits"]:
             time.sleep(0.1)
         urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()

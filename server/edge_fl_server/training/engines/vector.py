@@ -99,7 +99,8 @@ class VectorFleet(SimulatedFleet):
     ) -> list[Update]:
         """Run the local updates of a chunk as one computation; personal parts are replaced only if all succeed."""
         members = [self._clients[id].training_batches(method, round) for id in chunk]
-        down = stacked([downs[id] for id in chunk])
+        received = [downs[id] for id in chunk]
+        down = stacked(received)
         own = stacked([tree.to_device(self.personal.get(id), self._clients[id].device) for id in chunk])
         x, y, real = stack(members)
         first = members[0]
@@ -126,12 +127,12 @@ class VectorFleet(SimulatedFleet):
             up, new = vmap(step)(places, x, y, real, down, own)
         finite = first_not_finite(up) is first_not_finite(new) is None  # of the whole chunk, checked at once
         updates = []
-        for place, id in enumerate(chunk):
-            parts, mine, member = at(up, place), tree.clone(at(new, place)), members[place]
+        for place, (id, its_down, member) in enumerate(zip(chunk, received, members, strict=True)):
+            parts, mine = at(up, place), tree.clone(at(new, place))
             if not finite:
                 steps.require_finite(method, id, round, parts, mine)
-            measured = self._clients[id].evaluate_update(method, round, downs[id], parts, mine)
-            parts, mine = steps.sent(method, "train", downs[id], parts, mine, member)
+            measured = self._clients[id].evaluate_update(method, round, its_down, parts, mine)
+            parts, mine = steps.sent(method, "train", its_down, parts, mine, member)
             measured |= update_codec.epsilon_spent(method, mine)
             updates.append((Update(id, len(member), parts, measured), mine))
         for update, mine in updates:
