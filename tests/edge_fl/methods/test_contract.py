@@ -60,7 +60,11 @@ EXPORTED_IN_CI = [
 ABSENT = 9  # a class without samples, in tests that need one
 # rounds, learning rate and options; a contrast of 40 is for ResNets
 SLOWER: dict[str, tuple[int, float, dict[str, Any]]] = {
-    "dualfed": (15, 0.05, {"contrast": 1.0}),
+    "dualfed": (
+        30,
+        0.02,
+        {"contrast": 1.0},
+    ),  # at higher rates the outcome depends on the processor's rounding
     "gpfl": (15, 0.1, {}),
 }
 
