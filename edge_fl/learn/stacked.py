@@ -21,6 +21,9 @@ from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take
 from edge_fl.learn.network import stacks
 
 PADDING = -1  # label of padded rows
+MAPPED_BYTES = (
+    1 << 24
+)  # of the images of all clients that `mapped` passes at a time, unless that is below EVALUATION_BATCH of each
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ class Stacked(Batches):
         return replace(self, members=members)
 
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
-        parts = [fn(self._pixels(chunk)).detach() for chunk in self.x.split(EVALUATION_BATCH)]
+        each = len(self.members) * self.x[0].numel() * torch.float32.itemsize
+        rows = max(EVALUATION_BATCH, MAPPED_BYTES // each)  # small images in one piece, without a copy
+        parts = [fn(self._pixels(piece)).detach() for piece in self.x.split(rows)]
         return replace(self, x=torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
