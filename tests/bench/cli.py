@@ -13,13 +13,26 @@ import msgspec
 from edge_fl import heads
 from edge_fl.errors import ConnectError
 from edge_fl.files import atomic
-from tests.bench import backbone, cohort, measure, messages, plot, regret, releasing, start, table, training
+from tests.bench import (
+    backbone,
+    cohort,
+    measure,
+    messages,
+    operators,
+    plot,
+    regret,
+    releasing,
+    start,
+    table,
+    training,
+)
 from tests.bench.accelerator import items
 from tests.bench.accelerator.scale import TINY, scale
 from tests.bench.figures import Figure, Report
 
 FIGURES: dict[str, Callable[[int], Figure]] = {
     "fedavg": training.fedavg,
+    "operators": operators.limiting,
     "half-precision": training.half_precision,
     "fedrep": training.fedrep,
     "fedcrc": training.fedcrc,

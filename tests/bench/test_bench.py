@@ -19,6 +19,7 @@ from tests.bench import (
     cli,
     cohort,
     messages,
+    operators,
     plain,
     plot,
     regret,
@@ -75,6 +76,12 @@ def test_the_plain_loop_trains_what_the_engines_train(model: str) -> None:
     assert found.difference is not None and 0 < found.difference < (1e-3 if model == "resnet18" else 1e-6)
     assert found.sides.keys() == {"plain", "sequential"}
     assert found.peak is not None and 0 < found.peak < 1.5
+
+
+def test_the_limiting_operator_of_convolutions_is_their_backward_pass() -> None:
+    found = operators.of_step(workloads.work_a(clients=1, samples=40), 1)
+    assert found.what.startswith("aten::convolution_backward") and 1 < found.found < 150
+    assert float(found.notes["aten::convolution_backward, ms a step"]) > 0
 
 
 def test_sides_with_different_results_are_not_comparable() -> None:
