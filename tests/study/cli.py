@@ -9,7 +9,6 @@ python -m tests.study --minutes 5                  for five minutes; finished ce
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import time
 from collections.abc import Sequence
@@ -62,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         images.reduced(options.data, small, (*names, *(settings.TUNED_ON.get(name, name) for name in names)))
     except InputError as error:
         parser.error(str(error))
-    logging.getLogger("edge_fl_server").setLevel(logging.ERROR)
     plan = work.Plan(
         small,
         options.out,
