@@ -6,7 +6,7 @@ optimisers, an inner loop, clipped weights) passes a pure step to `scan` and cal
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.network import stacks
+from edge_fl.learn.network.chain import BoundLayer
 from edge_fl.learn.network.masked_norm import padding
 from edge_fl.learn.objective import CrossEntropy, error
 from edge_fl.learn.optimiser import Gradients, Leaves, Optimiser, dense
@@ -50,10 +51,16 @@ def fit_from(
     state: Any, loss: Loss, params: P, data: Batches, *, stage: str, epochs: int, optimiser: Optimiser
 ) -> tuple[P, Any]:
     """As `fit`, from a given optimiser state -> (params, state)."""
+    known: tuple[Any, Leaves, Sequence[BoundLayer] | None] = (None, {}, None)
 
     def step(carry: tuple[P, Any], batch: Batch) -> tuple[P, Any]:
+        nonlocal known
         params, state = carry
-        optimiser.advance(tree.parameters(params), factored_gradient(loss, params, batch), state)
+        if known[0] is not params:  # usually once, because steps change tensors in place
+            layers = loss.bind(params) if isinstance(loss, CrossEntropy) else None  # type: ignore[arg-type]
+            known = params, tree.parameters(params), layers
+        _, held, bound = known
+        optimiser.advance(held, factored_gradient(loss, params, batch, bound), state)
         return carry
 
     return scan(step, (params, state), data, stage=stage, epochs=epochs, norm=tree.has_buffers(params))
@@ -101,16 +108,20 @@ def gradient(loss: Loss, params: Any, batch: Batch) -> Leaves:
     return dense(factored_gradient(loss, params, batch))
 
 
-def factored_gradient(loss: Loss, params: Any, batch: Batch) -> Gradients:
-    """`gradient` in closed form where the loss has one (linear layers as factors), else by autograd."""
+def factored_gradient(
+    loss: Loss, params: Any, batch: Batch, bound: Sequence[BoundLayer] | None = None
+) -> Gradients:
+    """`gradient` in closed form where the loss has one (linear layers as factors), else by autograd; `bound` as in `CrossEntropy`."""
     if isinstance(loss, CrossEntropy):
-        return gradient_and_features(loss, params, batch)[0]
+        return gradient_and_features(loss, params, batch, bound)[0]
     return gradient_and_aux(lambda p, b: (loss(p, b), ()), params, batch)[0]
 
 
-def gradient_and_features(loss: CrossEntropy, params: Any, batch: Batch) -> tuple[Gradients, Tensor]:
+def gradient_and_features(
+    loss: CrossEntropy, params: Any, batch: Batch, bound: Sequence[BoundLayer] | None = None
+) -> tuple[Gradients, Tensor]:
     """`factored_gradient`, and the input z [B, d] of the loss's last part, from the same forward pass."""
-    return loss.gradient(params, batch) or gradient_and_aux(loss.with_features, params, batch)
+    return loss.gradient(params, batch, bound) or gradient_and_aux(loss.with_features, params, batch)
 
 
 def gradient_and_aux(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,14 +50,17 @@ class CrossEntropy:
             loss = loss + self.on_features(z, batch)
         return loss + proximal(params, self.reference, self.pull), z
 
-    def gradient(self, params: Params | Parts, batch: Batch) -> tuple[Gradients, Tensor] | None:
+    def gradient(
+        self, params: Params | Parts, batch: Batch, bound: Sequence[BoundLayer] | None = None
+    ) -> tuple[Gradients, Tensor] | None:
         """(d loss / d params, z) in closed form; None if a part is not a chain, `params` has other trained leaves, or a term
         on z has no layer behind it.
+
+        bound: the layers of these params, from `bind`, which need not be looked up for every batch.
         """
-        bound = self._bound(params)
+        bound = self.bind(params) if bound is None else bound
         if bound is None:
             return None
-        trained = tree.parameters(params)
         last = list(self.parts.values())[-1].chain or ()
         if self.on_features is not None and not last:  # no layer whose input is z
             return None
@@ -73,14 +76,14 @@ class CrossEntropy:
             if found is None or not self.pull:
                 return found
             grads, z = found
-            towards = tree.parameters(self.reference)
+            trained, towards = tree.parameters(params), tree.parameters(self.reference)
             return {path: Pulled(g, trained[path], towards[path], self.pull) for path, g in grads.items()}, z  # type: ignore[arg-type]
 
     def layers(self, params: Params | Parts) -> list[BoundLayer] | None:
         """The layers with their tensors, if the loss is the plain cross-entropy of a chain with these trained leaves; else None."""
-        return None if self.on_features is not None or self.pull else self._bound(params)
+        return None if self.on_features is not None or self.pull else self.bind(params)
 
-    def _bound(self, params: Params | Parts) -> list[BoundLayer] | None:
+    def bind(self, params: Params | Parts) -> list[BoundLayer] | None:
         """The layers of all parts with their tensors; None if a part is not a chain or `params` has other trained leaves."""
         if any(part.chain is None for part in self.parts.values()):
             return None
@@ -118,7 +121,10 @@ def pulled(
 
 def error(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """d cross-entropy / d logits: (softmax - one-hot) / B of logits [..., B, C], labels and mask [..., B]."""
-    wrong = torch.softmax(logits, dim=-1) - one_hot(y, logits.shape[-1])
+    likely = torch.softmax(logits, dim=-1)
+    if mask is None and not is_functorch_wrapped_tensor(likely):
+        return likely.scatter_(-1, y.unsqueeze(-1), -1.0, reduce="add").mul_(1.0 / y.shape[-1])
+    wrong = likely - one_hot(y, logits.shape[-1])
     if mask is None:
         return wrong.mul_(1.0 / y.shape[-1])
     return wrong * (mask / mask.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
