@@ -97,7 +97,7 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     """Measure the engines that can be the fastest, and complete the record."""
     one = measure.sample(store, measure.LEAST_BATCHES)
     method = build_method(one.settings.spec)
-    alone = measure.round_times({"": SequentialFleet(dict(one), method)}, method, repeats=1)[""]
+    alone = measure.round_times({"": SequentialFleet(dict(one), method)}, method, {"": 1}, repeats=1)[""]
     batch_s = alone.train / sum(measure.batches(one).values())
     step_s = batch_s / _epochs(method)
     in_all_s = effort.rounds * measure.expected(alone, one, store, effort)
@@ -113,14 +113,15 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     else:
         fleets["vector"] = VectorFleet(dict(part), method)
 
+    workers = {"sequential": 1, "vector": 1, "pool": blank.cores}
+
     def in_run(times: Mapping[str, RoundTime]) -> dict[str, float]:
-        workers = {name: blank.cores if name == "pool" else 1 for name in times}
         return {
             name: measure.expected(each, part, store, effort, workers[name], workers[name])
             for name, each in times.items()
         }
 
-    times = measure.round_times(fleets, method, repeats=1)
+    times = measure.round_times(fleets, method, workers, repeats=1)
     for name, fleet in [*fleets.items()]:
         if isinstance(fleet, VectorFleet) and fleet.fallback:
             left_out[name] = fleet.fallback
@@ -131,13 +132,13 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     start_s = processes.start_seconds(blank.cores)
     if MIN_SPEEDUP * (start_s + effort.rounds * at_best) < effort.rounds * min(seconds.values()):
         fleets["pool"] = PoolFleet(part)
-        seconds |= in_run(measure.round_times({"pool": fleets["pool"]}, method, repeats=1))
+        seconds |= in_run(measure.round_times({"pool": fleets["pool"]}, method, workers, repeats=1))
     else:
         best = min(seconds, key=seconds.__getitem__)
         left_out["pool"] = f"with {blank.cores} processes at best as fast as {best}, including their start"
     fastest = sorted(seconds.values())
     if len(fastest) > 1 and fastest[1] < CLEAR_LEAD * fastest[0]:
-        seconds = in_run(measure.round_times(fleets, method))
+        seconds = in_run(measure.round_times(fleets, method, workers))
     # only measured engines are in `seconds`: a pool's lower bound is no measurement
     engine = min(seconds, key=lambda name: seconds[name] * (MIN_SPEEDUP if name == "vector" else 1.0))
     if engine != "pool" and not was_running:

@@ -136,6 +136,13 @@ def test_large_clients_are_shortened_and_lose_their_privacy_settings() -> None:
     assert 0 < len(part[next(iter(part))].data.test) < min(len(at[id].data.test) for id in at)
 
 
+def test_a_worker_on_a_busy_core_does_not_decide_alone_about_the_pool() -> None:
+    assert measure.balanced([1.0, 2.0], workers=2) == pytest.approx(4 / 3)
+    assert measure.balanced([1.0, 1.0], workers=2) == pytest.approx(1.0)
+    assert measure.balanced([0.5, 1.0, 1.5], workers=2) == 1.5, "workers took clients as they became free"
+    assert measure.balanced([0.4, 0.8], workers=1) == 0.8
+
+
 def test_the_busiest_worker_ends_a_round() -> None:
     assert measure.longest([3, 3, 3], 1) == 9
     assert measure.longest([3, 3, 3], 2) == 6

@@ -107,17 +107,17 @@ def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> Clie
 
 
 def round_times(
-    fleets: Mapping[str, Fleet], method: Method, *, repeats: int = REPEATS
+    fleets: Mapping[str, Fleet], method: Method, workers: Mapping[str, int], *, repeats: int = REPEATS
 ) -> dict[str, RoundTime]:
-    """Median times of a round by each fleet; the fleets alternate, after a warm-up round of each."""
+    """Median times of a round by each fleet, which has so many workers; the fleets alternate, after a warm-up round of each."""
     shared = steps.start(method)
     found: dict[str, list[RoundTime]] = {name: [] for name in fleets}
-    for fleet in fleets.values():
-        _round(fleet, method, shared)
+    for name, fleet in fleets.items():
+        _round(fleet, method, shared, workers[name])
     began = time.perf_counter()
     for _ in range(repeats):
         for name, fleet in fleets.items():
-            found[name].append(_round(fleet, method, shared))
+            found[name].append(_round(fleet, method, shared, workers[name]))
         if time.perf_counter() - began > BUDGET_S * len(fleets):
             break
     return {
@@ -125,17 +125,27 @@ def round_times(
     }
 
 
-def _round(fleet: Fleet, method: Method, shared: Parts) -> RoundTime:
+def _round(fleet: Fleet, method: Method, shared: Parts, workers: int) -> RoundTime:
     now = method.at(1)
     downs: Downs = {id: steps.broadcast(now, shared, id) for id in fleet.clients()}
     start = time.perf_counter()
-    for _ in fleet.train(1, now, downs):
-        pass
+    arrivals = [time.perf_counter() - start for _ in fleet.train(1, now, downs)]
     middle = time.perf_counter()
     if method.predicts_early or method.has_global:
         for _ in fleet.evaluate(1, now, downs):
             pass
-    return RoundTime(middle - start, time.perf_counter() - middle)
+    return RoundTime(balanced(arrivals, workers), time.perf_counter() - middle)
+
+
+def balanced(arrivals: Sequence[float], workers: int) -> float:
+    """Duration of a round whose updates arrived so many seconds after its start.
+
+    If each worker trained one client, at the pace of all together: in a whole round a worker on a core that another program uses gets fewer
+    clients, so that it must not decide alone.
+    """
+    if len(arrivals) != workers:
+        return arrivals[-1]
+    return workers / sum(1.0 / seconds for seconds in arrivals)
 
 
 def expected(
