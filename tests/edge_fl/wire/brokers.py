@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -13,12 +14,36 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from edge_fl.wire.mqtt.transport import Endpoint
+import pytest
+
+from edge_fl.errors import ConnectError
+from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.transport import TransportLimits
 from edge_fl_broker.find import Program
-from edge_fl_broker.mosquitto import free_port
 
-FAST = TransportLimits(max_retry_s=0.2, connect_timeout_s=1.0)
+WAIT_S = 60.0  # on a busy machine; every wait ends with its event
+FAST = TransportLimits(max_retry_s=0.2, connect_timeout_s=WAIT_S)
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port on loopback that refuses connections, and that no other program gets; one that names it can listen on it."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def refused(client: MqttTransport, says: str = "") -> str:
+    """What `wait_connected` says once an attempt has failed, for the reason `says`; the client must not get a connection."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        with pytest.raises(ConnectError) as caught:
+            client.wait_connected(0.02)
+        text = str(caught.value)
+        if "no attempt yet" not in text and re.search(says, text):
+            return text
+        assert time.monotonic() < until, text
 
 
 @contextlib.contextmanager
@@ -40,7 +65,7 @@ def broker_that(answers: Callable[[socket.socket], object]) -> Iterator[Endpoint
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5)
+        thread.join(WAIT_S)
 
 
 @contextlib.contextmanager
@@ -48,7 +73,14 @@ def password_broker(
     folder: Path, program: Program, certificate: tuple[Path, Path, Path], users: Mapping[str, str]
 ) -> Iterator[int]:
     """A mosquitto with TLS and passwords instead of client certificates, as managed brokers have them -> its port."""
-    port, (_, cert, key) = free_port("127.0.0.1"), certificate
+    _, cert, key = certificate
+    with held_port() as port:
+        yield from _password_broker(folder, program, port, cert, key, users)
+
+
+def _password_broker(
+    folder: Path, program: Program, port: int, cert: Path, key: Path, users: Mapping[str, str]
+) -> Iterator[int]:
     lines = [
         f"listener {port} 127.0.0.1",
         f"certfile {cert}",
@@ -65,7 +97,7 @@ def password_broker(
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        until = time.monotonic() + 10
+        until = time.monotonic() + WAIT_S
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 break
@@ -74,7 +106,7 @@ def password_broker(
         yield port
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(WAIT_S)
 
 
 def _hashed(password: str) -> str:

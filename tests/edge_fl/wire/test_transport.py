@@ -21,9 +21,9 @@ Connect = Callable[..., Any]
 def test_a_packet_arrives_as_it_was_sent(connect: Connect, topic: str) -> None:
     sender, receiver = connect(), connect()
     receiver.subscribe(topic)
-    sender.transport.publish(Packet(topic, b"\x00\xff", content_type=SAFETENSORS, expiry_s=60))
+    sender.transport.publish(Packet(topic, b"\x00\xff", content_type=SAFETENSORS, expiry_s=600))
     packet = receiver.heard.next(Packet)
-    assert 58 <= packet.expiry_s <= 60
+    assert 480 <= packet.expiry_s <= 600
     assert packet == Packet(topic, b"\x00\xff", content_type=SAFETENSORS, expiry_s=packet.expiry_s)
 
 
@@ -53,7 +53,7 @@ def test_wildcards_match_levels(connect: Connect, topic: str, pattern: str, hear
     for name in ("a", "a/b", "a/c", "a/b/c", "x/b"):
         client.transport.publish(Packet(f"{topic}/{name}", b""))
     assert [client.heard.next(Packet).topic for _ in heard] == [f"{topic}/{name}" for name in heard]
-    assert client.heard.is_silent()
+    assert client.hears_nothing()
     assert all(matches(pattern.format(topic), f"{topic}/{name}") for name in heard)
 
 
@@ -66,7 +66,7 @@ def test_what_is_retained_reaches_later_subscribers_and_says_so(connect: Connect
     sender, receiver = connect(), connect()
     sender.transport.publish(Packet(topic, b"old", retain=True))
     sender.transport.publish(Packet(topic, b"new", retain=True))
-    sender.transport.drain(5)
+    sender.transport.drain(60)
     receiver.transport.subscribe(topic)
     first = receiver.heard.next(Packet)
     sender.transport.publish(Packet(topic, b"newer", retain=True))
@@ -88,17 +88,17 @@ def test_a_subscription_lowers_the_quality_of_what_comes_and_is_not_kept_for_the
 ) -> None:
     client, sender = connect("absent", session_expiry_s=60), connect()
     sender.transport.publish(Packet(f"{topic}/kept", b"kept", retain=True))
-    sender.transport.drain(5)
+    sender.transport.drain(60)
     client.transport.subscribe(f"{topic}/#", qos=0)
     assert client.heard.next(Packet) == Packet(
         f"{topic}/kept", b"kept", retain=True, qos=0, content_type=JSON
     )
     client.transport.close()
     sender.transport.publish(Packet(f"{topic}/missed", b""))
-    sender.transport.drain(5)
+    sender.transport.drain(60)
     again = connect("absent", session_expiry_s=60)
     assert again.present
-    assert again.heard.is_silent()
+    assert again.hears_nothing()
 
 
 def test_an_empty_payload_clears_what_is_retained(connect: Connect, topic: str) -> None:
@@ -106,7 +106,7 @@ def test_an_empty_payload_clears_what_is_retained(connect: Connect, topic: str) 
     client.transport.publish(Packet(topic, b"kept", retain=True))
     client.transport.publish(Packet(topic, b"", retain=True))
     client.subscribe(topic)
-    assert client.heard.is_silent()
+    assert client.hears_nothing()
 
 
 def test_after_unsubscribe_nothing_comes(connect: Connect, topic: str) -> None:
@@ -115,7 +115,7 @@ def test_after_unsubscribe_nothing_comes(connect: Connect, topic: str) -> None:
     client.transport.unsubscribe(topic)
     client.subscribe()  # the broker has answered all before
     client.transport.publish(Packet(topic, b""))
-    assert client.heard.is_silent()
+    assert client.hears_nothing()
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -125,7 +125,8 @@ def test_a_will_is_published_for_a_crash_only(connect: Connect, topic: str, clea
     mortal = connect(will=Packet(topic, b"lost", retain=True, content_type="text/plain"))
     mortal.transport.close(clean=clean)
     if clean:
-        assert watcher.heard.is_silent()
+        connect()  # the broker has taken the farewell before this greeting
+        assert watcher.hears_nothing()
     else:
         assert watcher.heard.next(Packet) == Packet(topic, b"lost", content_type="text/plain")
 
@@ -139,12 +140,12 @@ def test_a_message_waits_for_an_absent_client(connect: Connect, topic: str) -> N
     for number in range(3):
         sender.transport.publish(Packet(topic, b"%d" % number))
     sender.transport.publish(Packet(topic, b"too late", expiry_s=1))
-    sender.transport.drain(5)
+    sender.transport.drain(60)
     time.sleep(2.2)  # until the last one has expired, for a broker that counts whole seconds
     back = connect(name, session_expiry_s=0)
     assert back.present
     assert back.heard.payloads(3) == [b"0", b"1", b"2"]
-    assert back.heard.is_silent()
+    assert back.hears_nothing()
 
 
 def test_without_expiry_a_session_ends_with_its_connection(connect: Connect, topic: str) -> None:
@@ -158,11 +159,11 @@ def test_a_clean_start_forgets_the_session(connect: Connect, topic: str) -> None
     client = connect(name, session_expiry_s=60)
     client.subscribe(topic)
     client.transport.publish(Packet(topic, b"missed"))
-    client.transport.drain(5)
+    client.transport.drain(60)
     client.transport.close()
     again = connect(name, clean_start=True)
     assert not again.present
-    assert again.heard.is_silent()
+    assert again.hears_nothing()
 
 
 @pytest.mark.parametrize("size", [300_000, 10_000_000])
@@ -207,14 +208,14 @@ def test_events_come_one_at_a_time_and_never_inside_a_call(
             done.set()
 
     listener = make("listener", None, listen, session_expiry_s=0)
-    listener.wait_connected(5)
+    listener.wait_connected(60)
     listener.subscribe(topic)
-    listener.drain(5)
+    listener.drain(60)
     senders = [connect() for _ in range(2)]
     for _ in range(20):
         for transport in (listener, *(sender.transport for sender in senders)):
             transport.publish(Packet(topic, b""))
-    assert done.wait(10)
+    assert done.wait(60)
     assert most == 1
     assert calling not in threads
     listener.close()
@@ -237,11 +238,11 @@ def test_a_listener_that_raises_is_logged_and_hears_the_next(
 
     transport = make("fragile", None, fragile, session_expiry_s=0)
     with caplog.at_level(logging.ERROR):
-        transport.wait_connected(5)
+        transport.wait_connected(60)
         transport.subscribe(topic)
         transport.publish(Packet(topic, b"poison"))
         transport.publish(Packet(topic, b"food"))
-        assert done.wait(5)
+        assert done.wait(60)
     assert heard == [b"poison", b"food"]
     assert "6 bytes on" in caplog.text
     assert "cannot digest this" in caplog.text
@@ -262,9 +263,9 @@ def test_a_listener_may_publish_and_close(make: Callable[..., Transport], topic:
                 answered.set()
 
     created = threading.Event()
-    transport = make("answering", None, lambda event: created.wait(5) and answer(event), session_expiry_s=0)
+    transport = make("answering", None, lambda event: created.wait(60) and answer(event), session_expiry_s=0)
     created.set()
-    assert answered.wait(5)
+    assert answered.wait(60)
 
 
 def test_after_close_calls_do_nothing_and_nothing_comes(connect: Connect, topic: str) -> None:
@@ -276,7 +277,7 @@ def test_after_close_calls_do_nothing_and_nothing_comes(connect: Connect, topic:
     client.transport.subscribe(topic)
     client.transport.unsubscribe(topic)
     other.transport.publish(Packet(topic, b""))
-    other.transport.drain(5)
+    other.transport.drain(60)
     assert client.heard.is_silent()
 
 

@@ -8,19 +8,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge_fl.errors import ConfigError, ConnectError, DeadlineError, ProtocolError
+from edge_fl.errors import ConfigError, DeadlineError, ProtocolError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Packet, TransportLimits
 from edge_fl_broker.config import MosquittoLimits, Settings
 from edge_fl_broker.find import Program
-from edge_fl_broker.mosquitto import Mosquitto, free_port
-from tests.edge_fl.wire.brokers import FAST, broker_that
+from edge_fl_broker.mosquitto import Mosquitto
+from tests.edge_fl.wire.brokers import FAST, broker_that, held_port, refused
 
 MakeRecorder = Callable[[], Any]
 
@@ -50,7 +51,7 @@ def test_what_is_published_while_the_broker_is_dead_arrives_in_order(
         sender.drain(0.1)
     broker.start()
     heard.next(Connected)
-    sender.drain(10)
+    sender.drain(60)
     reader = MqttTransport(broker.endpoint, "reader", None, again := recorder(), limits=FAST)
     reader.subscribe("kept/+")
     assert sorted(map(int, again.payloads(50))) == list(range(50))
@@ -80,23 +81,20 @@ def test_after_a_restart_the_owner_is_told_to_subscribe_again_or_is_still_subscr
 def test_an_offline_subscription_is_made_when_the_broker_is_up(
     tmp_path: Path, mosquitto_program: Program, recorder: MakeRecorder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = free_port("127.0.0.1")
-    heard = recorder()
-    client = MqttTransport(Endpoint(port=port), "early", None, heard, limits=FAST)
-    client.subscribe("a/#")
-    client.publish(Packet("a/b", b"patience"))
-    client.publish(Packet("a/b", b"forgotten", qos=0))
-    client.publish(Packet("a/b", b"too late", expiry_s=1))
-    with pytest.raises(
-        ConnectError,
-        match=r"mqtt://127\.0\.0\.1:\d+ accepts 'early': Connection refused .* 'edge-fl broker up'",
-    ):
-        client.wait_connected(1.0)
-    with Mosquitto(Settings(tmp_path, port=port), mosquitto_program):
-        client.wait_connected(10)
-        assert heard.payloads(1) == [b"patience"]
-        assert heard.is_silent()
-        client.close()
+    with held_port() as port:
+        heard = recorder()
+        client = MqttTransport(Endpoint(port=port), "early", None, heard, limits=FAST)
+        client.subscribe("a/#")
+        client.publish(Packet("a/b", b"patience"))
+        client.publish(Packet("a/b", b"forgotten", qos=0))
+        client.publish(Packet("a/b", b"too late", expiry_s=1))
+        refused(client, r"mqtt://127\.0\.0\.1:\d+ accepts 'early': Connection refused .* 'edge-fl broker up'")
+        time.sleep(1.0)  # then the last one has expired
+        with Mosquitto(Settings(tmp_path, port=port), mosquitto_program):
+            client.wait_connected(60)
+            client.publish(Packet("a/b", b"the end"))
+            assert heard.payloads(2) == [b"patience", b"the end"]
+            client.close()
     assert caplog.text.count("trying again") == 1, "an absent broker is mentioned once, not at every attempt"
 
 
@@ -119,15 +117,15 @@ def test_one_loop_carries_hundreds_of_clients(mosquitto: Mosquitto, count: int) 
         for number in range(count)
     ]
     for client in clients:
-        client.wait_connected(30)
+        client.wait_connected(60)
         client.subscribe("many/all")
     connected = time.perf_counter() - begin
     for client in clients:
         client.subscribe(f"many/{client.client_id}")
         client.publish(Packet(f"many/{client.client_id}", b"own"))
-    answers = {heard.get(timeout=10) for _ in clients}
+    answers = {heard.get(timeout=60) for _ in clients}
     clients[0].publish(Packet("many/all", b"all"))
-    answers |= {heard.get(timeout=10) for _ in clients}
+    answers |= {heard.get(timeout=60) for _ in clients}
     assert answers == {f"{number} {what!r}" for number in range(count) for what in (b"own", b"all")}
     threads = [thread for thread in threading.enumerate() if thread.name == "edge-fl-connect"]
     assert not threads
@@ -140,8 +138,9 @@ def test_one_loop_carries_hundreds_of_clients(mosquitto: Mosquitto, count: int) 
 @pytest.mark.broker
 def test_a_slow_connection_hinders_no_other(mosquitto: Mosquitto, recorder: MakeRecorder) -> None:
     loop, release = MqttLoop(handshakes=2), threading.Event()
-    with broker_that(lambda connection: release.wait(10)) as silent:
-        stuck = MqttTransport(silent, "stuck", None, recorder(), loop=loop, limits=FAST)
+    impatient = replace(FAST, connect_timeout_s=0.5)
+    with broker_that(lambda connection: release.wait(60)) as silent:
+        stuck = MqttTransport(silent, "stuck", None, recorder(), loop=loop, limits=impatient)
         good = [
             MqttTransport(
                 mosquitto.endpoint, f"good-{number}", None, recorder(), loop=loop, session_expiry_s=0
@@ -149,9 +148,8 @@ def test_a_slow_connection_hinders_no_other(mosquitto: Mosquitto, recorder: Make
             for number in range(5)
         ]
         for client in good:
-            client.wait_connected(5)
-        with pytest.raises(ConnectError, match="the broker does not answer"):
-            stuck.wait_connected(1.5)
+            client.wait_connected(60)
+        refused(stuck, "the broker does not answer")
         for client in (stuck, *good):
             client.close()
         release.set()
@@ -163,28 +161,29 @@ def test_the_brokers_packet_size_is_respected(
     tmp_path: Path, recorder: MakeRecorder, mosquitto_program: Program
 ) -> None:
     small = 2000
-    port = free_port("127.0.0.1")
-    client = MqttTransport(Endpoint(port=port), "sender", None, heard := recorder(), limits=FAST)
-    client.publish(Packet("a", bytes(small)))  # queued while nobody knows better; dropped later, and said so
-    client.publish(Packet("a", b"small", retain=True))
-    with Mosquitto(
-        Settings(tmp_path, port=port, limits=MosquittoLimits(max_packet_bytes=small)), mosquitto_program
-    ):
-        heard.next(Connected)
-        client.drain(5)
-        assert client.broker_limits and client.broker_limits.max_packet_bytes == small
-        with pytest.raises(ProtocolError, match="the broker accepts 2000"):
-            client.publish(Packet("a", bytes(small)))
-        client.close()
+    with held_port() as port:
+        client = MqttTransport(Endpoint(port=port), "sender", None, heard := recorder(), limits=FAST)
+        # queued while nobody knows better; dropped later, and said so
+        client.publish(Packet("a", bytes(small)))
+        client.publish(Packet("a", b"small", retain=True))
+        settings = Settings(tmp_path, port=port, limits=MosquittoLimits(max_packet_bytes=small))
+        with Mosquitto(settings, mosquitto_program):
+            heard.next(Connected)
+            client.drain(60)
+            assert client.broker_limits and client.broker_limits.max_packet_bytes == small
+            with pytest.raises(ProtocolError, match="the broker accepts 2000"):
+                client.publish(Packet("a", bytes(small)))
+            client.close()
 
 
 def test_a_queue_has_an_end(recorder: MakeRecorder) -> None:
     limits = TransportLimits(max_queued_bytes=1000, max_retry_s=0.2)
-    client = MqttTransport(Endpoint(port=free_port("127.0.0.1")), "sender", None, recorder(), limits=limits)
-    client.publish(Packet("a", bytes(999)))
-    with pytest.raises(ProtocolError, match="999 bytes are already queued for the broker, at most 1000"):
-        client.publish(Packet("a", bytes(2)))
-    client.close()
+    with held_port() as port:
+        client = MqttTransport(Endpoint(port=port), "sender", None, recorder(), limits=limits)
+        client.publish(Packet("a", bytes(999)))
+        with pytest.raises(ProtocolError, match="999 bytes are already queued for the broker, at most 1000"):
+            client.publish(Packet("a", bytes(2)))
+        client.close()
 
 
 @pytest.mark.broker
@@ -252,7 +251,7 @@ def test_round_trip_and_chunk_fetch_are_printed(mosquitto: Mosquitto, recorder: 
     chunk, count = bytes(64 * 1024), 64
     for number in range(count):
         client.publish(Packet(f"timing/{number // 16}/{number}", chunk, retain=True, content_type=UNTYPED))
-    client.drain(10)
+    client.drain(60)
     begin = time.perf_counter()
     for group in range(count // 16):
         client.subscribe(f"timing/{group}/+")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import random
 import socket
 import ssl
 import threading
@@ -15,10 +14,11 @@ from typing import Any
 import pytest
 
 from edge_fl.errors import ConnectError
+from edge_fl.wire.mqtt import transport as transports
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
-from edge_fl.wire.transport import Connected, Disconnected, Packet, TransportLimits
-from tests.edge_fl.wire.brokers import FAST, broker_that
+from edge_fl.wire.transport import Disconnected, Packet, TransportLimits
+from tests.edge_fl.wire.brokers import FAST, broker_that, refused
 
 MakeRecorder = Callable[[], Any]
 Issue = Callable[[str], tuple[Path, Path, Path]]
@@ -38,28 +38,29 @@ def test_a_refusal_is_final(recorder: MakeRecorder, reason: int) -> None:
         assert event.final
         assert event.reason.startswith("rejected: ")
         with pytest.raises(ConnectError, match=r"does not accept 'stranger': rejected: "):
-            client.wait_connected(5)
-        time.sleep(0.5)  # three times the longest pause
+            client.wait_connected(60)
+        assert client._timer is None, "no attempt is planned"
         assert len(attempts) == 1
         client.close()
 
 
 def test_a_busy_broker_is_retried(recorder: MakeRecorder) -> None:
-    attempts = []
+    attempts, thrice = [], threading.Event()
 
     def refuse(connection: socket.socket) -> None:
         attempts.append(connection.recv(1000))
         connection.sendall(bytes([0x20, 3, 0, 0x89, 0]))
+        if len(attempts) == 3:
+            thrice.set()
 
     with broker_that(refuse) as endpoint:
         client = MqttTransport(endpoint, "patient", None, recorder(), limits=FAST)
-        with pytest.raises(ConnectError, match="rejected: Server busy"):
-            client.wait_connected(1.5)
-        assert len(attempts) >= 3
+        refused(client, "rejected: Server busy")
+        assert thrice.wait(60)
         client.close()
 
 
-CONNACK = bytes([0x20, 3, 0, 0, 0])
+CONNACK, PINGREQ = bytes([0x20, 3, 0, 0, 0]), bytes([0xC0, 0])
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,11 @@ def test_a_broker_that_talks_nonsense_is_left_and_tried_again(
 
     with broker_that(talk) as endpoint:
         client = MqttTransport(endpoint, "listener", None, recorder(), loop=loop, limits=FAST)
-        assert twice.wait(10)
+        assert twice.wait(60)
         client.close()
     done = threading.Event()
     loop.call(done.set)
-    assert done.wait(5), "the loop's thread is dead"
+    assert done.wait(60), "the loop's thread is dead"
     loop.close()
 
 
@@ -124,34 +125,52 @@ def test_the_brokers_receive_maximum_is_the_window(recorder: MakeRecorder) -> No
     def never_acknowledge(connection: socket.socket) -> None:
         connection.recv(1000)
         connection.sendall(bytes([0x20, 6, 0, 0, 3, 0x21, 0, 3]))  # CONNACK, receive maximum 3
-        connection.settimeout(0.5)
-        with contextlib.suppress(TimeoutError):
-            while data := connection.recv(1000):
-                received.extend(data)
+        while PINGREQ not in received and (data := connection.recv(1000)):
+            received.extend(data)
         seen.set()
 
     with broker_that(never_acknowledge) as endpoint:
-        client = MqttTransport(endpoint, "eager", None, heard := recorder(), limits=FAST)
-        heard.next(Connected)
+        # its ping comes after everything that it could send before
+        client = MqttTransport(endpoint, "eager", None, recorder(), keepalive_s=1, limits=FAST)
         for _ in range(10):
             client.publish(Packet("topic", b"payload"))
-        assert seen.wait(5)
+        assert seen.wait(60)
         client.close()
-    assert received.count(b"payload") == 3
+    assert PINGREQ in received and received.count(b"payload") == 3
 
 
-def test_the_pause_grows_to_a_bound_and_is_jittered(recorder: MakeRecorder) -> None:
+class Draws:
+    """The pauses drawn, with their bounds."""
+
+    def __init__(self) -> None:
+        self.bounds: list[tuple[float, float]] = []
+        self.pauses: list[float] = []
+        self._random = random.Random(1)
+
+    def uniform(self, low: float, high: float) -> float:
+        self.bounds.append((low, high))
+        self.pauses.append(self._random.uniform(low, high))
+        return self.pauses[-1]
+
+
+def test_the_pause_grows_to_a_bound_and_is_jittered(
+    recorder: MakeRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transports, "JITTER", draws := Draws())
     begun: list[float] = []
+    often, loop = threading.Event(), MqttLoop()
 
     def hang_up(connection: socket.socket) -> None:
         begun.append(time.monotonic())
+        if len(begun) == 10:
+            often.set()
 
+    limits = TransportLimits(min_retry_s=0.01, max_retry_s=0.05)
+    started_s = time.monotonic()
     with broker_that(hang_up) as endpoint:
-        client = MqttTransport(
-            endpoint, "retrying", None, recorder(), limits=TransportLimits(min_retry_s=0.01, max_retry_s=0.05)
-        )
-        time.sleep(1.0)
+        client = MqttTransport(endpoint, "retrying", None, recorder(), loop=loop, limits=limits)
+        assert often.wait(60)
         client.close()
-    pauses = [after - before for before, after in itertools.pairwise(begun)]
-    assert 10 <= len(pauses) <= 100, "about 25 ms on average, never in a tight circle"
-    assert max(pauses) < 0.5
+    loop.close()
+    assert draws.bounds[:9] == [(0, 0.02), (0, 0.04), *[(0, 0.05)] * 7]
+    assert begun[9] - started_s >= sum(draws.pauses[:9]), "every pause is kept"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 
 from edge_fl.errors import ProtocolError
+from edge_fl.wire.mqtt import outgoing as outgoings
 from edge_fl.wire.mqtt.outgoing import Filter, Outgoing, Publication
 from edge_fl.wire.transport import Packet
+
+WAIT_S = 60.0  # on a busy machine; every wait ends with its event
 
 
 class Wire:
@@ -25,9 +28,26 @@ class Wire:
         return None if isinstance(item, Publication) and not item.packet.qos else next(self._ids)
 
 
+class Changed(threading.Condition):
+    """`waits` is set as soon as a thread waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.set()
+        return super().wait(timeout)
+
+
 @pytest.fixture
-def outgoing() -> Outgoing:
-    return Outgoing(1000, threading.Condition())
+def changed() -> Changed:
+    return Changed()
+
+
+@pytest.fixture
+def outgoing(changed: Changed) -> Outgoing:
+    return Outgoing(1000, changed)
 
 
 def test_a_window_bounds_what_is_under_way(outgoing: Outgoing) -> None:
@@ -78,37 +98,35 @@ def test_what_is_under_way_stays_so_across_connections(outgoing: Outgoing) -> No
     assert outgoing.acknowledged(1) is None
 
 
-def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing) -> None:
+def test_drain_waits_for_what_was_there_and_for_no_more(outgoing: Outgoing, changed: Changed) -> None:
     outgoing.publish(Packet("a", b""))
     left: list[int] = []
-    drained = threading.Thread(target=lambda: left.append(outgoing.drain(10)))
+    drained = threading.Thread(target=lambda: left.append(outgoing.drain(WAIT_S)))
     drained.start()
-    time.sleep(0.05)  # until it waits
+    assert changed.waits.wait(WAIT_S)
     outgoing.publish(Packet("b", b""))
     outgoing.send(1, Wire())
     outgoing.acknowledged(1)
-    drained.join(5)
+    drained.join(WAIT_S)
     assert left == [0]
     assert outgoing.drain(0) == 1
 
 
-def test_drain_waits_for_the_confirmation_of_a_subscription(outgoing: Outgoing) -> None:
+def test_drain_waits_for_the_confirmation_of_a_subscription(outgoing: Outgoing, changed: Changed) -> None:
     outgoing.filter("b/#", wanted=True)
     outgoing.send(1, Wire())
-    drained = threading.Thread(target=lambda: outgoing.drain(10))
+    drained = threading.Thread(target=lambda: outgoing.drain(WAIT_S))
     drained.start()
-    time.sleep(0.05)
-    assert drained.is_alive()
+    assert changed.waits.wait(WAIT_S) and drained.is_alive()
     outgoing.acknowledged(1)
-    drained.join(5)
+    drained.join(WAIT_S)
     assert not drained.is_alive()
 
 
-def test_drain_waits_for_nothing_when_it_is_over(outgoing: Outgoing) -> None:
+def test_drain_waits_for_nothing_when_it_is_over(outgoing: Outgoing, changed: Changed) -> None:
     outgoing.publish(Packet("a", b""))
-    began_s = time.monotonic()
-    assert outgoing.drain(30, lambda: True) == 1
-    assert time.monotonic() - began_s < 10
+    assert outgoing.drain(WAIT_S, lambda: True) == 1
+    assert not changed.waits.is_set()
 
 
 def test_bytes_are_given_back_when_they_leave(outgoing: Outgoing) -> None:
@@ -122,8 +140,9 @@ def test_bytes_are_given_back_when_they_leave(outgoing: Outgoing) -> None:
         outgoing.send(1, wire)
 
 
-def test_an_expiry_counts_down_while_it_waits() -> None:
-    now = time.monotonic()
+def test_an_expiry_counts_down_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(outgoings, "time", SimpleNamespace(monotonic=lambda: now))
     assert Publication(1, Packet("a", b"", expiry_s=60), now + 9.5).remaining() == Packet(
         "a", b"", expiry_s=10
     )
