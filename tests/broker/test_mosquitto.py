@@ -21,10 +21,11 @@ from edge_fl.wire.transport import Event, Packet
 from edge_fl_broker.config import Certificates, Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
+from tests.edge_fl.wire.brokers import refused
 
 pytestmark = pytest.mark.broker
 Issue = Callable[[str], tuple[Path, Path, Path]]
-WAIT_S = 10.0
+WAIT_S = 60.0  # on a busy machine; every wait ends with its event
 
 
 class Ear:
@@ -60,10 +61,10 @@ def test_it_runs_inside_the_block_and_not_after(tmp_path: Path, mosquitto_progra
         pid = broker.pid
         assert broker.settings.port
         assert not broker.has_ended()
-        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=5).close()
+        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=WAIT_S).close()
     assert not is_alive(pid)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=5)
+        socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=WAIT_S)
     assert "terminating" in broker.log_path.read_text()
 
 
@@ -113,6 +114,7 @@ def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path, mosquitto_program:
 from pathlib import Path
 from edge_fl_broker.config import Settings
 from edge_fl_broker.mosquitto import Mosquitto
+from tests.edge_fl.wire.brokers import refused
 broker = Mosquitto(Settings(Path({str(tmp_path)!r}), port=0))
 broker.start()
 print(broker.pid, flush=True)
@@ -126,7 +128,7 @@ input()
     assert is_alive(pid)
     parent.send_signal(signal.SIGKILL)
     parent.communicate()
-    until = time.monotonic() + 5
+    until = time.monotonic() + WAIT_S
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
     assert not is_alive(pid)
@@ -172,9 +174,9 @@ def test_a_device_reaches_its_own_topics_and_no_others(
         server.transport.publish(Packet(fleet.assignment("pi-1"), b"yours"))
         assert pi.hear() == fleet.assignment("pi-1")
         server.transport.publish(Packet(fleet.round("run_id"), b"everybody's"))
-        heard = {pi.hear(), pi.hear(0.3)}
-        assert heard <= {fleet.assignment("pi-1"), fleet.round("run_id"), None}
-        assert fleet.round("run_id") in heard
+        while (topic := pi.hear()) == fleet.assignment("pi-1"):
+            pass  # once for each of its subscriptions
+        assert topic == fleet.round("run_id")
 
         large = os.urandom(256 * 1024)  # more than one TLS record
         server.transport.publish(Packet(fleet.assignment("pi-1"), large))
@@ -192,8 +194,7 @@ def test_a_client_without_a_certificate_is_rejected(
     ) as broker:
         for endpoint in (broker.endpoint, Endpoint("127.0.0.1", broker.settings.port)):
             stranger = MqttTransport(endpoint, "stranger", None, lambda event: None)
-            with pytest.raises(ConnectError, match="accepts 'stranger'"):
-                stranger.wait_connected(1.0)
+            assert "accepts 'stranger'" in refused(stranger)
             stranger.close()
 
 
@@ -206,6 +207,5 @@ def test_a_broker_of_another_ca_is_not_trusted(
         careful = MqttTransport(
             Endpoint("127.0.0.1", broker.settings.port, ca=cert), "careful", None, lambda event: None
         )
-        with pytest.raises(ConnectError, match=r"(?i)certificate verify failed"):
-            careful.wait_connected(1.0)
+        refused(careful, r"(?i)certificate verify failed")
         careful.close()

@@ -366,10 +366,12 @@ class MqttTransport(Transport):
         return info.mid if packet.qos else None
 
     def _acknowledged(self, message_id: int, reason: ReasonCode) -> None:
-        if item := self._outgoing.acknowledged(message_id):
-            if reason.is_failure:
+        with self._changed:  # a `drain` that this ends finds `denied` complete
+            item = self._outgoing.acknowledged(message_id)
+            if item and reason.is_failure:
                 self.denied = {**self.denied, item.name: str(reason)}
                 log.warning("%s: the broker denied %s: %s; dropped", self.client_id, item.name, reason)
+        if item:
             self._send_soon()
 
     def _on_message(self, _: Client, __: Any, message: MQTTMessage) -> None:

@@ -34,11 +34,14 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 
 ca, cert, key = (Path(name) if name else None for name in sys.argv[2:5])
 client = MqttTransport(Endpoint("127.0.0.1", int(sys.argv[1]), ca, cert, key), "pi-1", None, lambda event: None, session_expiry_s=0)
-try:
-    client.wait_connected(2)
-    print("in")
-except ConnectError as error:
-    print(error)
+said = "no attempt yet"
+while "no attempt yet" in said:  # until the first attempt has ended
+    try:
+        client.wait_connected(0.1)
+        said = "in"
+    except ConnectError as error:
+        said = str(error)
+print(said)
 client.close()
 """
 
