@@ -54,7 +54,13 @@ class Child:
 
         Raises DeadlineError, the child's error, MemoryError if the system killed the child, RunError if it died otherwise.
         """
-        process, timer = self._process, threading.Timer(deadline_s, self._process.kill)
+        process, expired = self._process, threading.Event()
+
+        def expire() -> None:
+            expired.set()  # before the child ends: its end is all that this thread waits for
+            process.kill()
+
+        timer = threading.Timer(deadline_s, expire)
         assert process.stdin and process.stdout
         timer.start()
         try:
@@ -62,7 +68,7 @@ class Child:
             outcome, response = _read(process.stdout)
         except (OSError, EOFError) as error:
             code = process.wait()
-            if not timer.is_alive():
+            if expired.is_set():
                 raise DeadlineError(f"{self._what}: no result after {deadline_s:g} s", UNAFFECTED) from error
             if code == -signal.SIGKILL:
                 raise MemoryError(

@@ -53,7 +53,9 @@ class HomeAssistant:
         except BaseException:
             self._transport.close()
             raise
-        self._announce.set()
+        self._announce.wait(
+            CONNECT_S
+        )  # `Connected` may come a moment later, and must not be taken for a reconnect
 
     def publish(self, found: WatchedPrediction) -> None:
         """Publish a prediction if its class is new or the last one is older than REPEAT_S."""

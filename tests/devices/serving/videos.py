@@ -43,12 +43,47 @@ def write_video(path: Path, frames: int, fps: float) -> Path:
 
 
 class Stream:
-    """An endless stream whose frames are numbered in the order of sending; every connection ends after `length` of them."""
+    """An endless stream whose frames are numbered in the order of sending; every connection ends after `length` of them.
+
+    It can be `held`: then it sends the frames that are asked for.
+    """
 
     def __init__(self, fps: float, length: int) -> None:
         self.sent = self.connections = 0
         self.fps, self.length = fps, length
         self.stopped = threading.Event()
+        self.held, self._asked, self._changed = False, 0, threading.Condition()
+
+    def hold(self) -> None:
+        with self._changed:
+            self.held, self._asked = True, 0
+
+    def send(self, frames: int) -> None:
+        """Send this many frames of a held stream, and wait until they are sent."""
+        with self._changed:
+            self._asked += frames
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: not self._asked, 60)
+
+    def flow(self) -> None:
+        """End the hold."""
+        with self._changed:
+            self.held = False
+            self._changed.notify_all()
+
+    def may_send(self) -> bool:
+        """Wait for the time of the next frame; False once the stream is stopped."""
+        if self.stopped.wait(1 / self.fps):
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: not self.held or self._asked or self.stopped.is_set())
+            return not self.stopped.is_set()
+
+    def count(self) -> None:
+        """One more frame was sent."""
+        with self._changed:
+            self._asked = max(0, self._asked - 1)
+            self._changed.notify_all()
 
 
 @contextmanager
@@ -64,13 +99,14 @@ def streaming(fps: float = 50.0, length: int = 10_000) -> Iterator[tuple[str, St
             self.end_headers()
             try:
                 for _ in range(stream.length):
-                    if stream.stopped.wait(1 / stream.fps):
+                    if not stream.may_send():
                         return
                     stream.sent += 1
                     buffer = BytesIO()
                     Image.fromarray(numbered(stream.sent)).save(buffer, "jpeg", quality=95)
                     head = f"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: {buffer.tell()}\r\n\r\n"
                     self.wfile.write(head.encode() + buffer.getvalue() + b"\r\n")
+                    stream.count()
             except OSError:
                 pass  # the client has gone
 
@@ -85,6 +121,7 @@ def streaming(fps: float = 50.0, length: int = 10_000) -> Iterator[tuple[str, St
         yield f"http://127.0.0.1:{server.server_port}/stream", stream
     finally:
         stream.stopped.set()
+        stream.flow()
         server.shutdown()
         thread.join()
         server.server_close()
