@@ -213,7 +213,7 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
     finally:
         scales.stop()
         agent.terminate()
-        heavy = agent.communicate(timeout=30)[0].strip()
+        heavy = agent.communicate(timeout=60)[0].strip()
     assert not report.error and report.head == "logistic"
     assert heavy == "[]", "the idle agent holds what only its children or an update need"
 

@@ -94,7 +94,7 @@ def test_a_backbone_and_200_photos_fit_a_board_of_512_mb(
     finally:
         scales.stop()
         agent.terminate()
-        agent.wait(30)
+        agent.wait(60)
     server.leave()
     assert not report.error and report.release == 1
     served, serving = serve(home, next((album / "c").iterdir()))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -26,12 +28,13 @@ def compare(extractor: Extractor, manifest: Manifest) -> str:
 
 
 def _limit_process(limits: CanaryLimits, file_bytes: int) -> None:
-    """Limit address space and processor time; forbid files and core dumps."""
+    """Limit address space and processor time, from now on; forbid files and core dumps."""
+    used_s = math.ceil(time.process_time())  # by the imports
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     address_space_bytes = pages * resource.getpagesize() + limits.memory_bytes + 3 * file_bytes
     for kind, amount in (
         (resource.RLIMIT_AS, address_space_bytes),
-        (resource.RLIMIT_CPU, limits.cpu_s),
+        (resource.RLIMIT_CPU, used_s + limits.cpu_s),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):

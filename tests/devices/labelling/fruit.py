@@ -131,7 +131,7 @@ class Desk:
     def images(self) -> Path:
         return Path(self.config.data.removeprefix("folder:"))
 
-    def learned(self, deadline_s: float = 30.0) -> View:
+    def learned(self, deadline_s: float = 90.0) -> View:
         """Wait until everything is learned -> what the page then shows."""
         ends_s = time.monotonic() + deadline_s
         while (view := self.session.view("waiting")).busy:
@@ -143,7 +143,7 @@ class Desk:
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
         """Send a request as the page does -> status, JSON or bytes, headers."""
-        connection = HTTPConnection("127.0.0.1", self.service.port, timeout=20)
+        connection = HTTPConnection("127.0.0.1", self.service.port, timeout=60)
         payload = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         try:
             connection.request(method, path, payload, {HEADER: "label"} | headers)
@@ -176,4 +176,4 @@ def desk(config: DeviceConfig, access: Access | None = None) -> Iterator[Desk]:
             yield Desk(service, session, config)
         finally:
             service.stop()
-            thread.join(10)
+            thread.join(60)

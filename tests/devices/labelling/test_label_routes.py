@@ -115,7 +115,7 @@ def test_other_web_sites_reach_nothing(tmp_path: Path) -> None:
         assert site.request("POST", "/frame", fruit(0, 7), Origin="http://attacker.example")[0] == 403
         without = Request(f"{site.home}/api/label/skip", json.dumps(body).encode())
         with pytest.raises(OSError, match="403"):
-            urlopen(without, timeout=10)
+            urlopen(without, timeout=60)
         assert site.request("OPTIONS", "/api/label/skip")[0] == 501  # no preflight succeeds
         headers = site.request("GET", "/label")[2]
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]

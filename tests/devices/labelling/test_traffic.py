@@ -68,10 +68,10 @@ def test_labelling_sends_numbers_only(mosquitto: Mosquitto, tmp_path: Path) -> N
                     assert picture
                     site.session.label("me", picture.name, truth[picture.name])
                 assert site.learned().head == "cosine"
-                report = server.wait_for(DEVICE, "rpt", lambda report: report.samples == 15, deadline_s=60)
+                report = server.wait_for(DEVICE, "rpt", lambda report: report.samples == 15)
         finally:
             agent.terminate()
-            agent.wait(30)
+            agent.wait(60)
     assert report.release == 1 and not report.error
     received = b"\n".join(payload for _, payload in server.received)
     server.leave()

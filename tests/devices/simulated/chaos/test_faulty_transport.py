@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ class Clients:
         self.bad = FaultyTransport(
             connect, faults, seed, loop, "bad", Packet("will", b"bye"), self.events.append
         )
-        self.bad.wait_connected(5)
+        self.bad.wait_connected(60)
 
     def _receive(self, event: Event) -> None:
         if isinstance(event, Packet):
@@ -49,8 +50,8 @@ class Clients:
         sent = [b"%04d" % number for number in range(count)]
         for payload in sent:
             self.bad.publish(Packet("up/x", payload))
-        self.bad.drain(10)
-        self.good.drain(10)
+        self.bad.drain(60)
+        self.good.drain(60)
         return sent
 
 
@@ -68,7 +69,7 @@ def loop() -> Iterator[MqttLoop]:
     loop.close()
 
 
-def until(claim, deadline_s: float = 5.0) -> None:  # type: ignore[no-untyped-def]
+def until(claim, deadline_s: float = 60.0) -> None:  # type: ignore[no-untyped-def]
     end_s = time.monotonic() + deadline_s
     while not claim():
         assert time.monotonic() < end_s, "did not happen"
@@ -127,8 +128,10 @@ def test_faults_hit_what_comes_down_too(broker: InMemoryBroker, loop: MqttLoop) 
     clients.send(1)  # until the subscription is made
     for number in range(60):
         clients.good.publish(Packet("down/x", b"%d" % number))
-    clients.good.drain(5)
-    time.sleep(0.1)
+    clients.good.drain(60)
+    arrived = threading.Event()
+    loop.call(lambda: loop.later(0.0, arrived.set))  # after the timers of the packets, which are due already
+    assert arrived.wait(60)
     assert 10 < sum(isinstance(event, Packet) for event in clients.events) < 50
 
 
