@@ -6,6 +6,8 @@ the package `devices`. Its messages can be tampered with.
 
 from __future__ import annotations
 
+import queue
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,9 +22,11 @@ from edge_fl.data.samples import ClientData
 from edge_fl.methods.contract.client import Client
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.mqtt import fleet as fleets
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments
@@ -35,7 +39,10 @@ from edge_fl_server.mqtt.updates.inbox import Inbox
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 from tests.server.scripted import ScriptedDevice, ScriptedHead, client_of, data_of, spec_of
 
-QUICK = reader.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=0.5)
+# A beat in time is certain even if this process does not run for seconds.
+QUICK = reader.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=30.0)
+WAIT_S = 60.0  # for what certainly comes
+FAR_S = 3600.0  # a deadline that no test reaches
 
 
 @dataclass(kw_only=True)
@@ -65,12 +72,27 @@ class Stage:
         return data_of(client, samples)
 
     def retained(self, pattern: str = "#") -> dict[str, bytes]:
-        """The broker's retained messages, by topic without the fleet's root."""
-        found = reader.read_retained(self.connect, [f"{self.topics.root}/{pattern}"], QUICK)
-        return {topic.removeprefix(self.topics.root + "/"): payload for topic, payload in found.items()}
+        """The broker's retained messages, by topic without the fleet's root; the reader's own message, the last one, ends them."""
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        name = f"reader-{secrets.token_hex(4)}"
+        transport = self.connect(name, None, events.put, session_expiry_s=0, clean_start=True)
+        found: dict[str, bytes] = {}
+        try:
+            transport.wait_connected(WAIT_S)
+            for wanted in (f"tests/{name}", f"{self.topics.root}/{pattern}"):
+                transport.subscribe(wanted)
+            transport.publish(Packet(f"tests/{name}", b"end"))
+            while (event := events.get(timeout=WAIT_S)) is not None:
+                if isinstance(event, Packet):
+                    if event.topic == f"tests/{name}":
+                        break
+                    found[event.topic.removeprefix(self.topics.root + "/")] = event.payload
+        finally:
+            transport.close()
+        return {topic: payload for topic, payload in found.items() if payload}
 
     @staticmethod
-    def eventually(claim: Callable[[], bool], deadline_s: float = 5.0) -> bool:
+    def eventually(claim: Callable[[], bool], deadline_s: float = WAIT_S) -> bool:
         """Whether a claim becomes true before the deadline."""
         until = time.monotonic() + deadline_s
         while not claim():
@@ -108,11 +130,28 @@ class Bench(Stage):
         return self.server.assignments
 
     def fleet(self, spec: MethodSpec, **limits: float) -> MqttFleet:
-        limits = {"deadline_s": 20.0, "lost_s": 0.3, **limits}
+        limits = {"deadline_s": WAIT_S, "lost_s": 0.3, **limits}
         return MqttFleet(self.server, "t1", spec, FleetLimits(**limits))
 
     def wait_for(self, **devices: int) -> None:
-        self.roster.wait_for(**devices, deadline_s=5)
+        self.roster.wait_for(**devices, deadline_s=WAIT_S)
+
+
+@dataclass
+class RoundClock:
+    """The clock of the fleet's deadlines: it is ahead by `passed()` of them."""
+
+    passed: Callable[[], int] = lambda: 0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + FAR_S * self.passed()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> RoundClock:
+    clock = RoundClock()
+    monkeypatch.setattr(fleets, "time", clock)
+    return clock
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ class ScriptedDevice:
     def close(self) -> None:
         self._transport.close()
         self._events.put(None)
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _run(self) -> None:
         while (event := self._events.get()) is not None:
@@ -237,7 +237,7 @@ class ScriptedHead:
     def close(self) -> None:
         self._transport.close()
         self._events.put(None)
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _publish(self, topic: str, message: Any, **fields: Any) -> None:
         self._transport.publish(Packet(topic, encode(message), **fields))

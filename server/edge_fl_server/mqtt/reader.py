@@ -65,14 +65,15 @@ def read_retained(
 ) -> dict[str, bytes]:
     """Read the retained messages on `patterns` -> payloads by topic. Raises ConnectError.
 
-    A broker does not mark the end of retained messages: reading ends after `settle_s` without one, at most after `read_s`.
+    A broker does not mark the end of retained messages: once it has acknowledged the subscriptions, reading ends after `settle_s`
+    without one, at most after `read_s`.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     transport = _connect_reader(connect, events)
     payloads: dict[str, bytes] = {}
     try:
         transport.wait_connected(limits.connect_s)
-        until, wait_s = time.monotonic() + limits.read_s, limits.settle_s
+        until, wait_s = time.monotonic() + limits.read_s, limits.read_s
         while time.monotonic() < until:
             try:
                 event = events.get(timeout=wait_s)
@@ -80,9 +81,10 @@ def read_retained(
                 break
             match event:
                 case Connected():  # also after another reader of the same name disconnected this one
-                    wait_s = limits.settle_s
                     for pattern in patterns:
                         transport.subscribe(pattern)
+                    transport.drain(max(until - time.monotonic(), 0.0))  # a slow link's answer is no silence
+                    wait_s = limits.settle_s
                 case Disconnected():
                     wait_s = limits.read_s
                 case Packet() if event.payload:

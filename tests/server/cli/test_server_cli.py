@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from contextlib import closing
 
@@ -15,7 +16,6 @@ from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_server import demo
 from edge_fl_server.children import Children
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import Device
@@ -42,7 +42,9 @@ def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys
 
 
 def test_no_broker_is_one_line_and_exit_code_2(capsys):
-    assert main(["fleet", "list", "--port", str(demo._free_port())]) == 2
+    with socket.socket() as nobody:  # bound, but does not listen
+        nobody.bind(("127.0.0.1", 0))
+        assert main(["fleet", "list", "--port", str(nobody.getsockname()[1])]) == 2
     assert "edge-fl broker up" in capsys.readouterr().err
 
 
@@ -53,7 +55,7 @@ def test_fleet_list_shows_that_no_server_is_online_and_when_one_last_received_a_
     topics, endpoint = Topics("main"), own_mosquitto.endpoint
     device = MqttTransport(endpoint, "pi-1", None, lambda event: None)
     device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
-    device.drain(10)
+    device.drain(60)
     with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
         devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
         (known,) = devices.listed(db, "main")
@@ -111,7 +113,7 @@ def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(be
     able = Capability("head", "aarch64", "3.11", notes=["no torch", "512 MB"])
     transport = bench.connect("d1", None, lambda event: None)
     transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
-    transport.drain(5)
+    transport.drain(60)
     online, (row,) = device_list.devices(bench.connect, "main", limits=LeaseLimits(settle_s=0.2))
     assert online
     assert (row["status"], row["measured"]) == ("unknown", "no torch; 512 MB")

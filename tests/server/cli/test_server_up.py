@@ -23,7 +23,7 @@ from tests.server.conftest import Stage
 
 START_S = 240.0  # of which two minutes are for a killed run to return
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def server(stage: Stage) -> str:
@@ -60,7 +60,7 @@ def test_a_server_between_runs_serves_devices_that_join_whatever_process_is_kill
 
             def has_joined(device: str) -> bool:
                 head = stage.head(device, tmp_path)
-                return stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"], 20)
+                return stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"])
 
             def becomes(kind: str) -> bool:
                 return stage.eventually(lambda: server(stage) == kind, START_S)

@@ -39,6 +39,7 @@ LONG = "sensor-in-the-greenhouse-north-7"
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux"),
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -21,6 +19,7 @@ from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.hybrid import HybridFleet
 from edge_fl_server.training.rounds import Plan, RunHooks
 from tests.devices import graphs
+from tests.server.conftest import FAR_S
 
 IDS = ("d1", "d2")
 
@@ -251,12 +250,12 @@ class Slow(SequentialFleet):
     def each(self, step, round, method, downs):
         assert self.bench.eventually(lambda: self.bench.devices[0].acks)
         yield from super().each(step, round, method, downs)
-        time.sleep(1.2)
+        self.clock.passed = lambda: 1
 
 
-def test_timely_responses_count_even_if_simulated_clients_take_longer(bench):
+def test_timely_responses_count_even_if_simulated_clients_take_longer(bench, clock):
     spec = bench.spec("fedavg")
     here = Slow({"c1": bench.client("c1")}, build_method(spec))
-    here.bench = bench
-    method, fleet = hybrid(bench, spec, ("d1",), (), here, deadline_s=1.0)
+    here.bench, here.clock = bench, clock
+    method, fleet = hybrid(bench, spec, ("d1",), (), here, deadline_s=FAR_S)
     assert next(rounds.run(method, fleet, Plan(1, seed=1))).responded == ("c1", "d1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 
 import msgspec
 import pytest
@@ -19,9 +19,15 @@ from edge_fl_server.registry import runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.rounds import Plan
+from tests.server.conftest import FAR_S, WAIT_S
 from tests.server.single_round import one_round, simulated_round
 
 IDS = ("d1", "d2", "d3")
+
+
+def held(until: threading.Event):
+    """Hold a device's report back until an event."""
+    return lambda mode, report, payload: [(report, payload)] if until.wait(WAIT_S) else []
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "repper", "fedavg+ft", "local"])
@@ -66,35 +72,35 @@ def test_equal_broadcasts_are_sent_once_and_nothing_stays_retained(bench):
     assert not [topic for topic in kept if topic.startswith(("art/", "round/")) or topic.endswith("/want")]
 
 
-def test_a_straggler_is_not_waited_for_beyond_the_deadline(bench):
-    bench.device("d1"), bench.device("d2", delay_s=3)
+def test_a_straggler_is_not_waited_for_beyond_the_deadline(bench, clock):
+    ended = threading.Event()
+    bench.device("d1"), bench.device("d2", tamper=held(ended))
     bench.wait_for(full=2)
-    started = time.monotonic()
-    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=1)
+    clock.passed = lambda: bench.inbox.counts["accepted"]
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=FAR_S)
+    ended.set()
     assert result.selected == ("d1", "d2")
     assert result.responded == ("d1",)
-    assert 0.9 < time.monotonic() - started < 2.5
     late = bench.devices[1]
     assert bench.eventually(lambda: [ack.reason for ack in late.acks] == ["stale_round"])
     assert bench.inbox.counts["stale_round"] == 1
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
 
 
-def test_a_round_below_its_quorum_reports_how_many_responded(bench):
+def test_a_round_below_its_quorum_reports_how_many_responded(bench, clock):
     bench.device("d1"), bench.device("d2", tamper=lambda *_: [])
     bench.wait_for(full=2)
+    clock.passed = lambda: bench.inbox.counts["accepted"]
     with pytest.raises(RunError, match="1 of 2 clients responded, expected at least 2"):
-        one_round(bench, bench.spec("fedavg"), quorum=1.0, deadline_s=1)
+        one_round(bench, bench.spec("fedavg"), quorum=1.0, deadline_s=FAR_S)
 
 
 def test_a_lost_device_is_not_waited_for_until_the_deadline(bench):
     bench.device("d1")
     leaver = bench.device("d2", tamper=lambda *_: (leaver.crash(), [])[1])
     bench.wait_for(full=2)
-    started = time.monotonic()
-    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=30, lost_s=0.2)
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=FAR_S, lost_s=0.2)
     assert result.responded == ("d1",)
-    assert time.monotonic() - started < 5
 
 
 def test_a_device_that_restarts_during_a_round_still_responds(bench):
@@ -111,7 +117,7 @@ def test_a_device_that_restarts_during_a_round_still_responds(bench):
 
     reborn = bench.device("d2", tamper=forgetful)
     bench.wait_for(full=2)
-    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=20, lost_s=5)
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=FAR_S, lost_s=WAIT_S)
     assert result.responded == ("d1", "d2")
     assert len(set(tries)) == 1
 
@@ -180,10 +186,8 @@ def test_a_failed_device_is_acknowledged_and_not_waited_for(bench):
         tamper=lambda mode, report, payload: [(Report(report.id, "update", "b1", 20, error="enospc"), b"")],
     )
     bench.wait_for(full=2)
-    started = time.monotonic()
-    _, result = one_round(bench, bench.spec("fedavg"))
+    _, result = one_round(bench, bench.spec("fedavg"), deadline_s=FAR_S)
     assert result.responded == ("d1",)
-    assert time.monotonic() - started < 10
     assert bench.eventually(lambda: [ack.status for ack in failing.acks] == ["accepted"])
 
 
@@ -253,20 +257,21 @@ def test_a_broker_killed_during_a_round_loses_no_update(real_bench, own_mosquitt
 
 def test_a_round_ends_at_its_goal_and_the_others_get_a_rest(bench):
     """The goal is two of four devices: the round does not wait for stragglers."""
-    for id in ("d1", "d2", "d3", "d4"):
-        bench.device(id, delay_s=0.0 if id in ("d1", "d2") else 4.0)
+    ended = threading.Event()
+    bench.device("d1"), bench.device("d2")
+    bench.device("d3", tamper=held(ended)), bench.device("d4", tamper=held(ended))
     bench.wait_for(full=4)
-    started = time.monotonic()
-    method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
+    spec = bench.spec("fedavg")
+    method, fleet = build_method(spec), bench.fleet(spec, deadline_s=FAR_S)
     plan = Plan(1, seed=2, cohort=CohortConfig(participation=0.5, over_select=2.0))
     result = next(rounds.run(method, fleet, plan))
-    assert time.monotonic() - started < 3.5
     assert (result.selected, result.responded) == (("d1", "d2", "d3", "d4"), ("d1", "d2"))
     states = {given.device: given.state for given in runs.requests_of(bench.inbox.journal.db, "t1")}
     assert states == {"d1": "succeeded", "d2": "succeeded", "d3": "cancelled", "d4": "cancelled"}
+    ended.set()
 
 
-def test_a_round_below_its_quorum_is_repeated_and_counts_each_device_once(bench):
+def test_a_round_below_its_quorum_is_repeated_and_counts_each_device_once(bench, clock):
     silent = []
 
     def once(mode, report, payload):
@@ -275,7 +280,9 @@ def test_a_round_below_its_quorum_is_repeated_and_counts_each_device_once(bench)
 
     bench.device("d1"), bench.device("d2", tamper=once)
     bench.wait_for(full=2)
-    method, fleet = build_method(bench.spec("fedrep")), bench.fleet(bench.spec("fedrep"), deadline_s=1.5)
+    clock.passed = lambda: min(bench.inbox.counts["accepted"], 1)
+    spec = bench.spec("fedrep")
+    method, fleet = build_method(spec), bench.fleet(spec, deadline_s=FAR_S)
     result = next(rounds.run(method, fleet, Plan(1, seed=1, cohort=CohortConfig(quorum=1.0))))
     assert (result.responded, result.attempts) == (("d1", "d2"), 2)
     assert len(set(silent)) == 2

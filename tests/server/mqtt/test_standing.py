@@ -28,7 +28,7 @@ from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import LeaseLimits, read_retained
+from edge_fl_server.mqtt.reader import read_retained
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.registry import devices
 from tests.server.conftest import QUICK
@@ -74,7 +74,7 @@ class Site:
         return self.devices[-1]
 
 
-def eventually(so: Callable[[], object], wait_s: float = 30.0) -> bool:
+def eventually(so: Callable[[], object], wait_s: float = 60.0) -> bool:
     until = time.monotonic() + wait_s
     while not (found := so()) and time.monotonic() < until:
         time.sleep(0.05)
@@ -130,7 +130,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     ]
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     registered = {found.device: found for found in devices.listed(journal.db, "main")}
-    (row,) = device_list.devices(operator, "main", registered, LeaseLimits(settle_s=0.2)).rows
+    (row,) = device_list.devices(operator, "main", registered).rows
     assert (row["device"], row["standing"]) == ("pi-3", "revoked") and "fleet enrol pi-3" in row["blocked"]
     thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
     assert eventually(lambda: thief.acks)
@@ -158,13 +158,7 @@ def test_an_operator_lists_devices_while_a_server_runs(site: Site) -> None:
     site.device("pi-5")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
-        lambda: (
-            [
-                row["device"]
-                for row in device_list.devices(operator, "main", limits=LeaseLimits(settle_s=0.2)).rows
-            ]
-            == ["pi-5"]
-        )
+        lambda: [row["device"] for row in device_list.devices(operator, "main").rows] == ["pi-5"]
     )
     site.connection.check()
 
@@ -175,7 +169,7 @@ def test_messages_on_a_device_topic_count_for_device_names_only(site: Site) -> N
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
         "operator", will, lambda event: None
     )
-    operator.wait_connected(10)
+    operator.wait_connected(60)
     operator.publish(Packet(site.connection.topics.state("operator"), encode(DeviceState("ready", "b1"))))
     assert eventually(lambda: site.connection.malformed)
     assert "operator" not in site.roster.table
@@ -195,9 +189,9 @@ def test_a_reader_with_the_operators_identity_does_not_disconnect_the_operator(s
     connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
     will = Packet(site.connection.topics.state("operator"), b"")
     at_work = connect("operator", will, lambda event: isinstance(event, Disconnected) and lost.set())
-    at_work.wait_connected(10)
+    at_work.wait_connected(60)
     assert read_retained(connect, [site.connection.topics.server_state()])
     at_work.publish(Packet(site.connection.topics.server_state(), b""))
-    at_work.drain(10)
+    at_work.drain(60)
     assert not lost.is_set() and not at_work.denied
     at_work.close()

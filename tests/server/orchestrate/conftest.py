@@ -30,7 +30,7 @@ def run_request(stage, tmp_path):
         data=DataConfig("toy", str(tmp_path), clients=3, beta=5.0),
         model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
         method=MethodConfig("fedavg", 1, 8, OptimiserConfig("sgd", 0.05)),
-        cohort=CohortConfig(min_devices=2, wait_s=5.0, deadline_s=20.0),
-        release=ReleaseConfig(wait_s=20.0),
+        cohort=CohortConfig(min_devices=2, wait_s=60.0, deadline_s=60.0),
+        release=ReleaseConfig(wait_s=60.0),
     )
     return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")

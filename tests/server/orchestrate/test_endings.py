@@ -40,7 +40,7 @@ def test_a_run_that_somebody_asks_to_end_is_stopped(stage, run_request):
 
     def ask():
         db = Database.open(run_request.registry)
-        assert stage.eventually(lambda: any(runs.rounds_of(db, run.run) for run in runs.listed(db)), 30)
+        assert stage.eventually(lambda: any(runs.rounds_of(db, run.run) for run in runs.listed(db)))
         assert runs.stop(db, runs.listed(db)[0].run)
 
     asking = threading.Thread(target=ask)

@@ -173,10 +173,10 @@ def test_a_weight_that_a_device_states_itself_is_bounded_by_the_cohorts(stage, r
 
 def test_a_head_that_comes_late_gets_the_current_release_and_counts(stage, run_request, tmp_path):
     stage.device("d1"), stage.device("d2")
-    run_request = with_recipe(run_request, rounds=1, release=ReleaseConfig(heads=1, wait_s=20.0))
+    run_request = with_recipe(run_request, rounds=1, release=ReleaseConfig(heads=1, wait_s=60.0))
 
     def arrive():
-        assert stage.eventually(lambda: "tuf/timestamp.json" in stage.retained("tuf/#"), 30)
+        assert stage.eventually(lambda: "tuf/timestamp.json" in stage.retained("tuf/#"))
         stage.head("late", tmp_path)
 
     arrival = threading.Thread(target=arrive)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -13,7 +14,9 @@ import pytest
 from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import Report, ServerState, decode
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.mqtt.session import connected
+from edge_fl_server.orchestrate import serving as module
 from edge_fl_server.orchestrate.serving import FleetServer
 from edge_fl_server.registry import Database, reports, rollouts, runs
 from edge_fl_server.registry.records import RunRecord
@@ -23,7 +26,7 @@ from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, Rollo
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from tests.devices import graphs
 from tests.memory_broker import InMemoryTransport
-from tests.server.conftest import QUICK, Stage
+from tests.server.conftest import FAR_S, WAIT_S, Stage
 
 ONE_RUN = RunRecord("toy-1", "main", "fedavg", "toy", "fleet", 3, "runs/toy-1")
 
@@ -37,7 +40,17 @@ def db(tmp_path: Path) -> Iterator[Database]:
 @pytest.fixture
 def server(broker, db: Database, tmp_path: Path) -> FleetServer:
     connect = partial(InMemoryTransport, broker)
-    return FleetServer(connect, "main", tmp_path / "home", db, limits=QUICK, return_s=2.0)
+    # A run's server publishes a beat per second.
+    limits = LeaseLimits(settle_s=0.05, lease_s=4.0)
+    return FleetServer(connect, "main", tmp_path / "home", db, limits=limits, return_s=FAR_S)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the server prints."""
+    lines: list[str] = []
+    monkeypatch.setattr(module, "print_status", lines.append)
+    return lines
 
 
 @contextmanager
@@ -49,7 +62,7 @@ def serving(server: FleetServer) -> Iterator[None]:
         yield
     finally:
         stopping.set()
-        thread.join(20)
+        thread.join(WAIT_S)
         assert not thread.is_alive()
 
 
@@ -67,7 +80,7 @@ def release(rollout: RolloutCoordinator, number: int) -> None:
     payload = graphs.graph(weights=graphs.WEIGHTS * number)
     manifest = graphs.manifest_for(payload, release=number)
     rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
-    rollout.wait(0, 10)
+    rollout.wait(0, WAIT_S)
 
 
 def is_online(stage: Stage) -> bool:
@@ -85,7 +98,7 @@ def test_a_device_that_joins_after_a_run_gets_the_current_release(server, stage,
     assert early.served == [1, 2]
     with serving(server):
         late = stage.head("late", tmp_path)
-        assert stage.eventually(lambda: [ack.status for ack in late.acks] == ["accepted"], 10)
+        assert stage.eventually(lambda: [ack.status for ack in late.acks] == ["accepted"])
     assert (early.served[:2], late.served) == ([1, 2], [2])
     assert {report.device for report in reports.of_release(server.db, "main", 2)} == {"early", "late"}
     assert not decode(stage.retained("srv/state")["srv/state"], ServerState).online
@@ -93,15 +106,15 @@ def test_a_device_that_joins_after_a_run_gets_the_current_release(server, stage,
 
 def test_a_run_takes_over_and_the_server_continues_after_it(server, stage, tmp_path) -> None:
     with serving(server):
-        assert stage.eventually(lambda: is_online(stage), 10)
+        assert stage.eventually(lambda: is_online(stage))
         head = stage.head("h1", tmp_path)
         with run(server) as rollout:
             release(rollout, 1)
             assert not is_online(stage)
         assert head.served == [1]
-        assert stage.eventually(lambda: is_online(stage), 10)
+        assert stage.eventually(lambda: is_online(stage))
         late = stage.head("late", tmp_path)
-        assert stage.eventually(lambda: late.served == [1], 10)
+        assert stage.eventually(lambda: late.served == [1])
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -115,7 +128,7 @@ def test_a_run_counts_reports_on_its_own_releases_only(server, stage, tmp_path, 
         note = lambda device, report: counted.append(device)  # noqa: E731
         with closing(RolloutCoordinator(online, Repository(server.home / "main"), options, note)):
             head = stage.head("h1", tmp_path)
-            assert stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"], 10)
+            assert stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"])
     assert counted == (["h1"] if own else [])
 
 
@@ -124,23 +137,43 @@ def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(ben
     head = bench.head("h1", tmp_path)
     bench.wait_for(heads=1)
     head._publish(bench.topics.report("h1", "toy-1", 1), Report("rel-1", "head", "h1", 9, release=1))
-    assert not bench.eventually(lambda: bool(head.acks), 1.0)
+    head._publish(bench.topics.report("h1", "toy-1", 1), Report("later", "update", "h1", 9))
+    assert bench.eventually(lambda: bool(head.acks))
+    assert [ack.id for ack in head.acks] == ["later"]
 
 
-def test_it_waits_for_a_server_that_is_online(server, bench, db) -> None:
+def test_it_waits_for_a_server_that_is_online(server, bench, db, said) -> None:
     with serving(server):
-        assert not bench.eventually(lambda: is_online(bench), 2.0)
+        assert bench.eventually(lambda: bool(said))
+        assert said[0] == f"fleet 'main': server {bench.connection.boot} is online; waiting"
+        assert not is_online(bench)
         bench.connection.check()
         bench.connection.close()
-        assert bench.eventually(lambda: is_online(bench), 10)
+        assert bench.eventually(lambda: is_online(bench))
 
 
-def test_a_run_whose_server_is_offline_keeps_the_fleet_for_a_while(server, stage) -> None:
+class Clock:
+    """A clock that a test may put forward."""
+
+    ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def test_a_run_whose_server_is_offline_keeps_the_fleet_for_a_while(
+    server, stage, said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
     runs.begin(server.db, ONE_RUN)
     with serving(server):
-        assert not stage.eventually(lambda: is_online(stage), 1.0)
+        assert stage.eventually(lambda: bool(said))
+        assert said == ["run toy-1 has not ended; its server is offline and may return; waiting"]
+        assert not is_online(stage)
         assert runs.get(server.db, ONE_RUN.run).state == "running"
-        assert stage.eventually(lambda: is_online(stage), 10)
+        clock.ahead_s = FAR_S
+        assert stage.eventually(lambda: is_online(stage))
         assert stage.eventually(lambda: runs.get(server.db, ONE_RUN.run).state == "stopped")
 
 
@@ -152,11 +185,11 @@ def test_a_roll_out_continues_across_servers(server, stage, tmp_path) -> None:
     number = stored_rollout.request(server.db, "main", 1, RolloutConfig(stages=ALL_AT_ONCE))
     silent = stage.head("h1", tmp_path, silent=True)
     with serving(server):
-        assert stage.eventually(lambda: silent.served == [1], 10)
+        assert stage.eventually(lambda: silent.served == [1])
     assert rollouts.get(server.db, number).state == "running"
     with run(server) as rollout:
         assert (rollout.current.release, rollout.stages.state) == (1, "running")
     rollouts.steer(server.db, number, "aborted")
     with serving(server):
-        assert stage.eventually(lambda: silent.served[-1] == 2, 10)
+        assert stage.eventually(lambda: silent.served[-1] == 2)
     assert rollouts.get(server.db, number).state == "aborted"

@@ -20,7 +20,7 @@ from tests.devices.graphs import DIM, WEIGHTS, constant, graph
 PIXELS = graphs.images(5).astype(np.float32) / 255
 FEATURES = PIXELS.reshape(5, -1) @ WEIGHTS
 PLAIN = ForeignInput()
-QUICK = ForeignLimits(memory_mb=512, cpu_s=5, deadline_s=60)
+QUICK = ForeignLimits(memory_mb=512, cpu_s=60, deadline_s=100)
 
 
 @pytest.fixture
@@ -204,15 +204,15 @@ def test_a_wrong_description_is_one_line(file, given, said):
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "cpu_s", "said"),
     [
-        (graphs.asks_for_terabytes(), "takes too much memory"),
-        (graphs.takes_memory(2000), "takes too much memory"),
-        (forever(), "needs more than 512 MiB of memory or 1 s of processor time"),
+        (graphs.asks_for_terabytes(), 60, "takes too much memory"),
+        (graphs.takes_memory(2000), 60, "takes too much memory"),
+        (forever(), 2, "needs more than 512 MiB of memory or 2 s of processor time"),
     ],
 )
-def test_a_model_that_takes_everything_harms_only_a_child(file, payload, said):
-    limits = ForeignLimits(memory_mb=512, cpu_s=1, deadline_s=60)
+def test_a_model_that_takes_everything_harms_only_a_child(file, payload, cpu_s, said):
+    limits = ForeignLimits(memory_mb=512, cpu_s=cpu_s, deadline_s=100)
     with pytest.raises(InputError, match=said):
         foreign_child.read(file(payload), PLAIN, limits=limits)
 

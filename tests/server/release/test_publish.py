@@ -301,16 +301,16 @@ def test_an_unreleased_blob_is_not_sent(publisher, transport):
 def test_a_real_broker_retains_a_release_as_it_was_published(mosquitto, repository):
     topics = Topics("publish")
     server = MqttTransport(mosquitto.endpoint, "publish-server", None, lambda event: None, session_expiry_s=0)
-    server.wait_connected(10)
+    server.wait_connected(60)
     manifest, payloads = release(1)
     Publisher(server, topics, repository).publish(manifest, payloads)
     arrived: queue.SimpleQueue[object] = queue.SimpleQueue()
     device = MqttTransport(mosquitto.endpoint, "publish-device", None, arrived.put, session_expiry_s=0)
-    device.wait_connected(10)
+    device.wait_connected(60)
     device.subscribe(f"{topics.root}/#")
     found: dict[str, bytes] = {}
     while len(found) < 10:  # six chunks, four files
-        event = arrived.get(timeout=10)
+        event = arrived.get(timeout=60)
         if isinstance(event, Packet):
             found[event.topic] = event.payload
     for transport in (server, device):

@@ -82,9 +82,9 @@ def test_three_tags_of_ten_thousand_devices_are_compared_quickly(tmp_path) -> No
         tags.change(db, "main", names[number::2], {"site": site, "line": str(number), "kind": "camera"})
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         found = fleet.selected(db, "main", "site=berlin and kind=camera and not line=1")
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     db.close()
     assert len(found) == 5_000
-    assert min(took) < 1.0  # the target is 0.2 s (docs/tags.md); a busy machine may take longer
+    assert min(took) < 1.0  # of processor time; the target is 0.2 s (docs/tags.md)

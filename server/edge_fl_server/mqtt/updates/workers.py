@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 GROUP = "agg"
 POLL_S = 0.1
+CONNECT_S = 30.0
 
 
 def shared(pattern: str) -> str:
@@ -55,14 +56,16 @@ class UpdateWorker:
         self._statements = Statements(journal, authorities)
         self.received = 0
         self._rate_limit = RateLimit(self._topics, journal.record_excess)
-        self._ready = threading.Event()
+        self._ready, self._subscribed = threading.Event(), threading.Event()
         self._transport: Transport = connect(
             f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._on_event, session_expiry_s=0
         )
         self._ready.set()
 
     def __enter__(self) -> Self:
-        self._transport.wait_connected(30.0)
+        self._transport.wait_connected(CONNECT_S)
+        self._subscribed.wait(CONNECT_S)
+        self._transport.drain(CONNECT_S)  # from now on the broker delivers reports
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,6 +77,7 @@ class UpdateWorker:
             self._ready.wait()  # the broker may answer before `_transport` is assigned
             self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
             self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
+            self._subscribed.set()
         elif isinstance(event, Packet) and event.payload and self._rate_limit.admits(event):
             try:
                 self._on_packet(self._topics.parse(event.topic), event)
@@ -220,6 +224,8 @@ class SharedInbox(Inbox):
                     address = Address("blob", shared.device, (report.id, str(index)))
                     self._on_chunk(Received(address, bytes(chunk)))
         elif round_request and shared.device not in round_request.verdicts:  # it counts once
+            if not shared.reason:  # its worker may not have stored this yet, and the round may end at once
+                self.journal.accept(shared.device, shared.run, shared.round, report)
             round_request.verdicts[shared.device] = (
                 Verdict(shared.id, "rejected", shared.reason)
                 if shared.reason

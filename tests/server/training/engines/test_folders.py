@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -38,7 +39,7 @@ folder = create(Path(sys.argv[1]))
 (folder / "session_1" / "logs" / "agent.log").touch()
 (folder / "0.bin").touch()
 print(folder, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -83,9 +84,14 @@ def test_the_processes_that_log_to_a_ray_session_end_with_a_killed_owner(tmp_pat
         def follow(file: Path) -> subprocess.Popen[bytes]:
             process = stack.enter_context(subprocess.Popen(["tail", "-f", str(file)], start_new_session=True))
             stack.callback(process.kill)
+            while file.resolve() not in [
+                link.resolve() for link in Path(f"/proc/{process.pid}/fd").iterdir()
+            ]:
+                assert process.poll() is None
+                time.sleep(0.01)  # it has to have the file open before its owner ends
             return process
 
         agent, other = follow(folder / "session_1" / "logs" / "agent.log"), follow(folder / "0.bin")
         owner.kill()
-        assert agent.wait(20) == -signal.SIGKILL
+        assert agent.wait(90) == -signal.SIGKILL
         assert other.poll() is None
