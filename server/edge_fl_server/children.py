@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from edge_fl.errors import DeadlineError, RunError
 
 GOODBYE_S = 20.0
 POLL_S = 0.2
+LOOPBACK = "127.0.0.1"
 
 
 class Child:
@@ -106,6 +108,18 @@ class Children:
         self._children.append(child)
         return child
 
+    def wait_listening(self, child: Child, port: int, deadline_s: float) -> None:
+        """Wait until a child accepts connections on a port of loopback. Raises RunError if it ends first; DeadlineError."""
+        until = time.monotonic() + deadline_s
+        while not _is_open(port):
+            if child.code is not None:
+                raise child.failure()
+            if time.monotonic() > until:
+                raise DeadlineError(
+                    f"{child.name}: port {port} accepts no connection after {deadline_s:g} s; ended"
+                )
+            time.sleep(POLL_S)
+
     def wait(self, child: Child, deadline_s: float) -> str:
         """Wait for the child's success and return its stdout. Raises RunError if any child ends before it, or fails; DeadlineError."""
         until = time.monotonic() + deadline_s
@@ -129,3 +143,10 @@ class Children:
     ) -> None:
         for child in reversed(self._children):
             child.end()
+
+
+def _is_open(port: int) -> bool:
+    """Whether a program accepts connections on a port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(POLL_S)
+        return probe.connect_ex((LOOPBACK, port)) == 0

@@ -11,10 +11,11 @@ import socket
 import sqlite3
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from msgspec.structs import replace
@@ -26,10 +27,10 @@ from edge_fl.console.output import print_status
 from edge_fl.console.tables import Column, Columns
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.metrics import summarise
 from edge_fl_server import recipes
-from edge_fl_server.children import Children
+from edge_fl_server.children import LOOPBACK, Child, Children
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.registry.database import location
 from edge_fl_server.report import gains, page
@@ -59,6 +60,7 @@ COMPARISON_COLUMNS: Columns = {
 }
 REGISTRY = "registry.sqlite"
 IDENTITIES, RELEASES = "identities", "releases"
+PREFIX = "files-of-demo-"  # not "demo-", with which the folders of results begin
 PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "server": []}
 BASELINES = {"Local": "local", "FedAvg+FT": "fedavg+ft"}
 PIXEL_HEAD = "logistic"
@@ -97,14 +99,14 @@ def run(options: DemoOptions) -> DemoResult:
     start_s = time.monotonic()
     recipe = recipe_of(options)
     study = studies.prepare(recipe)
-    with _folder(options) as folder, Children(_print_line, ONE_THREAD) as children:
+    _require_free(recipe.broker.port)
+    with _Folder(options) as folder, Children(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
-        for name, arguments in commands(options, recipe, folder).items():
-            server = children.start(name, *arguments)
+        server = _start(children, options, recipe, folder.path)
         accuracies = baselines(study)
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
-        _keep_registry(folder, path)
+        _keep_registry(folder.path, path)
     record_local_only(path, accuracies["Local"])
     rows = read_devices(path)
     seconds = time.monotonic() - start_s
@@ -135,7 +137,7 @@ def recipe_of(options: DemoOptions) -> Recipe:
 
 
 def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
-    """The three commands by name; they may start in any order."""
+    """The three commands by name. They may start in any order, but before the broker the others report a refused connection."""
     data, port = recipe.data, recipe.broker.port
     file = folder / "recipe.toml"
     file.write_text(config.dump(recipe))
@@ -156,10 +158,30 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     }
 
 
-def _enrol(options: DemoOptions, folder: Path) -> None:
+def _start(children: Children, options: DemoOptions, recipe: Recipe, folder: Path) -> Child:
+    """Start the broker and, when it accepts connections, the fleet and the server; return the server."""
+    arguments, port = commands(options, recipe, folder), recipe.broker.port
+    broker = children.start("broker", *_quiet(options), *arguments["broker"])
+    children.wait_listening(broker, port, DEADLINE_S)
+    if not options.keep:
+        security = "mTLS, a certificate per client" if options.secure else "plaintext, loopback only"
+        _print_line("broker", f"mosquitto accepts connections on {LOOPBACK}:{port} ({security})")
+    children.start("fleet", *arguments["fleet"])
+    return children.start("server", *arguments["server"])
+
+
+def _enrol(options: DemoOptions, folder: _Folder) -> None:
     """Must finish before the commands start: they use the certificates."""
-    with Children(_print_line, ONE_THREAD) as children:
-        children.wait(children.start("enrol", *enrolment(options, folder)), DEADLINE_S)
+    with Children(folder.print_line, ONE_THREAD) as children:
+        command = [*_quiet(options), *enrolment(options, folder.path)]
+        children.wait(children.start("enrol", *command), DEADLINE_S)
+    if not options.keep:
+        _print_line("enrol", f"certificates for the broker, the server and {options.devices} devices")
+
+
+def _quiet(options: DemoOptions) -> list[str]:
+    """Option of the broker and of the enrolment, whose status lines name files that are kept only on request."""
+    return [] if options.keep else ["--quiet"]
 
 
 def enrolment(options: DemoOptions, folder: Path) -> list[str]:
@@ -243,18 +265,30 @@ def compare(
     return lines
 
 
-@contextmanager
-def _folder(options: DemoOptions) -> Iterator[Path]:
-    """A temporary folder for the broker, the devices and the signing keys."""
-    options.runs.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="demo-", dir=options.runs)).absolute()
-    try:
-        yield folder
-    finally:
-        if options.keep:
-            print_status(f"kept: {folder}")
+class _Folder:
+    """A temporary folder for the broker, the devices and the signing keys, as a context manager.
+
+    It is removed at the end unless it was asked for or a printed line names it: what a person reads must exist.
+    """
+
+    def __init__(self, options: DemoOptions) -> None:
+        options.runs.mkdir(parents=True, exist_ok=True)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=options.runs)).absolute()
+        self._keep = options.keep
+
+    def print_line(self, name: str, line: str) -> None:
+        """Print a line of a child."""
+        self._keep |= str(self.path) in line
+        _print_line(name, line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._keep:
+            print_status(f"kept: {self.path}")
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def _keep_registry(folder: Path, path: Path) -> None:
@@ -281,8 +315,20 @@ def _options(**values: object) -> list[str]:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
+
+
+def _require_free(port: int) -> None:
+    """Raise ConnectError if the port is taken: its owner would be mistaken for the demo's broker."""
+    try:
+        with socket.create_server((LOOPBACK, port)):
+            pass
+    except OSError as error:
+        raise ConnectError(
+            f"port {port} on {LOOPBACK}: {error.strerror}; expected a free port (choose with --port)",
+            "no broker was started",
+        ) from error
 
 
 def _print_line(name: str, line: str) -> None:

@@ -6,8 +6,14 @@ import csv
 import math
 import os
 import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
 import time
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +22,8 @@ from edge_fl import metrics
 from edge_fl.cli import App
 from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import ConfigError, DeadlineError, RunError
+from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
+from edge_fl_broker.find import Program
 from edge_fl_server import demo
 from edge_fl_server.children import Children
 from edge_fl_server.demo import DemoOptions
@@ -175,3 +182,144 @@ def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_p
     assert re.search(
         r"training on the client's own data alone .* Lowest: sim-00\d, \d+\.\d % of \d+ test", shown.verdict
     )
+
+
+def paths(output: str, folder: Path) -> list[Path]:
+    """Every path in an output, also inside a command; relative ones below `folder`."""
+    words = [word.strip("\"'`,;:()[]") for word in output.split()]
+    no_paths = re.compile(r"\w+://|\d+/\d+$|[\d.]+/min$")
+    found = [word for word in words if not no_paths.match(word)]
+    return [
+        folder / word
+        for word in found
+        if "/" in word or re.search(r"\.(sqlite|html|log|json|key|toml)$", word)
+    ]
+
+
+def test_every_path_of_an_output_is_found(tmp_path):
+    output = f"""broker | mosquitto 2.0.11 on mqtt://127.0.0.1:80 (CA in {tmp_path}/ca); log {tmp_path}/a.log; stop
+fleet | 0/12 connected
+server | run runs/demo-1: RepPer, round 1/6: 4 of 4
+rounds: 4 of 6, 25.2/min
+report.html
+next: .venv/bin/edge-fl server dashboard --database 'runs/demo-1/registry.sqlite'
+"""
+    names = [
+        "ca",
+        "a.log",
+        "runs/demo-1",
+        "report.html",
+        ".venv/bin/edge-fl",
+        "runs/demo-1/registry.sqlite",
+    ]
+    assert paths(output, tmp_path) == [tmp_path / name for name in names]
+
+
+@pytest.fixture
+def slow_broker(mosquitto_program: Program, tmp_path: Path) -> dict[str, str]:
+    """Variables with which mosquitto needs longer to listen than a fleet needs to start."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "mosquitto").write_text(
+        f'#!/bin/sh\n[ "$1" = -h ] || sleep 5\nexec {shlex.quote(str(mosquitto_program.path))} "$@"\n'
+    )
+    (folder / "mosquitto").chmod(0o755)
+    variables = {**os.environ, **mosquitto_program.environment, "OMP_NUM_THREADS": "1"}
+    return variables | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.broker
+def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker, tmp_path, monkeypatch):
+    """Each child is started with the number of the port and whether it was open by then."""
+    port, started = demo._free_port(), []
+
+    class Recorded(Children):
+        def start(self, name, *arguments):
+            with socket.socket() as probe:
+                started.append((name, probe.connect_ex(("127.0.0.1", port)) == 0))
+            return super().start(name, *arguments)
+
+    plan = DemoOptions(devices=2, full=1, port=port)
+    with Recorded(lambda name, line: None, slow_broker) as children:
+        demo._start(children, plan, demo.recipe_of(plan), tmp_path)
+    assert started == [("broker", False), ("fleet", True), ("server", True)]
+
+
+def test_a_broker_that_ends_before_it_listens_is_an_error_at_once():
+    with Children(lambda name, line: None, {}) as children:
+        broker = children.start("broker", "broker", "up", "--nosuchoption")
+        with pytest.raises(RunError, match=r"broker ended with exit code 4: .*--nosuchoption"):
+            children.wait_listening(broker, demo._free_port(), 60)
+
+
+def test_a_broker_that_never_listens_is_an_error_after_the_deadline():
+    with Children(lambda name, line: None, {}) as children:
+        command = children.start("broker", "simulate", "--set", "rounds=100000")
+        with pytest.raises(DeadlineError, match=r"broker: port \d+ accepts no connection after 0\.1 s"):
+            children.wait_listening(command, demo._free_port(), 0.1)
+
+
+def test_a_taken_port_is_an_error_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        plan = DemoOptions(port=other.getsockname()[1], runs=tmp_path / "runs")
+        with pytest.raises(ConnectError, match=f"port {plan.port} on 127.0.0.1: Address already in use"):
+            demo.run(plan)
+    assert not plan.runs.exists()
+
+
+@pytest.mark.parametrize(("keep", "line"), [(True, "ready"), (False, "log {}/mosquitto.log")])
+def test_the_folder_stays_if_it_was_asked_for_or_a_printed_line_names_it(tmp_path, capsys, keep, line):
+    with demo._Folder(DemoOptions(runs=tmp_path, keep=keep)) as folder:
+        folder.print_line("broker", line.format(folder.path))
+    assert folder.path.is_dir()
+    assert f"kept: {folder.path}" in capsys.readouterr().err
+
+
+def test_the_folder_is_removed_if_no_printed_line_names_it(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt), demo._Folder(DemoOptions(runs=tmp_path)) as folder:
+        folder.print_line("broker", "ready")
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+    assert "kept" not in capsys.readouterr().err
+
+
+@pytest.mark.broker
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("options", "until"),
+    [
+        ([], ""),
+        (["--secure"], ""),
+        (["--keep", "--secure"], ""),
+        ([], "round 1/1"),
+        (["--secure"], "broker | "),
+    ],
+    ids=["plaintext", "mTLS", "kept", "interrupted", "interrupted early"],
+)
+def test_the_output_names_only_files_that_exist_and_no_refused_connection(
+    slow_broker, tmp_path, options, until
+):
+    """The complete output of the command in a folder of its own, up to Ctrl-C after the line `until`."""
+    size = ["--devices", "2", "--full", "1", "--rounds", "1", "--runs", "my/runs"]
+    command = [sys.executable, "-m", "edge_fl", "demo", *size, *options]
+    lines = []
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=slow_broker | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if until and until in line:
+                process.send_signal(signal.SIGINT)
+    output = "".join(lines)
+    assert process.returncode == (130 if until else 0), output
+    assert "refused" not in output and "trying again" not in output
+    found = paths(output, tmp_path)
+    assert [str(path) for path in found if not path.exists()] == []
+    if not until:
+        assert {path.name for path in found} >= {"registry.sqlite"}

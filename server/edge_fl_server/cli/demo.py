@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +61,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Run a broker, a server and simulated devices that learn together on this machine; takes about a minute."""
+    """Run a broker, a server and simulated devices that learn together on this machine; takes about half a minute."""
     from dataclasses import replace
 
     from edge_fl_server import demo as demos
@@ -76,4 +79,13 @@ def demo(
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
     print(f"{duration}\nResults: {result.path}\n")
     show_text(result.verdict)
-    print_status(f"next: edge-fl server dashboard --database {result.path / demos.REGISTRY}")
+    dashboard = [_program(), "server", "dashboard", "--database", str(result.path / demos.REGISTRY)]
+    print_status(f"next: {shlex.join(dashboard)}")
+
+
+def _program() -> str:
+    """How to call edge-fl from here: by name, or by its path where it is not on PATH, as after `make demo`."""
+    here = Path(sys.executable).with_name("edge-fl")
+    if shutil.which("edge-fl") or not here.exists():
+        return "edge-fl"
+    return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
