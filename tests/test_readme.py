@@ -17,6 +17,11 @@ YOUR_OWN = (ROOT / "docs/your-own.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 MOST_LINES = 130
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
+DURATION = re.compile(
+    r"\b(?:about |under )?(?:half )?(?:an?|one|two|three|five|ten|\d+) (?:minutes?|seconds?|s)\b"
+)
+"""Such as "about half a minute", "two minutes", "30 s"."""
+DEMO_TIME = "about half a minute"
 SMALL = ["--dataset", "digits", "--rounds", "1", "--clients", "3", "--epochs", "1"]
 
 
@@ -83,6 +88,51 @@ def test_readmes_source_tree_has_the_folders_of_the_repository() -> None:
 
 def test_readme_is_short() -> None:
     assert len(README.splitlines()) <= MOST_LINES
+
+
+def on_the_demo() -> dict[str, str]:
+    """Every text that states how long the demo takes."""
+    names = ("docs/README.md", "docs/quick-start.md", "docs/security.md", "server/edge_fl_server/cli/demo.py")
+    pages = {name: (ROOT / name).read_text() for name in names}
+    pages["docs/security.md"] = (
+        pages["docs/security.md"].partition("`make demo-secure`")[2].partition(". ")[0]
+    )
+    (target,) = re.findall(r"^demo: .*", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    start = README.partition("## Install")[2].partition("## Python")[0]
+    return (
+        {"README.md": start.replace("once: three minutes on a fast line", "")} | pages | {"Makefile": target}
+    )
+
+
+@pytest.mark.parametrize("text", on_the_demo().values(), ids=[*on_the_demo()])
+def test_every_text_on_the_demo_states_the_same_time(text: str) -> None:
+    assert set(DURATION.findall(" ".join(text.split()))) == {DEMO_TIME}
+
+
+def test_other_times_are_found() -> None:
+    text = "in about a minute, in two minutes, in under two minutes, 30 s, about half a minute"
+    assert DURATION.findall(text) == [
+        "about a minute",
+        "two minutes",
+        "under two minutes",
+        "30 s",
+        DEMO_TIME,
+    ]
+
+
+def test_readme_and_quick_start_state_the_same_download() -> None:
+    pages = (README, (ROOT / "docs/quick-start.md").read_text())
+    assert [re.findall(r"downloads about [\d.]+ GB of wheels", page) for page in pages] == [
+        ["downloads about 3.5 GB of wheels"]
+    ] * 2
+
+
+def test_the_first_screen_has_both_ways_to_begin() -> None:
+    first = "\n".join(README.splitlines()[:45])
+    assert {"make demo", "make test", "pip install '.[server]'"} <= set(
+        re.findall(r"^(make demo|make test|pip install '\.\[server\]')", first, re.MULTILINE)
+    )
+    assert "sudo apt install git make python3-venv mosquitto" in first
 
 
 def test_readmes_example_prints_an_accuracy_per_client(package: Path) -> None:
