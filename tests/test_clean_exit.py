@@ -33,7 +33,11 @@ UP = ["up"], "online, no release yet"
 LATER = pytest.mark.nightly
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 
 @pytest.mark.parametrize("number", [TERM, pytest.param(INT, marks=LATER), pytest.param(KILL, marks=LATER)])
@@ -127,7 +131,7 @@ def test_a_script_without_a_main_guard_can_use_the_pool(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [
         str(path.relative_to(tmp_path)) for path in (tmp_path / "runs").iterdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -336,15 +335,26 @@ def test_help_imports_nothing_heavy() -> None:
     assert child.stderr == "set()\n"
 
 
-def test_help_takes_less_than_a_quarter_of_a_second() -> None:
-    def seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([*EDGE_FL, "--help"], check=True, stdout=subprocess.DEVNULL, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+COUNT = """
+import sys
+calls = 0
+def count(frame, event, argument):
+    global calls
+    calls += event == "call"
+sys.setprofile(count)
+from edge_fl.cli import main
+main(["--help"])
+sys.setprofile(None)
+sys.stderr.write(f"{len(sys.modules)} {calls}")
+"""
 
-    # Processor time, the best of a few: it is about what is imported, not about who else uses this machine.
-    assert min(seconds() for _ in range(6)) < 0.25
+
+def test_help_does_little_work() -> None:
+    """About an eighth of a second; counted, because a time depends on the processor and on who else uses it."""
+    child = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, timeout=60)
+    modules, calls = map(int, child.stderr.split())
+    assert "Usage: edge-fl" in child.stdout
+    assert modules <= 330 and calls <= 140_000  # 261 and 83,000 when this was written
 
 
 def test_every_entry_point_loads() -> None:

@@ -181,7 +181,6 @@ def test_a_count_needs_two_pictures_too(tmp_path: Path) -> None:
         load.count_for(config, UNKNOWN)
 
 
-@pytest.mark.timeout(60)
 def test_fifos_sockets_and_devices_are_skipped_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

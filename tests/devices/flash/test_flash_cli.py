@@ -97,7 +97,6 @@ def test_the_newest_exported_release_is_taken_along_and_its_root_trusted(
     assert "empty: no releases in it; expected a folder written by" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(60)
 def test_only_readable_pictures_in_class_folders_are_copied(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

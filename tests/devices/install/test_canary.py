@@ -98,6 +98,7 @@ def test_a_bad_release_is_never_current_and_the_old_one_keeps_serving(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", sample(BACKBONES, BACKBONES[:1]))
 def test_backbones_pass_within_half_of_the_limit_of_memory(tmp_path, name):
     manifest, payloads = backbone.released(["a", "b"], ModelConfig(name, {"size": 224}, weights="random"))

@@ -30,6 +30,7 @@ from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
 from edge_fl_devices.storage.store import Store
 from tests.bench import backbone
 from tests.devices.labelling.fruit import CAPTURE, fruit, install
+from tests.leftovers import processor_s
 
 CLASSES = [f"class {number}" for number in range(10)]
 PICTURES, LABELS = 2000, 20
@@ -65,12 +66,6 @@ def post(address: str, path: str, body: Any = None) -> Any:
 def peak_mb(pid: int) -> float:
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
-
-
-def processor_s(*pids: int) -> float:
-    """Processor time of all threads of these processes, without their children's."""
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def child_of(pid: int) -> int:
@@ -117,7 +112,7 @@ def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_
         for number in range(LABELS):
             before = store.immediate_head(sha256)
             body = {"client": "me", "name": view["picture"]["name"], "class_name": CLASSES[number % 10]}
-            started_s, done_s = time.monotonic(), processor_s(process.pid, child)
+            started_s, done_s = time.monotonic(), processor_s(process.pid) + processor_s(child)
             view = post(address, "/api/label/label", body)["view"]
             while (
                 not (after := store.immediate_head(sha256))
@@ -126,7 +121,7 @@ def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_
             ):
                 time.sleep(0.01)
             urlopen(Request(f"{address}/predict", fruit(0, 0)), timeout=60).close()
-            work.append(processor_s(process.pid, child) - done_s)
+            work.append(processor_s(process.pid) + processor_s(child) - done_s)
             seconds.append(time.monotonic() - started_s)
             time.sleep(0.3 * (number % 3))  # at any moment of the ordering that follows
         urlopen(Request(f"{address}/predict", photo_of(0)), timeout=60).close()

@@ -155,7 +155,6 @@ def test_every_format_has_the_same_fields(
     assert main([*command, "--top", "0"]) == 4
 
 
-@pytest.mark.timeout(60)
 def test_fifos_sockets_and_devices_are_not_opened(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

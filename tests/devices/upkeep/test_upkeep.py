@@ -16,7 +16,7 @@ from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.upkeep import backup as backups
 from edge_fl_devices.upkeep.folder import LEARNED, LEDGERS, RECORDS
-from edge_fl_devices.upkeep.uninstall import installed, uninstall
+from edge_fl_devices.upkeep.uninstall import installed, left_by_dependencies, uninstall
 
 FOLDERS = {"heads", "immediate", "own", "outbox", "release", "features", "drift", "statistics", "tuf"}
 
@@ -202,3 +202,17 @@ def test_an_uninstalled_board_keeps_the_pictures_and_nothing_else(tmp_path: Path
 def test_a_machine_without_an_installation_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["device", "uninstall", "--yes"]) == 4
     assert "nothing of 'edge-fl flash' is installed here" in capsys.readouterr().err
+
+
+def test_what_onnxruntime_wrote_for_the_accounts_of_a_board_is_known(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text(
+        "root:x:0:0:root:/root:/bin/bash\nedge-fl:x:999:999::/var/lib/edge-fl:/usr/sbin/nologin\n"
+        "pi:x:1000:1000:,,,:/home/pi:/bin/bash\nbroken\n"
+    )
+    assert left_by_dependencies(tmp_path) == []
+    written = ["home/pi/.cache/Microsoft/DeveloperTools/.onnxruntime/deviceid", "tmp/.ses"]
+    for name in (*written, "home/pi/.cache/other/file", "home/ann/.cache/Microsoft/DeveloperTools/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert left_by_dependencies(tmp_path) == [(tmp_path / written[0]).parent, tmp_path / written[1]]

@@ -71,6 +71,7 @@ def test_another_ca_is_a_file_of_the_folder(broker: tuple[int, Path], tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_wrong_password_ends_every_command_with_one_line_and_code_2(
     broker: tuple[int, Path],
     system_ca: None,
