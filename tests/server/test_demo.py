@@ -26,6 +26,7 @@ from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 from edge_fl_broker.find import Program
 from edge_fl_server import demo
 from edge_fl_server.children import Children
+from edge_fl_server.cli import demo as demo_command
 from edge_fl_server.demo import DemoOptions
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.report import page
@@ -229,7 +230,7 @@ def slow_broker(mosquitto_program: Program, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.broker
-def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker, tmp_path, monkeypatch):
+def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker, tmp_path):
     """Each child is started with the number of the port and whether it was open by then."""
     port, started = demo._free_port(), []
 
@@ -281,6 +282,28 @@ def test_the_folder_is_removed_if_no_printed_line_names_it(tmp_path, capsys):
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
     assert "kept" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("on_path", "folder", "program"),
+    [
+        ("/usr/bin/edge-fl", "project", "edge-fl"),
+        (None, "project", ".venv/bin/edge-fl"),
+        (None, "elsewhere", "{}/project/.venv/bin/edge-fl"),
+        (None, "broken", "edge-fl"),
+    ],
+)
+def test_the_next_command_can_be_typed_as_printed(tmp_path, monkeypatch, on_path, folder, program):
+    """As after `make demo`, whose environment is not on PATH."""
+    environment = tmp_path / ("broken" if folder == "broken" else "project") / ".venv/bin"
+    environment.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    if folder != "broken":
+        (environment / "edge-fl").touch()
+    monkeypatch.chdir(tmp_path / folder)
+    monkeypatch.setattr("sys.executable", str(environment / "python"))
+    monkeypatch.setattr("shutil.which", lambda name: on_path)
+    assert demo_command._program() == program.format(tmp_path)
 
 
 @pytest.mark.broker
