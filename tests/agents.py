@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from edge_fl import __version__
+from edge_fl import TELEMETRY_OFF, __version__
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.storage.store import Store
@@ -111,6 +111,9 @@ class Board:
     data: Path
     update: dict[str, Any] | None = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    head: str = "nearest"
+    fleet: str = "agents"
+    prefix: list[str] = field(default_factory=list)  # what starts the command, as in tests.network
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -134,19 +137,20 @@ class Board:
             f'data = "{self.data}"',
             f'folder = "{self.home}"',
             'tier = "head"',
-            'head = "nearest"',
+            f'head = "{self.head}"',
         ]
-        lines += ["watch_s = 0", "[broker]", f"port = {self.port}", 'fleet = "agents"']
+        lines += ["watch_s = 0", "[broker]", f"port = {self.port}", f'fleet = "{self.fleet}"']
         lines += ["[update]"] if update else []
         lines += [f"{key} = {json.dumps(value)}" for key, value in update.items()]
         config = self.folder / "config.toml"
         config.write_text("\n".join(lines) + "\n")
-        variables = {
-            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "NOTIFY_SOCKET")
-        }
+        # without what this process has set at its import of edge_fl
+        others = ("PYTHONPATH", "NOTIFY_SOCKET", *TELEMETRY_OFF)
+        variables = {name: value for name, value in os.environ.items() if name not in others}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
+                    *self.prefix,
                     *(sys.executable, launcher.__file__, str(self.updates.home), str(self.factory)),
                     *("device", "run", "--config", str(config)),
                 ],

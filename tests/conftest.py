@@ -28,6 +28,8 @@ from tests.releases import fetch, make_release
 
 __all__ = ["fetch", "make_release"]  # fixtures
 
+pytest_plugins = ["tests.once_more"]
+
 ADDRESSES = "127.0.0.1", "10.0.2.2"  # this machine, and this machine as one that qemu emulates sees it
 
 Issue = Callable[[str], tuple[Path, Path, Path]]
@@ -135,7 +137,8 @@ def browser() -> Iterator[Any]:
         pytest.skip("chromium: none on this machine")
     from playwright.sync_api import sync_playwright
 
-    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    silent = "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1 , EXCLUDE localhost"
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", silent]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=program, args=options, timeout=120_000)
         yield started

@@ -11,8 +11,8 @@ Comments directly above a code block control how its commands are tested:
     <!-- run where /media/usb is usb -->    replace a name that depends on the machine
     <!-- not run: why -->           the reason why the commands of the next block are not run: hardware, hours, another broker
 
-A block of another kind without a comment may only repeat commands that some page runs. As root on Linux, commands run in a separate
-network namespace: all ports are free, and no other host can be reached.
+A block of another kind without a comment may only repeat commands that some page runs. As root on Linux, commands run in a network of their
+own (`tests.network`): all ports are free, no other host can be reached, and a command that tries to reach one fails the test.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import product
@@ -41,6 +41,7 @@ from PIL import Image
 from edge_fl import cli
 from tests import agents
 from tests.links import broken_links
+from tests.network import Network, recorded_network
 from tests.warm import Command, WarmStart
 
 ROOT = Path(__file__).parent.parent
@@ -230,7 +231,7 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
         (tmp_path / "pictures" / name).mkdir(parents=True, exist_ok=True)
         Image.effect_noise((32, 32), 20 * number + 10).save(tmp_path / "pictures" / name / f"{number}.png")
     shutil.copy(wheel, tmp_path)
-    with network_namespace() as namespace, Session(app, warm, tmp_path, namespace) as session:
+    with recorded_network(tmp_path) as network, Session(app, warm, tmp_path, network) as session:
         for chapter in [page, *(other for other in PAGES if after(other) == page.name)]:
             for block in blocks(chapter):
                 if named := re.match(r"# (\w+\.(?:py|toml))\n", block.text):
@@ -238,6 +239,7 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
             for block in blocks(chapter):
                 if block.is_run:
                     session.run(block)
+        assert not network.foreign()
 
 
 @dataclass
@@ -247,7 +249,7 @@ class Session:
     app: Any
     warm: WarmStart
     folder: Path
-    namespace: str
+    network: Network
 
     def __enter__(self) -> Session:
         self._serving: list[tuple[str, subprocess.Popen[str] | Command, Path]] = []
@@ -287,16 +289,15 @@ class Session:
         output = self.folder / f".output-{len(self._serving)}"
         program, *arguments = shlex.split(command)
         if program == "edge-fl":
-            process = self.warm.start(arguments, self.folder, output, self._variables, self.namespace)
+            process = self.warm.start(arguments, self.folder, output, self._variables, self.network.namespace)
         else:
             process = self._popen([program, *arguments], output)
         self._serving.append((command, process, output))
 
     def _popen(self, command: list[str], output: Path) -> subprocess.Popen[str]:
-        prefix = ["nsenter", f"--net={self.namespace}"] if self.namespace else []
         with output.open("w") as file:
             return subprocess.Popen(
-                [*prefix, *command],
+                [*self.network.prefix, *command],
                 cwd=self.folder,
                 env=self._variables,
                 stdout=file,
@@ -319,23 +320,6 @@ class Session:
                 process.kill()
                 process.wait()
         self._serving.clear()
-
-
-@contextmanager
-def network_namespace() -> Iterator[str]:
-    """The path of a new network namespace with a loopback only; "" where only root may make one."""
-    if os.geteuid() != 0:
-        yield ""
-        return
-    up = "ip link set lo up && echo up && exec sleep infinity"
-    holder = subprocess.Popen(["unshare", "--net", "sh", "-c", up], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout and holder.stdout.readline() == "up\n"
-        yield f"/proc/{holder.pid}/ns/net"
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
 
 
 def _found(app: Any, words: list[str]) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,3 +228,17 @@ def test_constraints_pin_every_direct_dependency_and_hold_no_address() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9.]*", line) for line in lines)
     assert {line.partition("==")[0] for line in lines} == names
+
+
+@pytest.mark.parametrize("package", [package for package in PACKAGES if package is not edge_fl])
+def test_every_package_switches_the_telemetry_of_dependencies_off_first(package: Any) -> None:
+    _, *statements = ast.parse(Path(str(package.__file__)).read_text()).body
+    first = statements[0]
+    assert isinstance(first, ast.Import) and [alias.name for alias in first.names] == ["edge_fl"]
+
+
+def test_security_lists_every_variable_that_switches_telemetry_off() -> None:
+    section = (ROOT / "docs/security.md").read_text().partition("## What dependencies would send")[2]
+    assert set(re.findall(r"`([A-Z_]{4,}=\w+)`", section)) == {
+        f"{name}={value}" for name, value in edge_fl.TELEMETRY_OFF.items()
+    }

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import edge_fl
+
 LIBRARIES = """torch torchvision onnx sklearn.linear_model sklearn.svm sklearn.neural_network matplotlib.figure jinja2 alembic.command
     sqlalchemy tuf.api.metadata nicegui edge_fl.methods edge_fl_server.training.study""".split()
 """Without onnxruntime: its import starts a thread, which a forked child would lack."""
@@ -117,6 +119,7 @@ def run(arguments: list[str], folder: str, output: str, variables: dict[str, str
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
+    importlib.reload(edge_fl)  # it sets variables, as in a new process
     sys.argv = ["edge-fl", *arguments]
     from edge_fl.__main__ import main
 

@@ -6,6 +6,8 @@ import shlex
 from importlib.resources import files
 from ipaddress import ip_address
 
+from edge_fl import TELEMETRY_OFF
+
 SERVICE = "edge-fl.service"
 INSTALLER = "edge-fl-install.service"
 SCRIPT = "install.sh"
@@ -18,7 +20,8 @@ def install_script(images: str) -> str:
 
 def service(host: str) -> str:
     """Return the agent's unit for a broker at `host`: own user, always restarted, minimal file and network access."""
-    return template(SERVICE).replace("@ADDRESSES@", _addresses(host))
+    switches = "\n".join(f"Environment={name}={value}" for name, value in TELEMETRY_OFF.items())
+    return template(SERVICE).replace("@ADDRESSES@", _addresses(host)).replace("@ENVIRONMENT@", switches)
 
 
 def template(name: str) -> str:

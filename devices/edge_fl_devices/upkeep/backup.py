@@ -70,7 +70,8 @@ def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = 
             found = {f"identity/{name}": Path(settings.broker.identity) / name for name in IDENTITY}
             sources |= {name: path for name, path in found.items() if path.is_file()}
         archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        # as files: python-tuf keeps its newest root as a symbolic link, and a restore takes only files
+        with tarfile.open(fileobj=archive, mode="w:gz", dereference=True) as tar:
             for name, path in sources.items():
                 if MEMBER.fullmatch(name):
                     tar.add(path, name, recursive=False)

@@ -149,6 +149,10 @@ def uninstall(yes: YesOption = False) -> None:
             f"{error.filename}: {error.strerror}", "run the command again to complete it"
         ) from error
     print_status("edge-fl was removed; pictures, and the bundle on the boot partition, stay")
+    if left := removal.left_by_dependencies():
+        print_status(
+            f"onnxruntime wrote {', '.join(map(str, left))}: delete it if no other program uses onnxruntime"
+        )
 
 
 def _passphrase(file: str, *, new: bool = False) -> str:

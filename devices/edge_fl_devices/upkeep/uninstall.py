@@ -15,6 +15,8 @@ UNITS = "etc/systemd/system"
 FOLDERS = ("var/lib/edge-fl", "etc/edge-fl", "usr/local/bin/edge-fl", "opt/edge-fl")
 """In this order: the program itself last, so that an interrupted removal can be repeated."""
 USER = "edge-fl"
+ONNXRUNTIME = (".cache/Microsoft/DeveloperTools/.onnxruntime", "tmp/.ses")
+"""What onnxruntime writes while its telemetry is on, in a home folder and for all users: see `edge_fl.TELEMETRY_OFF`."""
 
 
 def installed(root: Path = Path("/")) -> list[Path]:
@@ -46,6 +48,16 @@ def uninstall(paths: list[Path], root: Path = Path("/")) -> None:
     if live:
         _run("systemctl", "daemon-reload")
         _run("userdel", USER)
+
+
+def left_by_dependencies(root: Path = Path("/")) -> list[Path]:
+    """What onnxruntime wrote for accounts of this board, in versions of edge-fl before 0.1 or in other programs, which may still use it."""
+    accounts = root / "etc/passwd"
+    lines = accounts.read_text(errors="replace").splitlines() if accounts.exists() else []
+    homes = {line.split(":")[5].lstrip("/") for line in lines if line.count(":") == 6}
+    in_home, for_all = ONNXRUNTIME
+    candidates = [*(root / home / in_home for home in sorted(homes)), root / for_all]
+    return [path for path in candidates if path.exists()]
 
 
 def _data(config: Path) -> Path | None:

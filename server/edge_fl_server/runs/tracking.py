@@ -6,7 +6,6 @@ Trackers receive the values of round_metrics.jsonl and nothing else. Nothing lea
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +116,6 @@ def _tensorboard() -> Opener:
 
 
 def _mlflow() -> Opener:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
     from mlflow.entities import Metric
 

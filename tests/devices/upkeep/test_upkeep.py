@@ -135,6 +135,21 @@ def test_a_restore_never_lowers_the_epsilon_spent_and_asks_before_it_replaces(
     ).read_text() == "heads"
 
 
+def test_links_in_a_devices_folder_are_backed_up_as_the_files_that_they_name(
+    device: Path, tmp_path: Path
+) -> None:
+    history = device / "tuf/metadata/root_history"
+    history.mkdir(parents=True)
+    (history / "1.root.json").write_text("the first root")
+    (history.parent / "root.json").symlink_to("root_history/1.root.json")  # as python-tuf does
+    os.link(history / "1.root.json", device / "heads/linked.json")
+    file, new = tmp_path / "pi.backup", tmp_path / "new"
+    assert main(["device", "backup", str(file), "--dir", str(device)]) == 0
+    assert main(["device", "restore", str(file), "--dir", str(new), "--yes"]) == 0
+    copies = ["tuf/metadata/root.json", "tuf/metadata/root_history/1.root.json", "heads/linked.json"]
+    assert [(new / name).read_text() for name in copies] == ["the first root"] * 3
+
+
 def archive(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w:gz") as tar:

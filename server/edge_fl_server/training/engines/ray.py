@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,7 @@ RETRIES = 3  # per chunk, if its worker dies
 TIMEOUT_S = 3600.0  # without a finished chunk, after which the run stops
 GPU_CHUNK = 64  # clients
 LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that other machines can reach
+USER_HOME = "EDGE_FL_HOME"  # environment variable of a worker: the user's home
 
 Arrays = dict[str, dict[str, np.ndarray]]
 
@@ -93,6 +95,8 @@ def work(
     """Run one step of a chunk in a Ray process: (client, broadcast, personal parts) -> (client, samples, up, metrics, own)."""
     import ray
 
+    if home := os.environ.get(USER_HOME):
+        os.environ["HOME"] = home
     store, method, fleet = _run(placed[0])
     fleet.restore((id, from_arrays(own)) for id, _, own in chunk)
     downs = {id: to_device(from_arrays(ray.get(down)), store.device) for id, down, _ in chunk}
@@ -134,18 +138,41 @@ class _PutOnce:
 
 def _connect(workers: int) -> Any:
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError as error:
         raise ConfigError("engine 'ray': not installed; pip install 'edge-fl[scale]'") from error
     if not ray.is_initialized():
         settings: dict[str, Any] = {}
+        home: AbstractContextManager[None] = nullcontext()
         if "RAY_ADDRESS" not in os.environ:
+            folder = folders.create()
+            home = _home(folder)
             settings = {"num_cpus": workers or processes.cores(), "_node_ip_address": LOOPBACK}
-            settings |= {"include_dashboard": False, "_temp_dir": str(folders.create())}
+            settings |= {"include_dashboard": False, "_temp_dir": str(folder)}
         try:
-            ray.init(**settings, log_to_driver=False, configure_logging=False)
+            with home:
+                ray.init(**settings, log_to_driver=False, configure_logging=False)
         except Exception as error:  # as Ray raises it
             ray.shutdown()
             raise RunError(f"engine 'ray': no cluster; {error}") from error
     return ray
+
+
+@contextmanager
+def _home(folder: Path) -> Iterator[None]:
+    """Give the cluster that is started in this block the home `folder`; workers get the user's one back (`work`).
+
+    Without a bootstrap file there Ray asks the metadata services of three clouds where it runs, whether usage statistics are on or not; and
+    its token would be left in the user's home.
+    """
+    (folder / "ray_bootstrap_config.yaml").write_text("{}")
+    before = os.environ.get("HOME")
+    os.environ |= {"HOME": str(folder), USER_HOME: before or ""}
+    try:
+        yield
+    finally:
+        del os.environ[USER_HOME]
+        if before is None:
+            del os.environ["HOME"]
+        else:
+            os.environ["HOME"] = before

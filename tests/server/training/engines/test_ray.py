@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from edge_fl import TELEMETRY_OFF
 from edge_fl.config import ModelConfig
 from edge_fl.methods import build_method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.ray import RayFleet
 from edge_fl_server.training.fleet import Fleet
-from tests.leftovers import running
+from tests.leftovers import ROOT, running
+from tests.network import recorded_network
 from tests.server.training.engines.test_engines import difference, outcome, pooled, store
 
 ray: Any = pytest.importorskip("ray")
@@ -51,6 +54,33 @@ def test_a_script_leaves_no_process_or_file_of_ray(number: signal.Signals, tmp_p
         assert command.named("raylet") and command.named("gcs_server") and command.folders()
         os.kill(command.process.pid, number)
         command.require_clean_end(command.shared())
+
+
+QUIET = """
+import os, time
+from pathlib import Path
+import numpy as np
+from edge_fl_server.research import run
+labels = np.arange(60) % 3
+run("fedavg", np.random.default_rng(0).random((60, 1, 8, 8)), labels, clients=2, rounds=1, engine="ray")
+time.sleep(15)
+assert os.environ["HOME"] == "{home}" and not [*Path.home().iterdir()]
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a network for a test")
+def test_a_cluster_contacts_no_other_host_and_writes_nothing_into_the_home(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "script.py").write_text(QUIET.replace("{home}", str(tmp_path / "home")))
+    variables = {name: value for name, value in os.environ.items() if name not in TELEMETRY_OFF}
+    variables |= {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    with recorded_network(tmp_path) as network:
+        command = [*network.prefix, sys.executable, "script.py"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=110
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert not network.foreign()
 
 
 @pytest.fixture(scope="module")
