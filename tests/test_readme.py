@@ -128,7 +128,7 @@ def test_readme_and_quick_start_state_the_same_download() -> None:
 
 
 def test_the_first_screen_has_both_ways_to_begin() -> None:
-    first = "\n".join(README.splitlines()[:45])
+    first = "\n".join(README.splitlines()[:30])
     assert {"make demo", "make test", "pip install '.[server]'"} <= set(
         re.findall(r"^(make demo|make test|pip install '\.\[server\]')", first, re.MULTILINE)
     )
