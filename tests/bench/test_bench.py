@@ -159,7 +159,7 @@ def test_memory_counts_a_process_and_its_children() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         assert 50e6 < tree_bytes(process.pid) < 150e6
-        process.communicate(b"\n", timeout=20)
+        process.communicate(b"\n", timeout=60)
 
 
 READER = """

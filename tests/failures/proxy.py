@@ -22,10 +22,12 @@ class Proxy:
 
     def __init__(self, target: Endpoint, *, latency_s: float = 0.0, bytes_per_s: float = 0.0) -> None:
         self.target, self.latency_s, self.bytes_per_s = target, latency_s, bytes_per_s
-        self.forwarded_bytes = 0
+        self.forwarded_bytes = self.accepted = 0
         self._open: set[asyncio.StreamWriter] = set()
         self._forwarding = threading.Event()
         self._forwarding.set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -42,6 +44,13 @@ class Proxy:
         """Drop all data without closing connections, which are then half-open."""
         self._forwarding.clear()
 
+    def pause(self) -> None:
+        """Keep all data back until `resume`."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def resume(self) -> None:
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
     def heal(self) -> None:
         """Abort the half-open connections and forward new ones."""
         self._forwarding.set()
@@ -57,11 +66,11 @@ class Proxy:
     ) -> None:
         self._await(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self._loop.close()
 
     def _await(self, step: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(60)
 
     async def _abort_all(self) -> None:
         for writer in list(self._open):
@@ -81,6 +90,7 @@ class Proxy:
             writer.close()
             return
         self._open |= {writer, to_broker}
+        self.accepted += 1
         try:
             await asyncio.gather(self._pump(reader, to_broker), self._pump(from_broker, writer))
         finally:
@@ -94,6 +104,7 @@ class Proxy:
                 await asyncio.sleep(
                     self.latency_s + (len(data) / self.bytes_per_s if self.bytes_per_s else 0)
                 )
+                await self._flowing.wait()
                 if self._forwarding.is_set():
                     sink.write(data)
                     await sink.drain()

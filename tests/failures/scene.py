@@ -60,7 +60,7 @@ PROCESSES.set_forkserver_preload(
 
 DEVICES = ("d1", "d2")
 ROUNDS = 3
-RUN_S = 120.0
+RUN_S = 400.0
 POLL_S = 0.02
 
 

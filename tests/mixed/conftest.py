@@ -88,7 +88,7 @@ class Site:
 
         sniffer: ServerConnect = self.connect
         transport = sniffer("sniffer", None, record)
-        transport.wait_connected(10)
+        transport.wait_connected(60)
         transport.subscribe(f"{TOPICS.root}/#")
         yield
         transport.close()
@@ -120,13 +120,14 @@ class Site:
             )
             self.devices[name] = start(name, TOPICS, can, worker, limits=QUICK)
             runner.add(self.devices[name], self.connect)
-        thread = threading.Thread(target=partial(runner.run, deadline_s=110), daemon=True)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
         thread.start()
         try:
             yield
         finally:
             runner.stop()
-            thread.join(30)
+            thread.join(90)
+            assert not thread.is_alive()
 
     def run(
         self, method: str, rounds: int = 3, *, edit: Callable[[Recipe], Recipe] = lambda r: r, **options: Any
@@ -143,8 +144,8 @@ class Site:
             data=DataConfig("toy", str(self.folder), clients=3, beta=5.0),
             model=ModelConfig("cnn-tiny", {"feature_dim": 4, "width": 2}),
             method=MethodConfig(method, 1, 8, OptimiserConfig("sgd", 0.05), options),
-            cohort=CohortConfig(min_devices=2, wait_s=10.0, deadline_s=30.0),
-            release=ReleaseConfig(every=1, wait_s=20.0, heads=0),
+            cohort=CohortConfig(min_devices=2, wait_s=60.0, deadline_s=90.0),
+            release=ReleaseConfig(every=1, wait_s=60.0, heads=0),
         )
         request = RunRequest(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
         results, outcome = orchestrator.run(request)

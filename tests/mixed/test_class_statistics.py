@@ -51,8 +51,8 @@ def run(site: Site, sums: Any = "plain", minimum: int = 3, identity: str = "", *
             "rounds": 0,
             "input": InputSpec((1, 4, 4)),
             "data": DataConfig(classes=["cat", "dog", "horse"]),
-            "cohort": CohortConfig(wait_s=10.0),
-            "release": ReleaseConfig(heads=4, wait_s=20.0),
+            "cohort": CohortConfig(wait_s=60.0),
+            "release": ReleaseConfig(heads=4, wait_s=60.0),
             "statistics": StatisticsConfig(sums, minimum),
             "broker": BrokerConfig(identity=identity),
         }

@@ -43,7 +43,7 @@ from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests.browsing import dashboard, visiting
 from tests.devices import graphs
 
-pytestmark = [pytest.mark.browser, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.broker, pytest.mark.timeout(900)]
 
 QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 NAMES = tuple(f"pi-{number}" for number in range(6))
@@ -110,7 +110,7 @@ class Live:
         """Connect a head-only device that is ready but never responds."""
         topics = Topics("main")
         transport = MqttTransport(self.broker.endpoint, name, None, lambda event: None)
-        transport.wait_connected(10)
+        transport.wait_connected(60)
         transport.publish(Packet(topics.meta(name), encode(Capability("head", "test", "3")), retain=True))
         transport.publish(Packet(topics.state(name), encode(DeviceState("ready", "b1")), retain=True))
         self.transports.append(transport)
@@ -131,14 +131,14 @@ def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
             repository = Repository(tmp_path / "releases" / "main")
             rollout = RolloutCoordinator(server, repository)
             runner = Runner(workers=2)
-            thread = threading.Thread(target=partial(runner.run, deadline_s=380), daemon=True)
+            thread = threading.Thread(target=partial(runner.run, deadline_s=880), daemon=True)
             thread.start()
             live = Live(broker, tmp_path, db, rollout, repository, runner)
             yield live
             for transport in live.transports:
                 transport.close()
             runner.stop()
-            thread.join(30)
+            thread.join(90)
             rollout.close()
             connection.close()
         db.close()
@@ -176,7 +176,7 @@ def test_rows_appear_and_a_device_that_goes_away_turns_lost(live: Live, browser:
             visit.page.wait_for_selector("tr:has([data-key=to-pi-far]) .word.good")
         finally:
             far.kill()
-            far.wait(10)
+            far.wait(60)
         visit.page.wait_for_selector("tr:has([data-key=to-pi-far]) .word.bad:text('lost')")
         assert visit.page.locator("tbody .word.good").count() == len(NAMES)
         visit.page.click("[data-key=to-pi-far]")

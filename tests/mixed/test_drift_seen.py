@@ -63,7 +63,7 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
         connection.open()
         journal.begin(connection.epoch)
         runner.add(device, connect)
-        thread = threading.Thread(target=partial(runner.run, deadline_s=60), daemon=True)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=600), daemon=True)
         thread.start()
 
         def row() -> FleetRow | None:
@@ -75,13 +75,13 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
             folder, drift.moments(predictor.head.extractor, scale(X).reshape(12, -1) @ graphs.WEIGHTS)
         )
         monitor.check()
-        assert eventually(row, 20).drift == 0
+        assert eventually(row).drift == 0
         for _ in range(5):
             predictor.predict(np.full_like(X, 255))
         monitor.check()
-        shown = eventually(lambda: (found := row()) and found.drift and found, 20)
+        shown = eventually(lambda: (found := row()) and found.drift and found)
         assert shown.why == "drift" and shown.drift > drift.THRESHOLD
         runner.stop()
-        thread.join(20)
+        thread.join(90)
         connection.close()
     broker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from edge_fl.release.manifest import Manifest
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
-from edge_fl_broker.mosquitto import Mosquitto, free_port
+from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
@@ -213,8 +214,10 @@ def test_a_killed_command_leaves_the_old_release_and_repeating_it_completes(oper
 @pytest.mark.slow
 def test_without_a_broker_nothing_is_signed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (model := tmp_path / "model.onnx").write_bytes(graphs.graph())
-    options = ["--home", str(tmp_path / "releases"), "--port", str(free_port("127.0.0.1"))]
-    assert main(["release", "publish", str(model), "--classes", "cat,dog", *options]) == 2
+    with socket.socket() as nobody:  # bound, but does not listen
+        nobody.bind(("127.0.0.1", 0))
+        options = ["--home", str(tmp_path / "releases"), "--port", str(nobody.getsockname()[1])]
+        assert main(["release", "publish", str(model), "--classes", "cat,dog", *options]) == 2
     assert "nothing was requested" in capsys.readouterr().err
     assert not (tmp_path / "releases").exists()
 

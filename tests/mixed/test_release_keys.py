@@ -47,7 +47,7 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
     home, usb, safe = tmp_path / "home", tmp_path / "usb", tmp_path / "safe"
     connect = partial(MqttTransport, broker.endpoint)
     repository, transport = Repository(home / "test"), connect("publisher", None, lambda event: None)
-    transport.wait_connected(10)
+    transport.wait_connected(60)
     for number in (1, 2):
         payload = graphs.graph(weights=graphs.WEIGHTS * number)
         manifest = graphs.manifest_for(payload, release=number)

@@ -68,7 +68,7 @@ def stock(program: Program, folder: Path, payload: bytes, devices: int, *, keep:
     children = []
     try:
         eventually(
-            lambda: subprocess.run([publish, *at, "-n"], stderr=subprocess.DEVNULL).returncode == 0, 10
+            lambda: subprocess.run([publish, *at, "-n"], stderr=subprocess.DEVNULL).returncode == 0, 60
         )
         order = shlex.join([subscribe, *at, "-C", "1", "-N"])
         kept = (shlex.quote(str(folder / f"kept-{n}")) for n in range(devices))
@@ -96,7 +96,7 @@ def stalled(broker: Mosquitto, sha256: str) -> Iterator[None]:
             until.wait(WAIT_S)
 
     client = MqttTransport(broker.endpoint, "stalled", None, on_event, loop=MqttLoop())
-    client.wait_connected(10)
+    client.wait_connected(60)
     client.subscribe(TOPICS.chunk_group(sha256, 0), qos=0)
     yield
     until.set()
@@ -118,9 +118,9 @@ def dropped(broker: Mosquitto) -> int:
             counts.append(int(event.payload))
 
     client = MqttTransport(broker.endpoint, "counter", None, on_event)
-    client.wait_connected(10)
+    client.wait_connected(60)
     client.subscribe("$SYS/broker/publish/messages/dropped")
-    eventually(lambda: counts, 15)
+    eventually(lambda: counts, 90)
     client.close()
     return counts[-1]
 

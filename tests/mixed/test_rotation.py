@@ -45,7 +45,7 @@ class Held:
 
     def __call__(self, device: str) -> ClientData:
         self.requested.add(device)
-        assert self.given.wait(60)
+        assert self.given.wait(200)
         return data_of(device)
 
 
@@ -85,10 +85,11 @@ class Closed:
 
 
 def patient(recipe: Recipe) -> Recipe:
-    return replace(recipe, cohort=replace(recipe.cohort, deadline_s=60.0))
+    return replace(recipe, cohort=replace(recipe.cohort, deadline_s=200.0))
 
 
 @pytest.mark.broker
+@pytest.mark.timeout(600)
 def test_a_round_survives_certificate_renewal_of_a_device_and_the_server(
     mosquitto_program: Program, tmp_path: Path
 ) -> None:
@@ -105,15 +106,15 @@ def test_a_round_survives_certificate_renewal_of_a_device_and_the_server(
         with site.fleet(IDS, {}):
             run.start()
             with held:
-                assert eventually(lambda: held.requested == {*IDS}, 30)
+                assert eventually(lambda: held.requested == {*IDS})
                 closed.renewal.tick()
                 home = ["--home", str(authority.home)]
                 assert main(["fleet", "rotate", str(closed.folder("server")), *home]) == 0
-                assert eventually(lambda: closed.is_new("d1") and closed.is_new("server"), 30)
+                assert eventually(lambda: closed.is_new("d1") and closed.is_new("server"))
                 closed.end_the_old()
                 broker.stop()
                 broker.start()
-            run.join(90)
+            run.join(200)
     (found,) = results
     (row,) = found.rounds()
     assert (found.state().state, len(row.responded), row.attempts) == ("completed", 2, 1)

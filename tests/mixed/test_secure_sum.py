@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,9 +40,11 @@ from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
+from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.mqtt.updates import secure_sums
 from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from tests.edge_fl.secure.cohorts import encodings
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
@@ -97,14 +101,14 @@ class Fleet:
         with Journal() as journal, connected(self.connect_server, journal) as server:
             for device in self.devices.values():
                 runner.add(device, self.connect)
-            thread = threading.Thread(target=partial(runner.run, deadline_s=110), daemon=True)
+            thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
             thread.start()
             try:
-                server.roster.wait_for(heads=len(vectors), deadline_s=30)
+                server.roster.wait_for(heads=len(vectors), deadline_s=90)
                 yield server, SecureSums(server, ca), runner
             finally:
                 runner.stop()
-                thread.join(30)
+                thread.join(90)
 
 
 def vectors_of(count: int, length: int) -> dict[str, Vector]:
@@ -118,9 +122,9 @@ def recorded(connect: Any, packets: list[Packet]) -> Iterator[None]:
     transport = connect(
         "sniffer", None, lambda event: packets.append(event) if isinstance(event, Packet) else None
     )
-    transport.wait_connected(10)
+    transport.wait_connected(60)
     transport.subscribe(f"{TOPICS.root}/#")
-    transport.drain(10)
+    transport.drain(60)
     yield
     transport.close()
 
@@ -278,11 +282,25 @@ def test_devices_that_offer_nothing_or_fail_take_no_part(
     assert "pi-01: secure sum" in text and "9 numbers, 10 requested" in text
 
 
-def test_a_device_that_is_too_slow_has_dropped_out(tmp_path: Path) -> None:
+def test_a_device_that_is_too_slow_has_dropped_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of the first stage is up as soon as all others have replied."""
     vectors, release = vectors_of(6, 10), threading.Event()
+    options, replied = SumOptions(stage_s=3600.0), set[str]()
+
+    def monotonic() -> float:
+        return time.monotonic() + options.stage_s * (len(replied) == 5)
+
+    take = SecureSums._take
+
+    def noted(self: SecureSums, opened: Any, received: Received) -> None:
+        take(self, opened, received)
+        replied.add(received.address.device)
+
+    monkeypatch.setattr(secure_sums, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(SecureSums, "_take", noted)
     with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
-        fleet.workers["pi-05"].before = lambda: release.wait(20) and None
-        found = sums.collect("statistics", 7, 10, SumOptions(stage_s=1.0))
+        fleet.workers["pi-05"].before = lambda: release.wait(90) and None
+        found = sums.collect("statistics", 7, 10, options)
         release.set()
     assert found.devices == tuple(list(vectors)[:5])
 

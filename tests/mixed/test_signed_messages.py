@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 
 import msgspec
-import pytest
 from msgspec.structs import replace
 
 from edge_fl.capability import Tier
@@ -188,7 +187,7 @@ def test_numbers_grow_over_restarts_of_server_and_device_a_new_key_and_a_broker_
     server.connection.close()
     scene.attacker.publish(Packet(TOPICS.server_state(), b"", retain=True))  # the epoch begins anew
     scene.attacker.publish(Packet(TOPICS.assignment("pi-01"), b"", retain=True))
-    scene.attacker.drain(10)
+    scene.attacker.drain(60)
     server, device = scene.server(), scene.device()
     assert server.connection.epoch == 1
     scene.repository.rotate("timestamp")
@@ -227,7 +226,7 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
         return found.state if found else None
 
     with running(device, connect=scene.connect):
-        server.roster.wait_for(heads=1, deadline_s=30)
+        server.roster.wait_for(heads=1, deadline_s=90)
         serve(server, 1)
         eventually(lambda: (state := known()) and state.release == 1 and not device.state.work)
         before = next(p for p in scene.sent if p.topic == topic)
@@ -249,11 +248,11 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
         assert roster_device and roster_device.tier is Tier.HEAD
         assert not server.journal.blocked("pi-01")  # it is not the device's fault
         scene.inject(topic, lies["forged"])
-        scene.attacker.drain(10)
+        scene.attacker.drain(60)
         record = {"pi-01": record} if (record := devices.get(scene.db, "main", "pi-01")) else {}
         cas = fleet_authorities(scene.home / "ca" / "operator")
         rows = device_list.devices(
-            scene.connect, "main", record, LeaseLimits(settle_s=0.2), authorities=cas
+            scene.connect, "main", record, LeaseLimits(settle_s=1.0), authorities=cas
         ).rows
         assert [row["signed"] for row in rows] == ["forged"]
 
@@ -263,7 +262,7 @@ def test_a_restarted_server_still_demands_signatures_until_the_operator_admits_t
 ) -> None:
     server, device = scene.server(), scene.device()
     with running(device, connect=scene.connect):
-        server.roster.wait_for(heads=1, deadline_s=30)
+        server.roster.wait_for(heads=1, deadline_s=90)
     eventually(
         lambda: (seen := devices.get(scene.db, "main", "pi-01")) and seen.signed_state and seen.signed_meta
     )
@@ -295,7 +294,6 @@ def test_many_threads_never_sign_with_one_number(scene: Scene) -> None:
     assert len(set(numbers)) == 200
 
 
-@pytest.mark.timeout(30)
 def test_a_message_is_signed_while_the_repository_is_locked(scene: Scene) -> None:
     with scene.repository.locked():
         signed = Director(Repository(scene.repository.folder), "main").sign(

@@ -81,7 +81,7 @@ class Fleet:
         return rollouts.listed(self.db, "main")[0]
 
     @staticmethod
-    def eventually(claim: Callable[[], object], deadline_s: float = 60.0) -> None:
+    def eventually(claim: Callable[[], object], deadline_s: float = 90.0) -> None:
         until = time.monotonic() + deadline_s
         while not claim():
             assert time.monotonic() < until, "did not happen"
@@ -121,9 +121,9 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
             can = Capability("head", "test", "3", samples=40)
             made.devices[name] = start(name, Topics("main"), can, worker, limits=QUICK, fetching=FAST)
             runner.add(made.devices[name], connect)
-        thread = threading.Thread(target=partial(runner.run, deadline_s=110), daemon=True)
+        thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
         thread.start()
-        closing.extend([runner.stop, lambda: thread.join(30)])
+        closing.extend([runner.stop, lambda: thread.join(90)])
         return made
 
     yield make

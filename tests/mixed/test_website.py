@@ -68,7 +68,7 @@ def serving(folder: Path, *, ranges: bool = False) -> Iterator[tuple[str, list[t
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 @dataclass

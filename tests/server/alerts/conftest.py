@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-from collections.abc import Iterator
+from asyncio import Server
+from collections.abc import Coroutine, Iterator
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +15,6 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from edge_fl_broker.mosquitto import free_port
 from tests.server.registry.conftest import database_url  # noqa: F401
 
 
@@ -34,14 +35,22 @@ class MailSink:
 
 
 class HookSink(ThreadingHTTPServer):
-    """Accepts every request; `received` are (title, body)."""
+    """Accepts every request from `listen` on, and refuses connections before; `received` are (title, body)."""
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.received: list[tuple[str, str]] = []
-        super().__init__(("127.0.0.1", port), Handler)
+        super().__init__(("127.0.0.1", 0), Handler, bind_and_activate=False)
+        self.server_bind()
+
+    def listen(self) -> None:
+        self.server_activate()
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -58,11 +67,24 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+class Bound(Controller):
+    """Serves on a socket that is bound already."""
+
+    def __init__(self, sink: MailSink, bound: socket.socket) -> None:
+        super().__init__(sink, hostname="127.0.0.1", port=bound.getsockname()[1])
+        self._bound = bound
+
+    def _create_server(self) -> Coroutine[Any, Any, Server]:
+        return self.loop.create_server(self._factory_invoker, sock=self._bound)
+
+
 @pytest.fixture
 def mail() -> Iterator[tuple[MailSink, str]]:
     """The sink, and the URL of its channel."""
-    sink, port = MailSink(), free_port("127.0.0.1")
-    controller = Controller(sink, hostname="127.0.0.1", port=port)
+    sink, bound = MailSink(), socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    port = bound.getsockname()[1]
+    controller = Bound(sink, bound)
     controller.start()
     yield sink, f"mailto://127.0.0.1:{port}/?from=edge-fl@example.org&to=ops@example.org"
     controller.stop()
@@ -72,6 +94,7 @@ def mail() -> Iterator[tuple[MailSink, str]]:
 def hook() -> Iterator[tuple[HookSink, str]]:
     """The sink, and the URL of its channel."""
     sink = HookSink()
-    yield sink, f"json://127.0.0.1:{sink.server_address[1]}/alerts"
+    sink.listen()
+    yield sink, f"json://127.0.0.1:{sink.port}/alerts"
     sink.shutdown()
     sink.server_close()

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -87,12 +88,15 @@ class Provider:
 
 @contextmanager
 def provider() -> Iterator[Provider]:
-    offered = Provider(free_port("127.0.0.1"))
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    offered = Provider(bound.getsockname()[1])
     names = {"/.well-known/openid-configuration": offered.metadata, "/keys": offered.keys}
     names |= {"/authorization": offered.authorization, "/token": offered.token}
     app = Starlette(routes=[Route(path, end, methods=["GET", "POST"]) for path, end in names.items()])
-    server = uvicorn.Server(uvicorn.Config(app, port=offered.port, log_level="error"))
-    thread = threading.Thread(target=server.run)
+    bound.listen()  # connections wait until the server takes them
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, args=([bound],))
     thread.start()
     try:
         yield offered
