@@ -25,13 +25,14 @@ pytestmark = pytest.mark.broker
 
 
 def test_config_prints_what_up_would_run_with(
-    mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mosquitto_program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["broker", "config", "--insecure", "--port", "1999", "--dir", "/tmp/nowhere"]) == 0
+    nowhere = tmp_path / "nowhere"
+    assert main(["broker", "config", "--insecure", "--port", "1999", "--dir", str(nowhere)]) == 0
     printed = capsys.readouterr().out
     assert "listener 1999 127.0.0.1" in printed
     assert str(mosquitto_program.path) in printed
-    assert not Path("/tmp/nowhere").exists()
+    assert not nowhere.exists()
 
 
 def test_config_shows_the_access_list_that_tls_brings(

@@ -91,6 +91,8 @@ def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.
         "def fails(): raise OSError('camera is off')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_sensor", None)  # so that it is removed at the end
+    del sys.modules["my_sensor"]
     found, report = load.load("python:my_sensor:read", DataSpec(PETS, GREY))
     assert report.samples == 2
     assert found.train.x.dtype == np.uint8
@@ -100,4 +102,3 @@ def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.
         load.load("python:my_sensor:raed", DataSpec(PETS, GREY))
     with pytest.raises(DataError, match="No module named 'no_such_module'"):
         load.load("python:no_such_module:read", DataSpec(PETS, GREY))
-    del sys.modules["my_sensor"]

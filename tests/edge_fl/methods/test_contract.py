@@ -60,13 +60,13 @@ EXPORTED_IN_CI = [
 ABSENT = 9  # a class without samples, in tests that need one
 # rounds, learning rate and options; a contrast of 40 is for ResNets
 SLOWER: dict[str, tuple[int, float, dict[str, Any]]] = {
-    "dualfed": (
-        30,
-        0.02,
-        {"contrast": 1.0},
-    ),  # at higher rates the outcome depends on the processor's rounding
+    "dualfed": (30, 0.01, {"contrast": 1.0}),
     "gpfl": (15, 0.1, {}),
+    "spherefed": (10, 0.1, {}),
 }
+# Initial networks, over which the mean is taken. DualFed amplifies rounding: at a rate of 0.02 the accuracy from one of them is 0.72,
+# 0.18 or 0.51 with the kernels for AVX-512, AVX2 and SSE. At 0.01 the means over three are 0.46 and 0.60 with the first two.
+STARTS = {"dualfed": 3}
 
 
 def fingerprint(trees: Any) -> str:
@@ -322,13 +322,15 @@ def test_the_export_equals_torch_or_is_refused_by_name(name: str) -> None:
 @every_method
 def test_it_beats_chance_after_a_few_rounds(name: str) -> None:
     number, rate, options = SLOWER.get(name, (5, 0.1, {}))
-    method = toy.method(name, epochs=2, optimiser=Sgd(rate, momentum=0.5), **options)
-    fleet = SequentialFleet(toy.clients(), method)
-    shared = steps.start(method)
-    for result in rounds.run(method, fleet, Plan(rounds=number, seed=3)):
-        shared = result.shared
-    _, metrics = rounds.final_personalisation(method, fleet, shared, number)
-    found = [metrics[id]["personal.test_acc.after"] for id in ("c0", "c1", "c4")]
+    found = []
+    for start in range(STARTS.get(name, 1)):
+        method = toy.method(name, toy.net(start), epochs=2, optimiser=Sgd(rate, momentum=0.5), **options)
+        fleet = SequentialFleet(toy.clients(), method)
+        shared = steps.start(method)
+        for result in rounds.run(method, fleet, Plan(rounds=number, seed=3)):
+            shared = result.shared
+        _, metrics = rounds.final_personalisation(method, fleet, shared, number)
+        found += [metrics[id]["personal.test_acc.after"] for id in ("c0", "c1", "c4")]
     assert np.mean(found) > 0.35, found  # five to ten classes each: guessing the commonest gives 0.23
 
 
