@@ -16,10 +16,17 @@ from edge_fl.data import npz
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.runs.results import Results
+from edge_fl_server.training.engines import choice
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import RoundResult, RunHooks
 
 SMALL = ["data.clients=4", "data.fraction=0.2", "rounds=4", "model.options={feature_dim=8, width=4}"]
+
+
+@pytest.fixture(autouse=True)
+def all_runs_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too short to compare engines, however slow this machine is at the moment: "auto" is sequential in every run."""
+    monkeypatch.setattr(choice, "SHORT_S", 1e9)
 
 
 @pytest.fixture

@@ -181,7 +181,7 @@ def test_a_dialog_whose_tab_is_closed_ends_without_an_error(db: Database) -> Non
         client.delete()
         del client
         gc.collect()
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
 
     asyncio.run(closed())
     assert rollouts.current(db, "main") is None

@@ -29,7 +29,7 @@ from edge_fl_server.registry import Database, devices, reports, runs, tags
 from edge_fl_server.registry.records import RequestRecord
 from tests.server.scripted import ScriptedDevice
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TOPICS = Topics("main")
 QUICK = LeaseLimits(settle_s=0.3)
 

@@ -65,14 +65,14 @@ def test_newcomers_get_the_global_model_without_any_adaptation() -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper", "fedcrc", "local"])
 def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None:
     plain = simulate(studies.prepare(config.with_settings(TINY, [f"method.name={method}"])))
-    settings = [f"method.name={method}", "data.unseen_epochs=20"]
+    settings = [f"method.name={method}", "data.unseen_epochs=60"]
     tuned = simulate(studies.prepare(config.with_settings(TINY, settings)))
     assert tree.same(plain.shared, tuned.shared)
     if method == "local":  # it shares no extractor
         assert metrics.UNSEEN_AFTER not in tuned.last()
         return
     found = [report[metrics.UNSEEN_AFTER] for report in tuned.unseen.values()]
-    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.2
+    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.15  # 0.1 by chance
     if metrics.UNSEEN_TEST in plain.last():
         assert tuned.last()[metrics.UNSEEN_TEST] == plain.last()[metrics.UNSEEN_TEST]
         assert tuned.last()[metrics.UNSEEN_AFTER].mean > plain.last()[metrics.UNSEEN_TEST].mean
