@@ -38,6 +38,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+import edge_fl
 from edge_fl import cli
 from tests import agents
 from tests.links import broken_links
@@ -57,6 +58,7 @@ OUR_MODULE = re.compile(
 NO_MODULES = {"toml", "md", "py", "csv", "crt", "json", "local", "example"}  # suffixes of file and host names
 DEADLINE_S = 240.0
 SETTLE_S = 0.5
+CACHE = ".cache"
 NOT_RUN_AT_MOST = 36
 """Limit of commands that are not run, on all pages together."""
 
@@ -240,6 +242,7 @@ def test_commands_of_a_page_run(app: Any, warm: WarmStart, wheel: Path, page: Pa
                 if block.is_run:
                     session.run(block)
         assert not network.foreign()
+    assert not (tmp_path / CACHE / "Microsoft").exists(), "onnxruntime's telemetry was on"
 
 
 @dataclass
@@ -256,6 +259,9 @@ class Session:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         above = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         self._variables = {**os.environ, "PATH": path, "PYTHONPATH": above, "OMP_NUM_THREADS": "1"}
+        self._variables["XDG_CACHE_HOME"] = str(self.folder / CACHE)
+        for name in edge_fl.TELEMETRY_OFF:  # set by the import of edge_fl in this process
+            self._variables.pop(name, None)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -280,6 +280,7 @@ def test_other_commands_contact_nothing(tmp_path: Path, network: Network) -> Non
         run = next((path.name for path in tmp_path.glob("runs/simulate-*")), "")
         place.run(command.format(run=run), FAILS.get(command, 0))
     assert not network.used()
+    assert not (tmp_path / "home/.cache/Microsoft").exists(), "onnxruntime's telemetry was on"
 
 
 def test_downloads_contact_only_the_hosts_that_the_user_asks_for(tmp_path: Path, network: Network) -> None:
