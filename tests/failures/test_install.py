@@ -22,6 +22,7 @@ from edge_fl_devices.flash.bundle import FOLDER, bundle_files
 from edge_fl_devices.flash.card_contents import CardContents, with_pi_paths
 from edge_fl_devices.flash.wheels import Wheelhouse
 
+pytestmark = pytest.mark.timeout(600)
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MAX_COMMANDS = 200
 KILLED = -9

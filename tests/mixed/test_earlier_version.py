@@ -75,7 +75,7 @@ def test_an_earlier_device_works_with_this_server_and_is_not_asked_to_update(
         board.stop()
         board.start()
         site.boards_serve()
-        assert "dn/agent" in board.log.read_text()  # a warning
+        eventually(lambda: "dn/agent" in board.log.read_text(), "a warning")
 
 
 def test_this_device_works_with_an_earlier_server(

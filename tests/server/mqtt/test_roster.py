@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -239,6 +240,22 @@ def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage
     assert connection.epoch == 8
     assert "published no beat for 0.5 s; replacing it" in caplog.text
     connection.close()
+    early.close()
+
+
+def test_what_a_slow_broker_retains_is_read(stage, broker):
+    """The pause that ends reading begins with the broker's answer."""
+    topic = stage.topics.server_state()
+    early = stage.connect("early", None, lambda event: None)
+    early.publish(Packet(topic, encode(ServerState(True, "old", 7)), retain=True))
+    early.drain(WAIT_S)
+
+    def slow(*arguments, **options):
+        transport = stage.connect(*arguments, **options)
+        broker.later(lambda: time.sleep(1.0))
+        return transport
+
+    assert reader.read_retained(slow, [topic], QUICK).keys() == {topic}
     early.close()
 
 

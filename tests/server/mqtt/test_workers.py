@@ -97,6 +97,21 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
 
 
+def test_a_round_counts_an_update_whose_worker_ended_before_it_stored_that(crew):
+    bench, workers = crew
+    stored = []
+    for worker in workers:
+        worker._journal.accept = lambda *accepted: stored.append(accepted)
+    bench.device("d1"), bench.device("d2")
+    bench.wait_for(full=2)
+    spec = bench.spec("fedavg")
+    result = next(rounds.run(build_method(spec), bench.fleet(spec), Plan(1, seed=1)))
+    db = bench.inbox.journal.db
+    assert (result.responded, len(stored)) == (("d1", "d2"), 2)
+    assert [given.state for given in runs.requests_of(db, "t1")] == ["succeeded"] * 2
+    assert len(reports.of_run(db, "t1", 1)) == 2
+
+
 def test_any_worker_rejects_a_bad_update(crew):
     bench, _ = crew
 
