@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLE = "EDGE_FL_TEST_COMMAND"
 START_S, END_S = 90.0, 60.0
-LIBRARIES = ("torchinductor_", ".ses")  # kept by torch and onnxruntime
+LIBRARIES = ("torchinductor_",)  # kept by torch
 
 
 class Traces:
