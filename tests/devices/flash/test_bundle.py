@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl import TELEMETRY_OFF
 from edge_fl.errors import ConfigError
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices import config as settings
@@ -111,6 +112,12 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
     (own,) = (line for line in lines if line.startswith("./wheels/edge_fl-"))
     assert own.endswith(hashlib.sha256(house.files[0].read_bytes()).hexdigest())
     assert [file.name.split("-")[0] for file in house.files] == ["edge_fl", "pip"]
+
+
+def test_a_unit_switches_the_telemetry_of_dependencies_off() -> None:
+    lines = templates.service("192.168.1.10").splitlines()
+    service = lines[lines.index("[Service]") : lines.index("[Install]")]
+    assert {f"Environment={name}={value}" for name, value in TELEMETRY_OFF.items()} <= set(service)
 
 
 def test_a_unit_may_reach_only_the_brokers_address_or_any_address_for_a_name() -> None:
