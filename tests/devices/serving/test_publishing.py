@@ -60,7 +60,7 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
     broker: tuple[int, Path], tmp_path: Path
 ) -> None:
     port, folder = broker
-    listener, events = heard(port, folder / "home" / "operator", home_assistant("+", "#"))
+    listener, events = heard(port, folder / "home" / "operator", home_assistant("pi-1", "#"))
     config = settings(tmp_path, port, folder / "pi-1")
     with publishing.home_assistant(config, None, {}) as publisher:
         publisher.publish(PREDICTION)
