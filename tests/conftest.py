@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -39,6 +41,15 @@ Issue = Callable[[str], tuple[Path, Path, Path]]
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("nightly", deadline=None, max_examples=10_000, print_blob=True)
 settings.load_profile("ci")
+
+
+def pytest_configure() -> None:
+    """Undo that a shell lets its background jobs, such as a CI script, ignore Ctrl-C: every program of the tests would inherit it."""
+    with suppress(
+        ValueError
+    ):  # not the main thread of a worker, which inherits it from the process that does this
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -99,7 +99,6 @@ class Command(Traces):
                 cwd=folder,
                 env=os.environ | self.variables,
                 start_new_session=True,
-                preexec_fn=_unignore_interrupts,
             )
 
     def pids(self) -> list[int]:
@@ -157,8 +156,3 @@ def processor_s(pid: int) -> float:
 
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def _unignore_interrupts() -> None:
-    """Undo that a shell lets its background jobs, such as a CI script, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

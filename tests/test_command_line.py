@@ -145,15 +145,7 @@ def test_closed_descriptors_are_no_error(closed: str) -> None:
 def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Path) -> None:
     """A second of processor time: how far a start has come by then does not depend on the machine's other work."""
     command = [*EDGE_FL, "simulate", "--rounds", "100000", "--runs", str(tmp_path)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # ignored by background jobs of a shell
-    ) as child:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
             while processor_s(child.pid) < after_s:
                 time.sleep(0.001)
