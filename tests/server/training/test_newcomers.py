@@ -72,7 +72,7 @@ def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None
         assert metrics.UNSEEN_AFTER not in tuned.last()
         return
     found = [report[metrics.UNSEEN_AFTER] for report in tuned.unseen.values()]
-    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.15  # 0.1 by chance
+    assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.2  # 0.1 by chance
     if metrics.UNSEEN_TEST in plain.last():
         assert tuned.last()[metrics.UNSEEN_TEST] == plain.last()[metrics.UNSEEN_TEST]
         assert tuned.last()[metrics.UNSEEN_AFTER].mean > plain.last()[metrics.UNSEEN_TEST].mean
