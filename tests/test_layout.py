@@ -1,4 +1,4 @@
-"""Rules for the source tree: imports of head-only devices, layers, module sizes, and strings that are defined in one module."""
+"""Rules for the source tree: imports of head-only devices, layers, and strings that are defined in one module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -30,10 +29,6 @@ PACKAGES = (edge_fl, edge_fl_broker, edge_fl_devices, edge_fl_server)
 SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__file__)).parent.rglob("*.py"))
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "edge_fl_devices.workers.full")
 ONNX_LIVES_IN = ("edge_fl_devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
-LARGEST_FILE_LINES = 400
-LARGEST_METHOD_LINES = 150
-MOST_MODULES = 12
-LISTS = {"edge_fl/methods", "server/edge_fl_server/cli"}  # one file per method, or per group of commands
 
 CONTRACTS = {
     "server/edge_fl_server/registry/devices.py": "import edge_fl_server.cli",
@@ -152,14 +147,6 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_folders_have_few_modules() -> None:
-    modules = Counter(
-        path.parent.relative_to(ROOT) for path in SOURCES if path.name not in ("__init__.py", "__main__.py")
-    )
-    crowded = {str(folder): count for folder, count in modules.items() if count > MOST_MODULES}
-    assert set(crowded) <= LISTS, crowded
-
-
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of every string in the code, including parts of f-strings, without docstrings."""
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -192,18 +179,15 @@ def test_the_search_for_strings_finds_the_topics() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_module_is_short_and_has_a_docstring(path: Path) -> None:
-    text = path.read_text()
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= LARGEST_FILE_LINES
+def test_module_has_a_docstring(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 METHOD_FILES = sorted({Path(str(sys.modules[method.__module__].__file__)) for method in METHODS.values()})
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
-def test_method_is_short_and_imports_no_other_method(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LARGEST_METHOD_LINES
+def test_method_imports_no_other_method(path: Path) -> None:
     others = {f"edge_fl.methods.{other.stem}" for other in METHOD_FILES} - {f"edge_fl.methods.{path.stem}"}
     nodes = ast.walk(ast.parse(path.read_text()))
     assert not others & {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
