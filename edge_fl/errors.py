@@ -10,6 +10,8 @@
     ├── ProtocolError                 1  a message, topic or tensor file that violates the protocol
     ├── SecureSumError                1  a secure sum that was not completed
     ├── StatisticsError               1  class statistics that no pictures can have
+    ├── ChildError                    1  a child process that ended without a result, or failed unexpectedly
+    │   └── KilledError               1  a child process that a signal ended
     ├── ConnectError                  2  no broker, or access denied
     ├── DeadlineError                 3  a deadline passed
     └── InputError                    4  invalid input from a person
@@ -102,6 +104,18 @@ class StatisticsError(EdgeFLError):
     """Class statistics that no pictures can have, or that do not fit their message."""
 
     consequence = "they were not used"
+
+
+class ChildError(EdgeFLError):
+    """A child process that ended without a result, or failed unexpectedly. That says nothing about its input: it is tried again."""
+
+
+class KilledError(ChildError):
+    """A child process that a signal ended; `signal` is its name, such as SIGSEGV. SIGKILL is a MemoryError instead."""
+
+    def __init__(self, message: str, signal: str, consequence: str | None = None) -> None:
+        super().__init__(message, consequence)
+        self.signal = signal
 
 
 class ConnectError(EdgeFLError):

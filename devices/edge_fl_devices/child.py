@@ -1,13 +1,15 @@
 """Child processes for heavy computations, so that the agent stays small: a request as bytes in, a response or an error out.
 
 `python -m MODULE` runs the child, which calls `serve`; `Child` is the parent's end, `Children` a pool of them. A child's memory
-(scikit-learn, onnxruntime, images) is freed when it ends, and its death is only an error for the parent.
+(scikit-learn, onnxruntime, images) is freed when it ends, and its death is only an error for the parent, named by its signal. The code
+that responds reports its progress with `progress`; a deadline of a request is a time without any.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import struct
 import subprocess
@@ -23,17 +25,44 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 import edge_fl
-from edge_fl.errors import ArtefactError, DataError, DeadlineError, RunError
+from edge_fl import signals, threads
+from edge_fl.errors import (
+    ArtefactError,
+    ChildError,
+    DataError,
+    DeadlineError,
+    KilledError,
+    RunError,
+    brief,
+)
 
 T = TypeVar("T")
-FRAME = struct.Struct("<BQ")  # an index of ERRORS, then the length of the payload in bytes
+FRAME = struct.Struct("<BQ")  # an index of ERRORS or PROGRESS, then the length of the payload in bytes
+COUNT = struct.Struct("<QQ")  # payload of PROGRESS: done, of
 MAX_FRAME_BYTES = 1024 * 1024 * 1024
-ERRORS: tuple[type[Exception] | None, ...] = (None, DataError, RunError, ArtefactError, MemoryError)
+MAX_WORDS = 4096  # bytes at the end of a child's stderr
+ERRORS: tuple[type[Exception] | None, ...] = (
+    None,
+    DataError,
+    RunError,
+    ArtefactError,
+    MemoryError,
+    ChildError,
+)
+PROGRESS = len(ERRORS)
 MAPPING_FAILED = "failed to map segment"  # in the error of an import that does not fit into the memory
 AHEAD_S = 60.0
+END_S = 10.0  # for a child that closed its output, to end
 CODE = dict.fromkeys(str(Path(file).resolve().parents[1]) for file in (str(edge_fl.__file__), __file__))
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 UNAFFECTED = "the served model is unaffected"
+Progress = Callable[[int, int], None]
+"""Takes how much is done, and of how much, in a unit of the request."""
+_parent: Callable[[int, bytes], None] | None = None  # in a child: sends a frame
+
+
+def ignore(done: int, of: int) -> None:
+    """Do nothing with a progress."""
 
 
 class Child:
@@ -43,51 +72,89 @@ class Child:
         self._what = what
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],  # -P: imports nothing from the working folder
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             env=environment(),
         )
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
+        self._last_words = b""
 
-    def request(self, payload: bytes, deadline_s: float) -> bytes:
-        """Send a request and return the response.
+    @property
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
+        process = self._process
+        assert process.stdin and process.stdout and process.stderr
+        return process.stdin, process.stdout, process.stderr
 
-        Raises DeadlineError, the child's error, MemoryError if the system killed the child, RunError if it died otherwise.
+    def request(self, payload: bytes, deadline_s: float, progress: Progress = ignore) -> bytes:
+        """Send a request and return the response; pass the child's progress to `progress`.
+
+        Raises DeadlineError after `deadline_s` without any progress, the child's error, MemoryError if the system killed the child,
+        KilledError if another signal ended it, ChildError if it ended otherwise.
         """
-        process, expired = self._process, threading.Event()
-
-        def expire() -> None:
-            expired.set()  # before the child ends: its end is all that this thread waits for
-            process.kill()
-
-        timer = threading.Timer(deadline_s, expire)
-        assert process.stdin and process.stdout
-        timer.start()
         try:
-            _write(process.stdin, 0, payload)
-            outcome, response = _read(process.stdout)
-        except (OSError, EOFError) as error:
-            code = process.wait()
-            if expired.is_set():
-                raise DeadlineError(f"{self._what}: no result after {deadline_s:g} s", UNAFFECTED) from error
-            if code == -signal.SIGKILL:
-                raise MemoryError(
-                    f"{self._what}: out of memory, the system killed the child; {UNAFFECTED}"
-                ) from error
-            raise RunError(f"{self._what}: the child exited with code {code}", UNAFFECTED) from error
-        finally:
-            timer.cancel()
+            outcome, response = self._exchange(payload, deadline_s, progress)
+        except EOFError as error:
+            raise self._death() from error
         if kind := ERRORS[outcome]:
             message, why = msgspec.json.decode(response, type=tuple[str, str])
             raise ArtefactError(message, why) if kind is ArtefactError else kind(message)
         return response
 
+    def _exchange(self, payload: bytes, deadline_s: float, progress: Progress) -> tuple[int, bytes]:
+        """Send the request and read frames until the response. Raises EOFError if the child ended, DeadlineError."""
+        stdin, stdout, stderr = self._pipes
+        unsent = [memoryview(FRAME.pack(0, len(payload))), memoryview(payload)]
+        frames, waiting = _Frames(stdout), select.poll()
+        waiting.register(stdin, select.POLLOUT)
+        for pipe in (stdout, stderr):
+            waiting.register(pipe, select.POLLIN)
+        while ready := waiting.poll(1000 * deadline_s):
+            files = {file for file, _ in ready}
+            if stderr.fileno() in files and not self._hear():
+                waiting.unregister(stderr)
+            if stdin.fileno() in files and not _send(stdin, unsent):
+                waiting.unregister(stdin)
+            while stdout.fileno() in files and (frame := frames.read()):
+                outcome, content = frame
+                if outcome != PROGRESS:
+                    return frame
+                progress(*COUNT.unpack(content))
+        self._process.kill()
+        raise DeadlineError(f"{self._what}: no result and no progress for {deadline_s:g} s", UNAFFECTED)
+
+    def _hear(self) -> bool:
+        """Keep the end of what the child writes to stderr; return False at its end."""
+        words = self._pipes[2].read(MAX_WORDS)
+        self._last_words = (self._last_words + (words or b""))[-MAX_WORDS:]
+        return words != b""
+
+    def _death(self) -> Exception:
+        """The error of a child that ended, or closed its output, without a response."""
+        try:
+            code = self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return ChildError(f"{self._what}: the child sent no valid response", UNAFFECTED)
+        if code == -signal.SIGKILL:
+            return MemoryError(f"{self._what}: out of memory, the system killed the child; {UNAFFECTED}")
+        message = f"{self._what}: the child {signals.ending(code)}"
+        if ended_by := signals.name(code):
+            return KilledError(message, ended_by, UNAFFECTED)
+        self._hear()
+        last = self._last_words.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        if MAPPING_FAILED in last[0] or last[0].startswith("MemoryError"):
+            return MemoryError(f"{self._what}: out of memory ({brief(last[0])}); {UNAFFECTED}")
+        return ChildError(f"{message}: {brief(last[0])}", UNAFFECTED)
+
     def close(self) -> None:
         """Kill the process: it has no work left, and an orderly exit of Python takes longer than many requests."""
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in self._pipes:
             with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
+                pipe.close()
         self._process.wait()
 
 
@@ -101,18 +168,16 @@ class Children:
     def start(self) -> None:
         """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S."""
         self._idle.put(self._start())
-        timer = threading.Timer(AHEAD_S, self.close)
-        timer.daemon = True
-        timer.start()
+        threads.later(AHEAD_S, self.close, "edge-fl-children")
 
-    def request(self, payload: bytes, deadline_s: float) -> bytes:
+    def request(self, payload: bytes, deadline_s: float, progress: Progress = ignore) -> bytes:
         """Send a request to a child and return the response. Raises as `Child.request`."""
         try:
             child = self._idle.get_nowait()
         except Empty:
             child = self._start()
         try:
-            response = child.request(payload, deadline_s)
+            response = child.request(payload, deadline_s, progress)
         except BaseException:
             child.close()
             raise
@@ -159,50 +224,95 @@ def environment() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(THREADS, "1"), "PYTHONPATH": path}
 
 
+def progress(done: int, of: int) -> None:
+    """Tell the parent, in any thread of a child, how far the response is, in any unit: its deadline starts anew. No effect elsewhere."""
+    if _parent:
+        _parent(PROGRESS, COUNT.pack(done, of))
+
+
 def serve(what: str, respond: Callable[[bytes], bytes]) -> int:
     """Run the child: respond to requests until standard input ends, at low priority and without core dumps."""
+    global _parent
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    while True:
-        try:
-            _, request = _read(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        _write(sys.stdout.buffer, *_attempt(what, respond, request))
+    lock, output = threading.Lock(), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr, not between the frames
+
+    def send(outcome: int, payload: bytes) -> None:
+        with lock:
+            output.write(FRAME.pack(outcome, len(payload)))
+            output.write(payload)
+            output.flush()
+
+    _parent = send
+    while len(header := sys.stdin.buffer.read(FRAME.size)) == FRAME.size:
+        _, length = FRAME.unpack(header)
+        send(*_attempt(what, respond, sys.stdin.buffer.read(length)))
+    return 0
 
 
 def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tuple[int, bytes]:
+    """The response, or what the parent raises. Only an error raised on purpose says something about the request."""
     kind: type[Exception]
     try:
         return 0, respond(request)
-    except DataError as error:
-        kind, message, why = DataError, error.message, ""
+    except (DataError, RunError) as error:
+        kind, message, why = (DataError if isinstance(error, DataError) else RunError), error.message, ""
     except ArtefactError as error:
         kind, message, why = ArtefactError, error.message, error.why
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
         kind, message, why = MemoryError, f"{what}: out of memory{detail}; no result", ""
     except Exception as error:  # the parent gets the message, which a dead child could not send
-        kind = MemoryError if isinstance(error, ImportError) and MAPPING_FAILED in str(error) else RunError
+        kind = MemoryError if isinstance(error, ImportError) and MAPPING_FAILED in str(error) else ChildError
         message, why = f"{what}: {type(error).__name__}: {error}; no result", ""
     return ERRORS.index(kind), msgspec.json.encode((message, why))
 
 
-def _write(pipe: IO[bytes], outcome: int, payload: bytes) -> None:
-    pipe.write(FRAME.pack(outcome, len(payload)))
-    pipe.write(payload)
-    pipe.flush()
+class _Frames:
+    """Reads frames from a pipe that does not block."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe: Any = pipe
+        self._begin(None, FRAME.size)
+
+    def _begin(self, outcome: int | None, length: int) -> None:
+        self._outcome, self._content, self._filled = outcome, bytearray(length), 0
+
+    def read(self) -> tuple[int, bytes] | None:
+        """Read what has arrived; return the next frame if it is complete. Raises EOFError."""
+        while True:
+            while self._filled < len(self._content):
+                count = self._pipe.readinto(memoryview(self._content)[self._filled :])
+                if count is None:
+                    return None
+                if not count:
+                    raise EOFError(f"{self._filled} of {len(self._content)} bytes")
+                self._filled += count
+            outcome, content = self._outcome, self._content
+            if outcome is not None:
+                self._begin(None, FRAME.size)
+                return outcome, bytes(content)
+            outcome, length = FRAME.unpack(content)
+            if (
+                outcome > PROGRESS
+                or length > MAX_FRAME_BYTES
+                or (outcome == PROGRESS and length != COUNT.size)
+            ):
+                raise EOFError(f"invalid frame: outcome {outcome}, {length} bytes")
+            self._begin(outcome, length)
 
 
-def _read(pipe: IO[bytes]) -> tuple[int, bytes]:
-    outcome, length = FRAME.unpack(_read_exactly(pipe, FRAME.size))
-    if outcome >= len(ERRORS) or length > MAX_FRAME_BYTES:
-        raise EOFError(f"invalid frame: outcome {outcome}, {length} bytes")
-    return outcome, _read_exactly(pipe, length)
-
-
-def _read_exactly(pipe: IO[bytes], length: int) -> bytes:
-    payload = pipe.read(length)
-    if len(payload) < length:
-        raise EOFError(f"{len(payload)} of {length} bytes")
-    return payload
+def _send(pipe: Any, unsent: list[memoryview]) -> bool:
+    """Write what the pipe takes now; return whether something is left. A child that takes nothing any more has ended."""
+    while unsent:
+        try:
+            count = pipe.write(unsent[0])
+        except OSError:
+            return False
+        if count is None:
+            return True
+        unsent[0] = unsent[0][count:]
+        if not unsent[0]:
+            del unsent[0]
+    return False

@@ -31,7 +31,7 @@ def test_the_tree_is_as_drawn() -> None:
         name: ("Exception" if name == "EdgeFLError" else parent, code)
         for name, (parent, code) in drawn().items()
     }
-    assert len(written) == 16
+    assert len(written) == 18
     assert root == written
 
 

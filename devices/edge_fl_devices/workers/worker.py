@@ -15,7 +15,16 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from edge_fl.errors import ArtefactError, DataError, DeadlineError, InputError, PrivacyError, RunError
+from edge_fl.errors import (
+    ArtefactError,
+    ChildError,
+    DataError,
+    DeadlineError,
+    InputError,
+    KilledError,
+    PrivacyError,
+    RunError,
+)
 from edge_fl.wire import messages
 from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
@@ -94,7 +103,7 @@ def attempt(perform: Callable[[], Event]) -> Event:
         return perform()
     except Exception as error:
         failed = _failed(error)
-        if failed.reason == "error":
+        if failed.reason == "error" and not isinstance(error, ChildError):
             log.exception("unexpected error in a job")
         else:
             log.warning("%s: %s", failed.reason, error)
@@ -107,6 +116,10 @@ def _failed(error: Exception) -> Failed:
             return Failed(why or "artefact", final=why in FINAL_REASONS, detail=str(error))
         case DeadlineError():
             return Failed("deadline", detail=str(error))
+        case KilledError():
+            return Failed("killed", detail=str(error))
+        case ChildError():
+            return Failed("error", detail=str(error))
         case DataError():
             return Failed("no_data", final=True, detail=str(error))
         case OSError(errno=errno.ENOSPC):

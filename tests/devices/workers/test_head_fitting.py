@@ -65,7 +65,7 @@ def test_unusable_data_are_rejected_and_the_child_continues(fitter: ChildFitter)
 
 
 def test_a_child_that_takes_too_long_is_ended() -> None:
-    with pytest.raises(DeadlineError, match=r"after 0.01 s"):
+    with pytest.raises(DeadlineError, match=r"no progress for 0.01 s"):
         ChildFitter(FitLimits(deadline_s=0.01))(spec(), GIVEN)
 
 
