@@ -116,8 +116,7 @@ def up(
     key: Key = None,
 ) -> None:
     """Run mosquitto until Ctrl-C, over TLS, for enrolled clients only; retained messages survive a restart."""
-    from edge_fl_broker.find import find
-    from edge_fl_broker.mosquitto import Mosquitto, replace_process
+    from edge_fl_broker.mosquitto import Mosquitto, choose, replace_process
     from edge_fl_broker.provision.register_sync import RegisterSync
     from edge_fl_broker.provision.registrar import Registrar
     from edge_fl_broker.supervisor import StopRequest, Supervisor
@@ -129,15 +128,15 @@ def up(
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
         raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")
-    program = find()
+    program = choose(settings, print_status)
     descriptors.raise_most()
     if foreground:
         if authority:
             print_status(
                 "--foreground runs mosquitto only: claims get no certificates, and revocations take effect at its restart"
             )
-        replace_process(settings, program)
-    broker = Mosquitto(settings, program)
+        replace_process(settings, program, print_status)
+    broker = Mosquitto(settings, program, print_status)
     stopping = StopRequest()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -174,10 +173,10 @@ def config(
 ) -> None:
     """Print the configuration and the access list that 'broker up' would use."""
     from edge_fl_broker.config import render, render_access
-    from edge_fl_broker.find import find
+    from edge_fl_broker.mosquitto import choose
 
     settings, _ = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
-    program = find()
+    program = choose(settings, print_status)
     print(f"# {program.path}, for {settings.config_path}\n")
     print(render(settings, program))
     if settings.certificates:

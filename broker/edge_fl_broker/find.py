@@ -1,5 +1,7 @@
 """Find a mosquitto program: on the path, in the usual install folders, or unpacked from a Debian package into a cache without root.
 
+The caller may pass over programs that it cannot use.
+
 For unpacking, the package and its missing libraries are fetched with apt-get, opened with dpkg, and found by the loader through
 LD_LIBRARY_PATH. If that fails too, one error explains how to install mosquitto.
 """
@@ -11,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,12 +59,33 @@ class Program:
         return next((plugin for plugin in plugins if plugin.is_file()), None)
 
 
-def find(cache: Path | None = None) -> Program:
-    """Find a mosquitto anywhere. Raises ConnectError with install instructions if there is none."""
+def find(
+    cache: Path | None = None,
+    *,
+    unusable: Callable[[Program], str] = lambda program: "",
+    notify: Callable[[str], None] = lambda line: None,
+) -> Program:
+    """Find a mosquitto anywhere. Raises ConnectError with install instructions if there is none.
+
+    `unusable` returns why a program cannot be used, or "". `notify` receives a line about each that is passed over for this.
+    """
+    passed_over = []
     for path in _installed():
         if version := _version(path, {}):
-            return Program(path, version)
-    return unpack(cache or cache_folder())
+            program = Program(path, version)
+            if not (reason := unusable(program)):
+                return program
+            passed_over.append(f"{path} was passed over: {reason}")
+            notify(passed_over[-1])
+    try:
+        return unpack(cache or cache_folder())
+    except ConnectError as error:
+        if not passed_over:
+            raise
+        raise ConnectError(
+            f"no usable mosquitto: {'; '.join(passed_over)}; a snap reads folders below the home folder only (--dir, --home);"
+            f" otherwise install another: {INSTALL.partition('; ')[2]}"
+        ) from error
 
 
 def unpack(cache: Path) -> Program:
@@ -102,11 +125,9 @@ def dependencies(apt_cache: str) -> list[str]:
 
 
 def _installed() -> Iterator[Path]:
-    if program := shutil.which("mosquitto"):
-        yield Path(program)
-    for folder in FOLDERS:
-        if (path := Path(folder, "mosquitto")).is_file():
-            yield path
+    for folder in dict.fromkeys((*os.get_exec_path(), *FOLDERS)):
+        if program := shutil.which("mosquitto", path=folder):
+            yield Path(program)
 
 
 def _version(path: Path, environment: Mapping[str, str]) -> tuple[int, int, int] | None:

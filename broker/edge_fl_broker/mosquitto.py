@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -21,6 +26,8 @@ from edge_fl_broker import child
 from edge_fl_broker.config import Settings, render, render_access
 from edge_fl_broker.find import Program, find
 
+log = logging.getLogger(__name__)
+
 START_S = 10.0
 STOP_S = 5.0
 PAUSE_S = 0.02
@@ -30,17 +37,32 @@ FREE_PORT_ATTEMPTS = 3
 RELOADS = (2, 1, 0)
 """Older versions corrupt their list of sessions when they reload their configuration while a client with a session is offline and
 certificates name the clients: returning clients are disconnected every second until mosquitto crashes."""
+DATABASE = "mosquitto.db"
+DAMAGED = f"{DATABASE}.damaged-"
+KEPT_DAMAGED = 3
+UNREADABLE = re.compile(
+    r"open database|persistent database|Unsupported chunk|Incompatible database", re.IGNORECASE
+)
+"""What mosquitto logs about a database that it cannot read, or cannot read all of."""
+LOST = "server and devices publish their states and releases again when they reconnect; messages that waited for offline clients are lost"
 
 
 class Mosquitto:
     """One broker, as a context manager or with `start` and `stop`; port 0 chooses a free one, available in `settings`.
 
-    It ends with the thread that started it. A second start on the same folder continues with the retained messages.
+    It ends with the thread that started it. A second start on the same folder continues with the retained messages. A database that
+    mosquitto cannot read, as after a power cut, is set aside; `notify` receives one line about it.
     """
 
-    def __init__(self, settings: Settings, program: Program | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        program: Program | None = None,
+        notify: Callable[[str], None] = log.warning,
+    ) -> None:
         self.settings = settings
         self.program = program or find()
+        self._notify = notify
         self._any_port = settings.port == 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -148,22 +170,53 @@ class Mosquitto:
 
     def restart(self, deadline_s: float = START_S) -> None:
         """Start with the files that are there, so after a crash also on a full disk. Raises ConnectError, DeadlineError."""
+        database = self.settings.folder / DATABASE
+        if database.exists() and not os.access(
+            database, os.R_OK
+        ):  # mosquitto would start without it, and replace it
+            raise ConnectError(
+                f"{database}: not readable by this user; expected its own file ('sudo chown $USER {database}')",
+                "mosquitto was not started",
+            )
+        was_empty = database.is_file() and not database.stat().st_size
+        begin = self.log_path.stat().st_size if self.log_path.exists() else 0
+        try:
+            self._start(deadline_s)
+        except ConnectError:
+            if not (damage := self._damage(begin)) or not database.is_file():
+                raise
+            aside = _set_aside(database)
+            try:
+                self._start(deadline_s)
+            except (ConnectError, DeadlineError):
+                os.replace(aside, database)  # it was not the reason
+                raise
+            self._notify(
+                f"{database}: mosquitto cannot read it ({damage}), after a power cut for example; it was set aside as {aside.name},"
+                f" and mosquitto started with an empty one: {LOST}"
+            )
+        else:
+            if damage := "it was empty" if was_empty else self._damage(begin):
+                self._notify(f"{database}: {damage}; mosquitto started without what it cannot read: {LOST}")
+
+    def _start(self, deadline_s: float) -> None:
         command = [str(self.program.path), "-c", str(self.settings.config_path)]
-        with self._opened_log() as log:
+        with self._opened_log() as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", child.__file__, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log_file,
+                stderr=log_file,
                 env={**os.environ, **self.program.environment},
                 start_new_session=True,
             )
         until = time.monotonic() + deadline_s
         while not self._answers():
-            if self._process.poll() is not None:
+            if (code := self._process.poll()) is not None:
                 self._process = None
+                how = f" ({signal.Signals(-code).name})" if code < 0 else ""
                 raise ConnectError(
-                    f"mosquitto on {self.settings.host}:{self.settings.port} stopped at once: {self.log_tail()};"
+                    f"mosquitto on {self.settings.host}:{self.settings.port} stopped at once{how}: {self.log_tail()};"
                     f" log {self.log_path}"
                 )
             if time.monotonic() > until:
@@ -173,6 +226,15 @@ class Mosquitto:
                     "stopped",
                 )
             time.sleep(PAUSE_S)
+
+    def _damage(self, begin: int) -> str:
+        """What mosquitto logged about an unreadable database since the log had `begin` bytes; "" for nothing."""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as file:
+            file.seek(begin)
+            for line in file.read().decode(errors="replace").splitlines():
+                if UNREADABLE.search(line):
+                    return line.partition(": ")[2].strip()
+        return ""
 
     def _opened_log(self) -> BinaryIO:
         try:
@@ -206,14 +268,58 @@ def write_files(settings: Settings, program: Program, consequence: str = "no bro
         ) from error
 
 
-def replace_process(settings: Settings, program: Program) -> None:
+def replace_process(
+    settings: Settings, program: Program, notify: Callable[[str], None] = log.warning
+) -> None:
     """Replace this process by mosquitto, with its log on the terminal, for systemd and containers. Returns only by raising ConnectError."""
     require_free(settings.host, settings.port)
+    if (
+        settings.folder / DATABASE
+    ).exists():  # started once, on another port, to set a damaged database aside
+        trial = Mosquitto(replace(settings, host="127.0.0.1", port=0), program, notify)
+        trial.start()
+        trial.kill()  # `stop` would write the database
     write_files(settings, program)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     command = [str(program.path), "-c", str(settings.config_path)]
     os.execve(program.path, command, {**os.environ, **program.environment})
+
+
+def unusable(program: Program, folder: Path) -> str:
+    """Why a mosquitto cannot run in `folder`: a confined one, such as a snap's, cannot read or write every folder. "" if it can.
+
+    Started with a configuration in a temporary folder inside `folder`, or inside the folder above that exists.
+    """
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix="broker-probe-", dir=above)
+    except OSError:  # reported when files are written
+        return ""
+    with scratch as name:
+        broker = Mosquitto(Settings(Path(name), port=0), program, lambda line: None)
+        try:
+            broker.start()
+            broker.stop()
+        except (ConnectError, DeadlineError) as error:
+            reason = broker.log_tail(1) if broker.log_path.exists() else error.message
+            return f"it does not start with files in {above} ({reason})"
+        return "" if (Path(name) / DATABASE).exists() else f"it does not write to {above}"
+
+
+def choose(settings: Settings, notify: Callable[[str], None]) -> Program:
+    """Find a mosquitto that can use the folders of `settings`; `notify` receives a line about each that is passed over.
+
+    Raises ConnectError if there is none.
+    """
+    folders = {settings.folder}
+    if settings.certificates:
+        folders.add(settings.certificates.cert.parent)
+
+    def reason(program: Program) -> str:
+        return next((why for folder in sorted(folders) if (why := unusable(program, folder))), "")
+
+    return find(unusable=reason, notify=notify)
 
 
 def free_port(host: str) -> int:
@@ -253,3 +359,12 @@ def _put_aside(log: Path) -> None:
     if log.exists():
         with contextlib.suppress(OSError):  # reported when files are written
             os.replace(log, log.with_name(log.name + ".1"))
+
+
+def _set_aside(database: Path) -> Path:
+    """Rename a damaged database; the newest KEPT_DAMAGED are kept."""
+    aside = database.with_name(f"{DAMAGED}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+    os.replace(database, aside)
+    for old in sorted(database.parent.glob(f"{DAMAGED}*"))[:-KEPT_DAMAGED]:
+        old.unlink(missing_ok=True)
+    return aside

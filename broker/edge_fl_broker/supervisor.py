@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from edge_fl.errors import ConnectError, DeadlineError
-from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.mosquitto import DATABASE, Mosquitto
 from edge_fl_broker.provision.register_sync import RegisterSync
 
 MIN_FREE_BYTES = 1024 * 1024
@@ -119,7 +119,7 @@ class Supervisor:
 
     def _check_disk(self) -> None:
         folder = self._broker.settings.folder
-        database = folder / "mosquitto.db"
+        database = folder / DATABASE
         needed_bytes = MIN_FREE_BYTES + (database.stat().st_size if database.exists() else 0)
         free_bytes = shutil.disk_usage(folder).free
         if (full := free_bytes < needed_bytes) == self._full:

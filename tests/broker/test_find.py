@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 
 from edge_fl.errors import ConnectError
 from edge_fl_broker import find as finding
+from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program, dependencies, find, missing_libraries, unpack
+from edge_fl_broker.mosquitto import choose, unusable
 
 LDD = """
 	linux-vdso.so.1 (0x00007ffd3b5f2000)
@@ -133,3 +136,55 @@ def test_a_package_that_cannot_be_fetched_leaves_nothing_behind(
     with pytest.raises(ConnectError, match="E: Failed to fetch, no network"):
         find(tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
+
+
+CONFINED = """#!/bin/sh
+case "$1" in
+-h) echo 'mosquitto version 2.0.18'; exit 3 ;;
+esac
+echo "$(date): Error: Unable to open config file $2." >&2
+exit 3
+"""
+"""A mosquitto like a snap's: it runs, and cannot read the folders of its user."""
+
+
+@pytest.mark.broker
+def test_one_that_cannot_read_the_folder_is_passed_over_for_the_next_one(
+    nothing_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mosquitto_program: Program
+) -> None:
+    script(nothing_installed / "mosquitto", CONFINED)
+    monkeypatch.setenv("PATH", f"{nothing_installed}:{os.environ['PATH']}:/bin:/usr/bin")
+    monkeypatch.setattr(finding, "FOLDERS", (str(mosquitto_program.path.parent),))
+    notices: list[str] = []
+    settings = Settings(tmp_path / "new" / "broker", port=0)
+    program = choose(settings, notices.append)
+    assert program == mosquitto_program
+    [notice] = notices
+    assert str(nothing_installed / "mosquitto") in notice and "Unable to open config file" in notice
+    assert str(tmp_path) in notice, "the folder that it cannot read"
+    assert not (tmp_path / "new").exists(), "nothing is left behind"
+
+
+@pytest.mark.broker
+def test_without_another_one_the_error_names_the_one_that_cannot_read_the_folder(
+    nothing_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(nothing_installed / "mosquitto", CONFINED)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(
+        ConnectError, match=r"passed over.*Unable to open config.*--dir.*apt install mosquitto"
+    ):
+        choose(Settings(tmp_path, port=0), lambda line: None)
+
+
+@pytest.mark.broker
+def test_one_that_cannot_write_the_folder_is_passed_over(
+    nothing_installed: Path, tmp_path: Path, mosquitto_program: Program
+) -> None:
+    silent = nothing_installed / "mosquitto"
+    script(
+        silent,
+        f'#!/bin/sh\n[ "$1" = -h ] || /bin/sed -i "s|^persistence true|persistence false|" "$2"\nexec {mosquitto_program.path} "$@"\n',
+    )
+    assert "does not write" in unusable(Program(silent, mosquitto_program.version), tmp_path)
+    assert not unusable(mosquitto_program, tmp_path)
