@@ -1,5 +1,6 @@
 """`python -m edge_fl`: the command `edge-fl`, where the script itself is not on the path."""
 
+import io
 import os
 import signal
 import sys
@@ -13,6 +14,8 @@ def main() -> int:
     ):  # closed by the shell (>&-): its descriptor must not become another file's
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # nothing that is printed ends a command
     try:
         from edge_fl.cli import main as run
 

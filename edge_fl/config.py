@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)
@@ -112,6 +113,9 @@ class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
     unseen_epochs: Annotated[int, Meta(ge=0)] = 0
     fraction: Fraction = 1.0
     classes: Annotated[list[str], Meta(max_length=MAX_CLASSES)] = []
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
 
 class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from edge_fl.files.paths import encodable
+
 MAX_REASON = 200  # characters
 MAX_KNOWN = 32  # names
 
@@ -45,6 +47,7 @@ class EdgeFLError(Exception):
     consequence: str = ""
 
     def __init__(self, message: str = "", consequence: str | None = None) -> None:
+        message = encodable(message)  # it may be sent or stored, wherever its text comes from
         super().__init__(message)
         self.message = message
         if consequence is not None:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from edge_fl.files.paths import encodable
+
 FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child processes
 _context: dict[str, Any] = {}
 
@@ -33,13 +35,13 @@ class JsonLines(logging.Formatter):
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "text": record.getMessage(),
+            "text": encodable(record.getMessage()),
             **_context,
         }
         if device := getattr(record, "device", ""):
             line["device"] = device
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            line["traceback"] = encodable(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False, default=str)
 
 

@@ -35,6 +35,7 @@ from edge_fl.errors import (
     RunError,
     brief,
 )
+from edge_fl.files.paths import encodable
 
 T = TypeVar("T")
 FRAME = struct.Struct("<BQ")  # an index of ERRORS or PROGRESS, then the length of the payload in bytes
@@ -266,7 +267,7 @@ def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tu
     except Exception as error:  # the parent gets the message, which a dead child could not send
         kind = MemoryError if isinstance(error, ImportError) and MAPPING_FAILED in str(error) else ChildError
         message, why = f"{what}: {type(error).__name__}: {error}; no result", ""
-    return ERRORS.index(kind), msgspec.json.encode((message, why))
+    return ERRORS.index(kind), msgspec.json.encode((encodable(message), why))
 
 
 class _Frames:

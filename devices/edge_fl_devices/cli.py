@@ -15,6 +15,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, RunError
+from edge_fl.files.paths import text
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
     FleetOption,
@@ -240,7 +241,9 @@ def predict(
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]
     elif source:
-        reading = predictor.read(Path(source), lambda path, reason: skipped.append(f"{path} ({reason})"))
+        reading = predictor.read(
+            Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})")
+        )
         found = list(reading)
     else:
         return

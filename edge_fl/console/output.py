@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from edge_fl import logs
 from edge_fl.console.layout import fitted
 from edge_fl.console.tables import Columns, Table, aligned_lines, listing, titled
+from edge_fl.files.paths import encodable, text
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
 
@@ -46,7 +47,21 @@ def show_json(value: object) -> None:
     """Print a value as JSON on stdout."""
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
+    print(msgspec.json.format(msgspec.json.encode(_encodable(value), enc_hook=str)).decode())
+
+
+def _encodable(value: Any) -> Any:
+    """The value with its paths, and texts that hold a part of one, as text that JSON takes."""
+    match value:
+        case str():
+            return encodable(value)
+        case PurePath():
+            return text(value)
+        case Mapping():
+            return {_encodable(key): _encodable(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_encodable(each) for each in value]
+    return value
 
 
 def show_paths(paths: Mapping[str, Path], format: Format = Format.TABLE) -> None:
@@ -54,7 +69,7 @@ def show_paths(paths: Mapping[str, Path], format: Format = Format.TABLE) -> None
     if format is Format.JSON:
         show_json(paths)
     else:
-        print("\n".join(map(str, paths.values())))
+        print("\n".join(map(text, paths.values())))
 
 
 def show_table(
@@ -80,17 +95,17 @@ def show_tables(tables: Sequence[Table]) -> None:
         print("\n" * (number > 0) + titled(found, terminal_lines(table)), end="")
 
 
-def show_text(text: str) -> None:
+def show_text(prose: str) -> None:
     """Print prose on stdout."""
-    print(wrapped(text))
+    print(wrapped(prose))
 
 
-def wrapped(text: str) -> str:
+def wrapped(prose: str) -> str:
     """Wrap prose between words if stdout is a terminal."""
     if not sys.stdout.isatty():
-        return text
+        return prose
     width = shutil.get_terminal_size().columns
-    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in prose.splitlines())
 
 
 def terminal_lines(table: Table) -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 from edge_fl.data import arrays, npz
 from edge_fl.data.samples import Array, Dataset, Samples
 from edge_fl.errors import DataError, nearest
+from edge_fl.files.paths import composed
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
@@ -191,7 +192,7 @@ def _merged(parts: list[Samples], path: Path) -> Samples:
 
 def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
     if "classes" in content:
-        names = tuple(str(name).strip() for name in content["classes"].ravel())
+        names = tuple(composed(str(name).strip()) for name in content["classes"].ravel())
         if not all(names):
             raise DataError(f"{path}: class {names.index('')} has an empty name")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl.config import checked
+from edge_fl.files.paths import composed
 from edge_fl.fleet.fields import Number, ServerSignature, Text
 
 MAX_SETTINGS = 64
@@ -52,6 +53,9 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     min_precision: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     false_alarm: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     budget: Budget = Budget()
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
 
 class DeviceSettings(SharedSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, brief
+from edge_fl.files.paths import composed
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.blob import Blob
@@ -67,6 +68,9 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     heads: HeadPlan = HeadPlan()
     precision: Precision = "fp32"
     variants: dict[Precision, Variant] = {}
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
     def chosen(self, precision: Precision) -> Manifest:
         """The release reduced to one extractor: the variant in `precision`, or fp32 if there is none."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from edge_fl.data import arrays, npz, pictures, split_file
+from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
 from edge_fl.files.folder import walk
@@ -44,23 +45,30 @@ def holds_pictures(folder: Path) -> bool:
     return not any(any((folder / part).glob(f"*.{suffix}")) for part in SETS for suffix in ("npz", "json"))
 
 
-def convert_pictures(folder: Path, name: str, data_dir: Path, size: int = SIZE) -> tuple[Path, int]:
+def convert_pictures(
+    folder: Path, name: str, data_dir: Path, size: int = SIZE
+) -> tuple[Path, int, tuple[str, ...]]:
     """Write the pictures of FOLDER/CLASS to `data_dir`/NAME.npz, `size` pixels per side, their centres cut out.
 
-    Returns the file and the number of files left out, because they are no pictures or damaged. Raises DataError.
+    Returns the file, the number of files left out, because they are no pictures or damaged, and remarks about the folders.
+    Raises DataError.
     """
     _require_name(name)
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
     listing, input = walk(folder), InputSpec((3, size, size))
-    files = [path for path in listing.files if path.parent.parent == folder]
-    classes = sorted({path.parent.name for path in files if path.suffix.lower() in pictures.SUFFIXES})
+    files = [
+        (path, found)
+        for path in listing.files
+        if path.parent.parent == folder and (found := class_of(path.parent.name))
+    ]
+    classes = sorted({found for path, found in files if path.suffix.lower() in pictures.SUFFIXES})
     images, labels = [], []
-    for path in files:
+    for path, class_name in files:
         if path.suffix.lower() in pictures.SUFFIXES:
             with suppress(pictures.PictureError):
                 images.append(pictures.decode(path, input))
-                labels.append(classes.index(path.parent.name))
+                labels.append(classes.index(class_name))
     if len(set(labels)) < 2:
         raise DataError(
             f"{folder}: usable pictures of {len(set(labels))} classes; expected two or more folders named after classes"
@@ -68,7 +76,8 @@ def convert_pictures(folder: Path, name: str, data_dir: Path, size: int = SIZE) 
     data = data_dir / f"{name}.npz"
     data_dir.mkdir(parents=True, exist_ok=True)
     npz.write(data, {"x": np.stack(images), "y": np.array(labels), "classes": np.array(classes)})
-    return data, len(listing.files) + len(listing.skipped) - len(images)
+    left_out = len(listing.files) + len(listing.skipped) - len(images)
+    return data, left_out, tuple(folder_remarks(listing))
 
 
 def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import DataError
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import text
 from edge_fl_devices.capture.camera import LIMITS, Camera, CameraLimits
 from edge_fl_devices.capture.pool import jpeg
 from edge_fl_devices.capture.settings import MB
@@ -80,7 +81,7 @@ class FolderPictures:
                     content = path.read_bytes()
                 except OSError:
                     continue  # removed, or not readable yet
-                yield Picture(content, str(path))
+                yield Picture(content, text(path))
                 self._taken[path] = stamp
 
     def close(self) -> None: ...

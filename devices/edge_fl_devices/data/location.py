@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge_fl.errors import DataError, nearest
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import raw
 
 KINDS = ("folder", "npz", "python")
 
@@ -33,5 +34,5 @@ def stamp(source: str) -> str:
     for path in [root] if kind == "npz" else walk(root).files:
         with suppress(OSError):
             stat = path.stat()
-            total.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            total.update(raw(path) + b"\0%d %d\n" % (stat.st_size, stat.st_mtime_ns))
     return total.hexdigest()

@@ -12,6 +12,7 @@ from edge_fl.data import arrays
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.data.samples import Samples
 from edge_fl.errors import DataError
+from edge_fl.files.paths import raw
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.data.split import hashed, position
 
@@ -53,12 +54,17 @@ def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
     pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
     if not spec.keep or len(pictures) <= spec.keep:
         return every
-    order: Callable[[Path], float] = (
-        (lambda path: -path.stat().st_mtime_ns) if spec.policy == "newest" else _name_position
-    )
+    order: Callable[[Path], float] = _newest_first if spec.policy == "newest" else _name_position
     kept = set(sorted(pictures, key=order)[: spec.keep])
     return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
 
 
+def _newest_first(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime_ns
+    except OSError:  # deleted since it was listed
+        return 0
+
+
 def _name_position(path: Path) -> float:
-    return hashed(f"{path.parent.name}/{path.name}".encode(), RESERVOIR)
+    return hashed(raw(path.parent.name) + b"/" + raw(path.name), RESERVOIR)

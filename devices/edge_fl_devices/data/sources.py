@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.data import arrays, npz, pictures
-from edge_fl.data.class_names import nearest_class, outside
+from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError
@@ -69,14 +69,16 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; expected one folder per class in it")
     listing = walk(root)
-    classes = spec.classes or tuple(listing.folders)
-    found = LabelledFolder(root, classes, hints=tuple(_hints(listing.folders, classes)))
+    names = {folder: class_of(folder) for folder in listing.folders}
+    classes = spec.classes or tuple(sorted({name for name in names.values() if name}))
+    hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
+    found = LabelledFolder(root, classes, hints=hints)
     found.skipped.update(reason for _, reason in listing.skipped)
     for path in select_files(listing.files, spec):
         if reason := _skip_reason(path, root, classes, spec.only):
             found.skipped[reason] += 1
         else:
-            found.files.append((path, classes.index(path.parent.name)))
+            found.files.append((path, classes.index(names[path.parent.name])))
     return found
 
 
@@ -198,19 +200,20 @@ SOURCES: dict[str, Callable[[str, DataSpec], SourceData]] = dict(
 )
 
 
-def _hints(folders: list[str], classes: tuple[str, ...]) -> Iterator[str]:
+def _hints(folders: Iterable[str], classes: tuple[str, ...]) -> Iterator[str]:
     """Name the class that is nearest to the name of each folder outside the class list, ignoring case."""
-    for name in folders:
-        if name not in classes and (near := nearest_class(name, classes)):
+    for name in sorted(set(folders)):
+        if name and name not in classes and (near := nearest_class(name, classes)):
             yield f"folder {name!r} is not a class: did you mean {near!r}?"
 
 
 def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[str, ...]) -> str:
     if path.parent.parent != root:
         return "not directly in a class folder"
-    if path.parent.name not in classes:
+    name = class_of(path.parent.name)
+    if name not in classes:
         return outside(path.parent.name, classes)
-    if only and path.parent.name not in only:
+    if only and name not in only:
         return LEFT_OUT
     return "" if path.suffix.lower() in SUFFIXES else "not a picture file"
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from edge_fl.data.limits import LIMITS, PictureLimits
 from edge_fl.data.samples import Samples
+from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 
 Policy = Literal["newest", "reservoir"]
@@ -28,6 +29,10 @@ class DataSpec:
     only: tuple[str, ...] = ()
     keep: int = 0
     policy: Policy = "newest"
+
+    def __post_init__(self) -> None:
+        for key in ("classes", "only"):
+            object.__setattr__(self, key, tuple(map(composed, getattr(self, key))))
 
 
 UNKNOWN = DataSpec()

@@ -19,6 +19,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError
+from edge_fl.files.paths import is_utf8
 from edge_fl.release.manifest import Manifest, scale
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
@@ -90,7 +91,8 @@ class Extractor:
 
     def _open(self, path: Path, threads: int) -> onnxruntime.InferenceSession:
         try:
-            session = _session(str(path), threads)
+            # onnxruntime takes a path in UTF-8, or the whole model
+            session = _session(os.fspath(path) if is_utf8(path) else path.read_bytes(), threads)
         except Exception as error:  # as above
             too_new = any(words in str(error).lower() for words in UNSUPPORTED)
             why = "unsupported_opset" if too_new else "canary_failed"

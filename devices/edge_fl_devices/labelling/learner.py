@@ -25,8 +25,10 @@ import numpy as np
 
 from edge_fl import heads
 from edge_fl.data import pictures
+from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.files.folder import is_system
 from edge_fl.heads import calibration as calibrations
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.capture.pool import Pool
@@ -129,9 +131,11 @@ class Learner:
             os.scandir(self._data) as folders,
         ):  # without a list of paths, for the sake of memory
             for folder in folders:
-                if folder.is_dir() and not folder.name.startswith("."):
+                name = class_of(folder.name)
+                if name and folder.is_dir() and not is_system(folder.name):
                     with os.scandir(folder) as files:
-                        found[folder.name] = sum(_is_picture(file.name) for file in files)
+                        pictures = sum(_is_picture(file.name) for file in files)
+                        found[name] = found.get(name, 0) + pictures
         counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
         self.counts = counts
 

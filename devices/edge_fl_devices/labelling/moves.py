@@ -19,6 +19,7 @@ from edge_fl.errors import DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import composed
 from edge_fl_devices.capture.pool import Pool
 
 FOLDER, DISCARDED, LOCK = "labelling", "discarded", ".lock"
@@ -41,7 +42,7 @@ class Moves:
     def label(self, name: str, class_name: str) -> Path:
         """Move a picture from the pool to the folder of its class; return its new path."""
         _require_class_name(class_name)
-        return self._move(name, self.data / class_name / name)
+        return self._move(name, self._class_folder(class_name) / name)
 
     def discard(self, name: str) -> Path:
         """Move a picture out of the pool, to be deleted; return its new path."""
@@ -79,6 +80,14 @@ class Moves:
         for name in labelled.intersection(self._pool.names()):
             with suppress(DataError):  # labelled by another process at this moment
                 self._pool.remove(name)
+
+    def _class_folder(self, class_name: str) -> Path:
+        """The folder of a class: one whose name is the same but for its Unicode form, if there is one."""
+        path = self.data / class_name
+        if path.is_dir() or class_name.isascii():
+            return path
+        same = (name for name in walk(self.data).folders if composed(name) == composed(class_name))
+        return self.data / next(same, class_name)
 
     def _move(self, name: str, target: Path) -> Path:
         with self._locked():

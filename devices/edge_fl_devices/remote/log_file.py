@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.files.paths import encodable
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import DeviceState, Log, LogLevel, Query
@@ -50,7 +51,7 @@ class LogFile(RotatingFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = next((name for name in reversed(LEVELS) if record.levelno >= LEVELS[name]), "debug")
-        text = public_text(record, self._private).removeprefix(self._prefix)[:MAX_TEXT]
+        text = encodable(public_text(record, self._private)).removeprefix(self._prefix)[:MAX_TEXT]
         if (level, text) == self._last and 0 <= record.created - self._last_s < REPEATED_S:
             return
         self._last, self._last_s = (level, text), record.created

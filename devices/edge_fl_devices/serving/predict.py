@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edge_fl.data import arrays, npz, pictures
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import UNREADABLE, unusable, walk
+from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.features import drift
@@ -240,10 +241,10 @@ def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Ite
                 batch.images.append(pictures.decode(file, input))
             except pictures.PictureError as error:
                 if not is_folder:
-                    raise DataError(_not_a_picture(str(file), error)) from error
+                    raise DataError(_not_a_picture(text(file), error)) from error
                 batch.skipped.append((file, error.reason))
             else:
-                batch.names.append(str(file))
+                batch.names.append(text(file))
         yield batch
 
 

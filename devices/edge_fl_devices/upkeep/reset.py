@@ -64,7 +64,9 @@ def _required(settings: DeviceConfig | None, folder: Path, option: str) -> Devic
 
 
 def _pictures(settings: DeviceConfig) -> Iterator[Path]:
-    """The pictures in the class folders of the data folder."""
+    """The pictures in the class folders of the data folder; those behind a link to a folder are somewhere else, and stay."""
     if settings.reads_folder:
         data = Path(settings.data.removeprefix("folder:"))
-        yield from sorted(path for path in data.glob("*/*") if path.suffix.lower() in SUFFIXES)
+        folders = (path for path in data.glob("*") if path.is_dir() and not path.is_symlink())
+        found = (path for folder in folders for path in folder.glob("*"))
+        yield from sorted(path for path in found if path.suffix.lower() in SUFFIXES)

@@ -57,7 +57,9 @@ def convert(
     from edge_fl_server import dataset_convert
 
     if dataset_convert.holds_pictures(folder):
-        data, unusable = dataset_convert.convert_pictures(folder, name, data_dir, size)
+        data, unusable, remarks = dataset_convert.convert_pictures(folder, name, data_dir, size)
+        for remark in remarks:
+            print_status(remark)
         if unusable:
             print_status(f"{unusable} files that are no pictures, or damaged, are left out")
         show_paths({"data": data}, format)

@@ -71,7 +71,7 @@ def new(
             print_status(f"{each}: {count} picture{'s' * (count != 1)}")
         for remark in found.remarks:
             print_status(remark)
-    require_class_names(names, f"new {name}")
+    names = require_class_names(names, f"new {name}")
 
     # These import torch: invalid names are reported before.
     from edge_fl.models import backbone_input

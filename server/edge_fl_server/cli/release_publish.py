@@ -194,7 +194,7 @@ def publish(
     if (file is None) == (not model):
         raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
     names = [name.strip() for name in classes.split(",")] if classes else []
-    require_class_names(names, "release publish, --classes")
+    names = require_class_names(names, "release publish, --classes")
     plan = group.rollout_plan(stages)
     with group.commands(home, fleet, database, host, port, identity, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker

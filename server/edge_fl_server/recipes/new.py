@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import atomic
-from edge_fl.files.folder import walk
+from edge_fl.files.folder import is_system, walk
 
 MODEL = "efficientnet-lite0"
 OWN_INPUT = 64  # pixels: side of the input of a network that declares none
@@ -63,7 +64,7 @@ def scan(folder: Path) -> PictureFolders:
         raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
     listing = walk(folder)
     places = [path.relative_to(folder).parts for path in listing.files if path.suffix.lower() in SUFFIXES]
-    counts = Counter(parts[0] for parts in places if len(parts) == 2)
+    counts = Counter(name for parts in places if len(parts) == 2 and (name := class_of(parts[0])))
     loose = [parts[0] for parts in places if len(parts) == 1]
     remarks = []
     for name in listing.folders:
@@ -73,13 +74,14 @@ def scan(folder: Path) -> PictureFolders:
                 f"{folder / name}: pictures one level too deep, in {_some(deeper)}; expected {folder}/CLASS/PICTURE,"
                 f" or --images {folder / name}"
             )
-        elif name not in counts:
+        elif class_of(name) and class_of(name) not in counts:
             remarks.append(f"{folder / name}: no pictures in it, so it is no class")
     remarks += [
         f"{path}: hidden, so it is no class"
         for path in sorted(folder.iterdir())
-        if path.name.startswith(".") and path.is_dir()
+        if path.name.startswith(".") and path.is_dir() and not is_system(path.name)
     ]
+    remarks += folder_remarks(listing)
     if loose:
         remarks.append(
             f"{len(loose)} pictures directly in {folder} ({_some(loose)}): move each into the folder of its class,"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError, decode
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 from edge_fl.seeds import generator
 
@@ -22,10 +24,11 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
     """Pictures of FOLDER/CLASS, at most MOST_PER_CLASS each, for training and validation. Raises DataError for fewer than two classes."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
-    by_class: dict[str, list[Path]] = {name: [] for name in classes}
+    by_class: dict[str, list[Path]] = {composed(name): [] for name in classes}
     for path in walk(folder).files:
-        if path.parent.parent == folder and path.suffix.lower() in SUFFIXES and path.parent.name in by_class:
-            by_class[path.parent.name].append(path)
+        name = class_of(path.parent.name)
+        if path.parent.parent == folder and path.suffix.lower() in SUFFIXES and name in by_class:
+            by_class[name].append(path)
     rng = generator(seed, "release.pictures")
     images, labels, held_out = [], [], []
     for label, files in enumerate(by_class.values()):
