@@ -205,6 +205,36 @@ def test_the_only_batch_loop_is_in_fit() -> None:
     assert looping == {"edge_fl/learn/fit.py"}
 
 
+def test_one_module_opens_pictures() -> None:
+    homes = (
+        "edge_fl/data/pictures.py",
+        "edge_fl/data/decoding_cost.py",
+    )  # the latter looks at headers that are open
+    importing = {
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        for name in imported(path)
+        if name.partition(".")[0] == "PIL"
+    }
+    assert importing == set(homes)
+    calls = [
+        ast.unparse(node)
+        for home in homes
+        for node in ast.walk(ast.parse((ROOT / home).read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Image.open")
+    ]
+    assert calls == ["Image.open(file, formats=[format.name])"]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules that a file imports by name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
 def test_constraints_pin_every_direct_dependency_and_hold_no_address() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]

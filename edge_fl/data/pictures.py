@@ -1,70 +1,79 @@
 """Pictures as arrays: decode a file with Pillow within limits, and fit pictures to an extractor's input by its resize policy.
 
-Training, export and devices share this module. Memory: one decoded picture (Pillow stores RGB as 4 bytes per pixel: 48 MB for 12
-megapixels) and strips of it. A large JPEG is decoded at a fraction of its size, so it takes less.
+Training, export and devices share this module, and no other opens a picture. Whatever its decoder raises is a PictureError of that picture.
+Memory: one decoded picture (Pillow stores RGB as 4 bytes per pixel: 48 MB for 12 megapixels) and strips of it. A large JPEG is decoded at a
+fraction of its size, so it takes less. One picture is decoded at a time in a process, so that the limit on its memory is one on all.
 """
 
 from __future__ import annotations
 
 import importlib
-import struct
+import logging
+import threading
 import warnings
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 
-from edge_fl.data.limits import LIMITS, PictureLimits
-from edge_fl.errors import DataError
-from edge_fl.files.folder import UNREADABLE, unusable
+from edge_fl.data import decoding_cost, formats
+from edge_fl.data.formats import SUFFIXES as SUFFIXES
+from edge_fl.data.formats import PictureFormat
+from edge_fl.data.limits import LIMITS, MB, PictureLimits
+from edge_fl.errors import DataError, brief
+from edge_fl.files import paths
+from edge_fl.files.folder import unusable
 from edge_fl.inputs import InputSpec, Resize
 
-SUFFIXES = frozenset(".png .jpg .jpeg .jfif .mpo .webp .bmp .gif .tif .tiff .ppm .pgm .heic .heif".split())
-HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
+log = logging.getLogger(__name__)
+
 HEIC_ADVICE = "HEIC needs pip install 'edge-fl[heic]'"
 FLOAT_ADVICE = "floating-point pixels outside 0..1: store them as 8 or 16 bits"
+TOO_LARGE = "too large for this board"
 STRIP_PIXELS = 2**20
 KEPT_DETAIL = (
     2  # large pictures are first averaged over blocks of pixels, down to this multiple of the final size
 )
 ORIENTATION = 0x0112  # EXIF tag
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_SIDES_SWAPPED = {_UPRIGHT[number] for number in (5, 6, 7, 8)}
+_MIRRORED = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (-1, 1), 7: (-1, -1), 8: (1, -1)}  # steps in y and x
+_SIDES_SWAPPED = range(5, 9)
 _MODES = {1: "L", 3: "RGB"}
-_BROKEN = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+_PLAIN = frozenset(
+    "1 L LA La P PA RGB RGBX RGBA RGBa CMYK YCbCr".split()
+)  # what Pillow converts to grey and RGB
+_NO_DECODER = "%s is not read by this installation of Pillow"
+_DECODING = threading.Lock()
+
+# Pillow's limit on pixels, above which it warns, and which it doubles before it raises: ours are on memory, and let such a JPEG pass.
+Image.MAX_IMAGE_PIXELS = LIMITS.max_pixels
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # width, height, as in Pillow
 
 
 class PictureError(DataError):
-    """A file that cannot be used as a picture; `reason` does not contain its name, so that reasons can be counted."""
+    """A file that cannot be used as a picture.
 
-    def __init__(self, path: Path | BinaryIO, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.reason = reason
+    reason: contains nothing of the file, so that reasons can be counted and sent. detail: for this machine. passing: the file itself may
+    be good, because memory, permissions or the disk were to blame.
+    """
+
+    def __init__(
+        self, path: Path | BinaryIO, reason: str, detail: str = "", *, passing: bool = False
+    ) -> None:
+        self.reason, self.detail, self.passing = reason, detail, passing
+        name = paths.text(path) if isinstance(path, Path) else "picture"
+        super().__init__(f"{name}: {self.words}")
+
+    @property
+    def words(self) -> str:
+        """The reason with its detail."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 def require_pictures(input: InputSpec, where: object) -> None:
@@ -76,9 +85,14 @@ def require_pictures(input: InputSpec, where: object) -> None:
 
 
 def check(path: Path, limits: PictureLimits = LIMITS) -> None:
-    """Read the header of a picture file, not its pixels. Raises PictureError as `decode`, apart from damage behind the header."""
-    with _opened(path, limits):
-        pass
+    """Read the header of a picture file, not its pixels. Raises PictureError as `decode`, apart from damage behind the header.
+
+    A JPEG counts as small as it can be decoded.
+    """
+    with _opened(path, limits) as (picture, file):
+        stored = picture.size
+        picture.draft(None, (1, 1))
+        _require_affordable(picture, file, stored, 0, limits)
 
 
 def decode(path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS) -> Pixels:
@@ -87,28 +101,29 @@ def decode(path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLim
     Without `expected` it keeps its size and is grey or RGB as stored. Raises PictureError when it is damaged, too large, or not a
     picture; DataError when the extractor does not take pictures.
     """
+    where = paths.text(path) if isinstance(path, Path) else "picture"
     if expected:
-        require_pictures(expected, path)
+        require_pictures(expected, where)
         if expected.channels not in _MODES:
-            raise DataError(f"{path}: a picture has 1 or 3 channels, the extractor takes {expected.channels}")
-    with _opened(path, limits) as file:
+            raise DataError(
+                f"{where}: a picture has 1 or 3 channels, the extractor takes {expected.channels}"
+            )
+    with _opened(path, limits) as (picture, file):
+        stored = picture.size
         if expected:  # JPEG is decoded at 1/2 to 1/8 of its size, if enough is left of it
             side = KEPT_DETAIL * max(expected.height, expected.width)
-            file.draft(None, (side, side))
-        file.load()
-        upright = _UPRIGHT.get(file.getexif().get(ORIENTATION, 1))
-        if expected:
-            size = (expected.width, expected.height)
-            size = size[::-1] if upright in _SIDES_SWAPPED else size
-            picture = _resized(file, _MODES[expected.channels], size, expected.resize)
-        else:
-            grey = file.mode in ("1", "L", "LA", "F") or file.mode.startswith("I")
-            picture = _converted(file, "L" if grey else "RGB")
-        if upright is not None:
-            picture = picture.transpose(upright)
-    pixels = np.asarray(picture, np.uint8)
-    pixels = pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
-    return _filled(pixels, expected) if expected else pixels
+            picture.draft(None, (side, side))
+        mode = _MODES[expected.channels] if expected else _mode(picture)
+        own = _own_bytes(picture, mode, expected)
+        _require_affordable(picture, file, stored, own, limits)
+        picture.load()
+        orientation = _orientation(picture)
+        if not expected:
+            return _whole(picture, mode, orientation)
+        size = (expected.width, expected.height)
+        size = size[::-1] if orientation in _SIDES_SWAPPED else size
+        pixels = _planes(_resized(picture, mode, size, expected.resize))
+        return _filled(np.ascontiguousarray(_turned(pixels, orientation)), expected)
 
 
 def fit(images: Pixels, input: InputSpec, where: object = "images") -> Pixels:
@@ -135,16 +150,84 @@ def fit(images: Pixels, input: InputSpec, where: object = "images") -> Pixels:
     return fitted
 
 
+def grey(pixels: Pixels) -> Pixels:
+    """Return the brightness [H, W] of RGB pixels [H, W, 3]."""
+    return np.asarray(Image.fromarray(pixels).convert("L"), np.uint8)
+
+
+def jpeg(pixels: Pixels, quality: int) -> bytes:
+    """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
+def _mode(picture: Image.Image) -> str:
+    """The mode of a picture's pixels as they are returned without an extractor: grey or RGB, as stored."""
+    grey = picture.mode in ("1", "L", "LA", "F") or picture.mode.startswith("I")
+    return "L" if grey else "RGB"
+
+
+def _planes(picture: Image.Image) -> Pixels:
+    """Return the pixels [C, H, W] of a picture of mode L or RGB, as a view."""
+    pixels = np.asarray(picture, np.uint8)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _whole(picture: Image.Image, mode: str, orientation: int) -> Pixels:
+    """Convert a whole picture in strips, so that no second one arises in Pillow."""
+    width, height = picture.size
+    shape = (width, height) if orientation in _SIDES_SWAPPED else (height, width)
+    upright = np.empty((len(mode), *shape), np.uint8)
+    stored = upright.transpose(0, 2, 1) if orientation in _SIDES_SWAPPED else upright
+    y_step, x_step = _MIRRORED.get(orientation, (1, 1))
+    stored = stored[:, ::y_step, ::x_step]
+    for top, bottom in _strips(picture.size, 1):
+        stored[:, top:bottom] = _planes(_converted(picture.crop((0, top, width, bottom)), mode))
+    return upright
+
+
+def _turned(stored: Pixels, orientation: int) -> Pixels:
+    """Return the view of pixels [C, H, W] that is upright."""
+    y_step, x_step = _MIRRORED.get(orientation, (1, 1))
+    mirrored = stored[:, ::y_step, ::x_step]
+    return mirrored.transpose(0, 2, 1) if orientation in _SIDES_SWAPPED else mirrored
+
+
+def _orientation(picture: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8; 1, as stored, if the EXIF data are damaged."""
+    try:
+        orientation = picture.getexif().get(ORIENTATION, 1)
+    except Exception:  # whatever the parser raises: the pixels are good
+        log.debug("EXIF data that cannot be read", exc_info=True)
+        return 1
+    return orientation if orientation in range(1, 9) else 1
+
+
+class _Plan(NamedTuple):
+    """How a picture gets its size: the centre that is kept of it, what becomes of that, and the blocks that are averaged before."""
+
+    kept: tuple[float, float]
+    inner: Size
+    blocks: Size
+
+    @classmethod
+    def of(cls, picture: Size, size: Size, policy: Resize) -> _Plan:
+        """Scale a picture by the policy, to `size`, or to less in one dimension for "letterbox"."""
+        width, height = picture
+        x_scale, y_scale = size[0] / width, size[1] / height
+        if policy != "stretch":
+            x_scale = y_scale = (max if policy == "crop" else min)(x_scale, y_scale)
+        kept = (min(width, size[0] / x_scale), min(height, size[1] / y_scale))
+        inner = (min(size[0], max(1, round(width * x_scale))), min(size[1], max(1, round(height * y_scale))))
+        x_block, y_block = (max(1, int(kept[i] / inner[i] / KEPT_DETAIL)) for i in range(2))
+        return cls(kept, inner, (x_block, y_block))
+
+
 def _resized(picture: Image.Image, mode: str, size: Size, policy: Resize) -> Image.Image:
     """Scale a picture by the policy, to `size`, or to less in one dimension for "letterbox"."""
+    kept, inner, (x_block, y_block) = _Plan.of(picture.size, size, policy)
     width, height = picture.size
-    x_scale, y_scale = size[0] / width, size[1] / height
-    if policy != "stretch":
-        x_scale = y_scale = (max if policy == "crop" else min)(x_scale, y_scale)
-    # the centre that is kept, and what becomes of it
-    kept = (min(width, size[0] / x_scale), min(height, size[1] / y_scale))
-    inner = (min(size[0], max(1, round(width * x_scale))), min(size[1], max(1, round(height * y_scale))))
-    x_block, y_block = (max(1, int(kept[i] / inner[i] / KEPT_DETAIL)) for i in range(2))
     picture = _reduced(picture, mode, x_block, y_block)
     left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
     box = (left / x_block, top / y_block, (left + kept[0]) / x_block, (top + kept[1]) / y_block)
@@ -157,11 +240,29 @@ def _reduced(picture: Image.Image, mode: str, x_block: int, y_block: int) -> Ima
         return picture
     width, height = picture.size
     reduced = Image.new(mode, (-(-width // x_block), -(-height // y_block)))
-    rows = max(1, STRIP_PIXELS // (width * y_block)) * y_block
-    for top in range(0, height, rows):
-        strip = picture.crop((0, top, width, min(top + rows, height)))
+    for top, bottom in _strips(picture.size, y_block):
+        strip = picture.crop((0, top, width, bottom))
         reduced.paste(_converted(strip, mode).reduce((x_block, y_block)), (0, top // y_block))
     return reduced
+
+
+def _strips(size: Size, y_block: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row and the row behind the last of strips of about STRIP_PIXELS, in whole blocks."""
+    width, height = size
+    rows = max(1, STRIP_PIXELS // (width * y_block)) * y_block
+    for top in range(0, height, rows):
+        yield top, min(top + rows, height)
+
+
+def _own_bytes(picture: Image.Image, mode: str, expected: InputSpec | None) -> int:
+    """What converting and reducing a decoded picture takes beside it."""
+    width, height = picture.size
+    x_block = y_block = 1
+    if expected:
+        x_block, y_block = _Plan.of(picture.size, (expected.width, expected.height), expected.resize).blocks
+    result = -(-width // x_block) * -(-height // y_block) * (4 if expected and mode == "RGB" else len(mode))
+    strip = min(height, max(y_block, STRIP_PIXELS // width)) * width
+    return result + strip * (8 if picture.mode in _PLAIN else 24)
 
 
 def _converted(picture: Image.Image, mode: str) -> Image.Image:
@@ -172,6 +273,8 @@ def _converted(picture: Image.Image, mode: str) -> Image.Image:
         if not ((pixels >= 0) & (pixels <= 1)).all():  # also rejects NaN
             raise _UnusableError(FLOAT_ADVICE)
         picture = Image.fromarray(np.rint(255 * pixels).astype(np.uint8))
+    elif picture.mode not in _PLAIN:
+        raise _UnusableError(f"{picture.mode} colours are not read: store them as RGB")
     return picture.convert(mode)
 
 
@@ -188,46 +291,90 @@ def _filled(pixels: Pixels, input: InputSpec) -> Pixels:
     return canvas
 
 
+@contextmanager
+def _opened(path: Path | BinaryIO, limits: PictureLimits) -> Iterator[tuple[ImageFile.ImageFile, BinaryIO]]:
+    """Open a picture and its file; whatever is raised inside the block becomes a PictureError."""
+    with _DECODING, _reasons(path), warnings.catch_warnings(), _file(path) as file:
+        warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
+        file.seek(0)
+        format = formats.find(file.read(formats.START_BYTES))
+        if isinstance(format, str):
+            raise _UnusableError(format)
+        _require_decoder(format)
+        if (size := file.seek(0, 2)) > limits.decoding_bytes:  # some decoders read the whole file at once
+            detail = f"a file of {size / MB:.0f} MB, this board allows {limits.decoding_bytes / MB:.0f} MB"
+            raise _UnusableError(TOO_LARGE, detail)
+        file.seek(0)
+        with Image.open(file, formats=[format.name]) as picture:
+            yield picture, file
+
+
+def _file(path: Path | BinaryIO) -> AbstractContextManager[BinaryIO]:
+    if not isinstance(path, Path):
+        return nullcontext(path)
+    if reason := unusable(path):
+        raise _UnusableError(reason, passing=True)
+    return path.open("rb")
+
+
+def _require_decoder(format: PictureFormat) -> None:
+    """Load the decoder of a format, which lets Pillow open it."""
+    try:
+        plugin = importlib.import_module(format.plugin)
+    except ImportError as error:
+        raise _UnusableError(HEIC_ADVICE if format is formats.HEIF else _NO_DECODER % format.name) from error
+    if format is formats.HEIF:
+        plugin.register_heif_opener()
+    if format.name not in Image.OPEN or not getattr(plugin, "SUPPORTED", True):
+        raise _UnusableError(_NO_DECODER % format.name)
+
+
+def _require_affordable(
+    picture: ImageFile.ImageFile, file: BinaryIO, stored: Size, own_bytes: int, limits: PictureLimits
+) -> None:
+    """Check what decoding takes against the limits. `stored`: the size before a JPEG's reduction. `own_bytes`: taken by this module."""
+    megapixels = stored[0] * stored[1] / 1e6
+    if stored[0] * stored[1] > limits.max_pixels:
+        raise _UnusableError(TOO_LARGE, f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}")
+    needed, allowed = (
+        own_bytes + decoding_cost.decoding_bytes(picture, file, stored),
+        limits.decoding_bytes,
+    )
+    if needed > allowed:
+        raise _UnusableError(
+            TOO_LARGE,
+            f"decoding takes about {needed / MB:.0f} MB, this board allows {allowed / MB:.0f} MB"
+            f" ({megapixels:.1f} megapixels of {picture.format})",
+        )
+
+
 class _UnusableError(Exception):
-    """The reason why a picture that can be read cannot be used."""
+    """Why a file cannot be used as a picture; the arguments are those of PictureError without the path."""
+
+    def __init__(self, reason: str, detail: str = "", *, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.detail, self.passing = reason, detail, passing
 
 
 @contextmanager
-def _opened(path: Path | BinaryIO, limits: PictureLimits) -> Iterator[Image.Image]:
-    """Open a picture within the limits; errors of the decoder inside the block become PictureError."""
-    if isinstance(path, Path):
-        if reason := unusable(path):
-            raise PictureError(path, reason)
-        try:
-            with path.open("rb") as file, _opened(file, limits) as picture:
-                yield picture
-        except PictureError as error:
-            raise PictureError(path, error.reason) from error
-        except OSError as error:
-            raise PictureError(path, UNREADABLE) from error
-        return
+def _reasons(path: Path | BinaryIO) -> Iterator[None]:
+    """Turn whatever a decoder raises into a PictureError: a malformed file may cause an exception of any type."""
     try:
-        start = path.read(12)
-        path.seek(0)
-        if start[4:8] == b"ftyp" and start[8:] in HEIC_BRANDS and not _register_heic():
-            raise PictureError(path, HEIC_ADVICE)
-        with warnings.catch_warnings(), Image.open(path) as picture:
-            warnings.simplefilter("ignore")  # about palettes and metadata; errors are raised
-            if picture.width * picture.height > limits.max_pixels:
-                raise PictureError(path, UNREADABLE)
-            yield picture
-    except PictureError:
-        raise
-    except _UnusableError as error:
-        raise PictureError(path, str(error)) from error
-    except _BROKEN as error:
-        raise PictureError(path, UNREADABLE) from error
+        yield
+    except Exception as error:
+        why = error if isinstance(error, _UnusableError) else _why(error)
+        log.debug("%s: %s", paths.text(path) if isinstance(path, Path) else "picture", why, exc_info=True)
+        raise PictureError(path, why.reason, why.detail, passing=why.passing) from error
 
 
-def _register_heic() -> bool:
-    """Let Pillow read HEIC; False if pillow-heif is not installed."""
-    try:
-        importlib.import_module("pillow_heif").register_heif_opener()
-    except ImportError:
-        return False
-    return True
+def _why(error: Exception) -> _UnusableError:
+    text = str(error)
+    if isinstance(error, MemoryError):
+        return _UnusableError("out of memory", passing=True)
+    if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of the decoder
+        return _UnusableError((error.strerror or "cannot be read").lower(), passing=True)
+    if isinstance(error, Image.DecompressionBombError):
+        return _UnusableError(TOO_LARGE, brief(text))
+    if isinstance(error, EOFError) or "truncated" in text.lower():
+        return _UnusableError("truncated")
+    return _UnusableError("damaged", brief(f"{type(error).__name__}: {text}"))

@@ -23,7 +23,6 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
-from PIL import Image
 
 from edge_fl.data import pictures
 from edge_fl.data.pictures import PictureError
@@ -92,7 +91,7 @@ class Pool:
             hash = difference_hash(picture)
             content, suffix = _storable(picture)
         except PictureError as error:
-            return Added("", "not a picture", error.reason)
+            return Added("", "not a picture", error.words)
         if len(content) > self._config.max_bytes:
             return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
@@ -226,9 +225,7 @@ class Pool:
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
-    buffer = BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=JPEG_QUALITY)
-    return buffer.getvalue()
+    return pictures.jpeg(pixels, JPEG_QUALITY)
 
 
 def _storable(picture: bytes) -> tuple[bytes, str]:

@@ -18,10 +18,14 @@ FILE = "data.json"
 
 
 class DataRecord(Struct, frozen=True):
-    """Images per class and skipped files by reason. `why`: failure word of the last count, `problem`: its message; "" if it succeeded."""
+    """Images per class, and skipped files by reason with the first `names` of each.
+
+    `why`: failure word of the last count, `problem`: its message; "" if it succeeded.
+    """
 
     samples: dict[str, int] = {}
     skipped: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
     hints: tuple[str, ...] = ()
     disappeared: tuple[str, ...] = ()
     why: str = ""
@@ -31,7 +35,7 @@ class DataRecord(Struct, frozen=True):
     def report(self) -> DataReport:
         """The report that was stored."""
         counts = tuple(self.samples), tuple(self.samples.values())
-        return DataReport(*counts, self.skipped, self.hints, self.disappeared)
+        return DataReport(*counts, self.skipped, self.hints, self.disappeared, self.names)
 
 
 def read(folder: Path) -> DataRecord:
@@ -47,7 +51,8 @@ def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
     for wanted in (spec.classes, spec.only):
         gone &= {*wanted} if wanted else gone
     report = replace(report, disappeared=tuple(sorted(gone)))
-    _write(folder, DataRecord(samples, dict(report.skipped), report.hints, report.disappeared))
+    names = {reason: list(names) for reason, names in report.names.items()}
+    _write(folder, DataRecord(samples, dict(report.skipped), names, report.hints, report.disappeared))
     return report
 
 

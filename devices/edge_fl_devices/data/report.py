@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_fl.data.pictures import PictureError
+from edge_fl.files import paths
+
+MOST_NAMED = 3
+"""Files that are named per reason."""
+
+
+class Skipped(Counter[str]):
+    """Counts of unused files by reason; `names` are the first few of each, with details, for this machine only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, path: Path, why: str | PictureError, root: Path | None = None) -> None:
+        """Count a file, which is named relative to `root`."""
+        reason, detail = (why, "") if isinstance(why, str) else (why.reason, why.detail)
+        self[reason] += 1
+        if len(self.names[reason]) < MOST_NAMED:
+            name = paths.text(path.relative_to(root) if root and path.is_relative_to(root) else path)
+            self.names[reason].append(f"{name} ({detail})" if detail else name)
+
+
+def named(reason: str, count: int, names: Sequence[str]) -> str:
+    """Format a reason with its files: "5 truncated: cat/1.jpg, cat/2.jpg, dog/1.jpg and 2 more"."""
+    if not names:
+        return f"{count} {reason}"
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return f"{count} {reason}: {', '.join(names)}{more}"
 
 
 @dataclass(frozen=True)
 class DataReport:
     """Samples per class over all three sets, and skipped files by reason.
 
-    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count.
+    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
+    skipped files of each reason.
     """
 
     classes: tuple[str, ...]
@@ -18,6 +51,7 @@ class DataReport:
     skipped: Mapping[str, int]
     hints: tuple[str, ...] = ()
     disappeared: tuple[str, ...] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -31,8 +65,13 @@ class DataReport:
 
     @property
     def local_notes(self) -> list[str]:
-        """Remarks for this device only, because they contain names of folders."""
+        """Remarks for this device only, because they contain names of files and folders."""
         return [
+            *(
+                f"skipped: {named(reason, self.skipped[reason], self.names[reason])}"
+                for reason in sorted(self.names)
+                if self.names[reason]
+            ),
             *self.hints,
             *(f"class {name!r} had images before and has none now" for name in self.disappeared),
         ]

@@ -23,7 +23,7 @@ from edge_fl.files.folder import unusable, walk
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.location import KINDS, parsed
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.report import DataReport, Skipped
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, SourceData
 from edge_fl_devices.data.split import require_two
@@ -49,7 +49,7 @@ class LabelledFolder:
     root: Path
     classes: tuple[str, ...]
     files: list[tuple[Path, int]] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
 
     def require(self, usable: int, spec: DataSpec) -> None:
@@ -73,7 +73,8 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     classes = spec.classes or tuple(sorted({name for name in names.values() if name}))
     hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
     found = LabelledFolder(root, classes, hints=hints)
-    found.skipped.update(reason for _, reason in listing.skipped)
+    for path, reason in listing.skipped:
+        found.skipped.add(path, reason, root)
     for path in select_files(listing.files, spec):
         if reason := _skip_reason(path, root, classes, spec.only):
             found.skipped[reason] += 1
@@ -90,12 +91,13 @@ def count(location: str, spec: DataSpec) -> DataReport:
         try:
             pictures.check(path, spec.limits)
         except PictureError as error:
-            found.skipped[error.reason] += 1
+            found.skipped.add(path, error, found.root)
         else:
             counts[label] += 1
     found.require(sum(counts), spec)
     require_two(sum(counts))
-    return DataReport(found.classes, tuple(counts), found.skipped, found.hints)
+    skipped = found.skipped
+    return DataReport(found.classes, tuple(counts), skipped, found.hints, names=skipped.names)
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
@@ -105,7 +107,8 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     """
     found = scan(location, spec)
     batches = ahead(_batches(_decoded(found, spec)))
-    return SourceData(found.classes, batches, skipped=found.skipped, hints=found.hints)
+    skipped = found.skipped
+    return SourceData(found.classes, batches, skipped=skipped, hints=found.hints, names=skipped.names)
 
 
 def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[tuple[Images, int]]:
@@ -114,7 +117,7 @@ def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[tuple[Images, in
         try:
             picture = pictures.decode(path, spec.input, spec.limits)
         except PictureError as error:
-            found.skipped[error.reason] += 1
+            found.skipped.add(path, error, found.root)
             continue
         first = picture.shape if first is None else first
         if picture.shape != first:

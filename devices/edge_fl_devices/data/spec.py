@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,7 +44,7 @@ class SourceData:
     """Content of a source, in batches to be read once; those of train, validation and test in this order where the source defines a split.
 
     `sizes` are the numbers of samples of the three sets, None without a split. `skipped` counts unused files by reason; it is complete
-    after the last batch. `hints` suggest classes for folders outside the class list.
+    after the last batch, as are `names`, the first files of each reason. `hints` suggest classes for folders outside the class list.
     """
 
     classes: tuple[str, ...]
@@ -52,3 +52,4 @@ class SourceData:
     sizes: tuple[int, int, int] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -65,7 +65,9 @@ class ImageStream:
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
         counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
-        self.report = self._remember(DataReport(content.classes, counts, content.skipped, content.hints))
+        self.report = self._remember(
+            DataReport(content.classes, counts, content.skipped, content.hints, names=content.names)
+        )
 
 
 def _consecutive(sizes: tuple[int, int, int]) -> Sets:

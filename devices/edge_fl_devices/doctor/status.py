@@ -11,6 +11,7 @@ from edge_fl.remedies import REMEDIES
 from edge_fl_devices.board import usage
 from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
+from edge_fl_devices.data.report import named
 from edge_fl_devices.features import drift
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
@@ -53,8 +54,8 @@ def _data_rows(data: DataRecord) -> dict[str, object]:
         per_class = ", ".join(f"{name} {count}" for name, count in data.samples.items())
         rows["images"] = f"{sum(data.samples.values())}: {per_class}"[:400]
     if data.skipped:
-        rows["skipped files"] = ", ".join(
-            f"{count} {reason}" for reason, count in sorted(data.skipped.items())
+        rows["skipped files"] = "; ".join(
+            named(reason, count, data.names.get(reason, ())) for reason, count in sorted(data.skipped.items())
         )
     if data.hints:
         rows["folders"] = "; ".join(data.hints)

@@ -8,7 +8,6 @@ A predictor keeps the model it was created with, even when a running agent insta
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -20,10 +19,11 @@ from numpy.typing import NDArray
 
 from edge_fl.data import arrays, npz, pictures
 from edge_fl.errors import DataError, InputError
-from edge_fl.files.folder import UNREADABLE, unusable, walk
+from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
+from edge_fl_devices.data.report import Skipped, named
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
 from edge_fl_devices.serving.served_model import predicting
@@ -32,6 +32,7 @@ from edge_fl_devices.storage.store import Store
 
 BATCH = 8  # pictures decoded while the extractor works on as many; the first results come after them
 MAX_PICTURE_BYTES = 32 * 1024 * 1024
+NOTHING_PREDICTED = "nothing was predicted"
 X_KEYS = ("x", "x_test", "x_train")
 Status = Literal["answered", "unsure", "unknown"]
 OnSkip = Callable[[Path, str], None]
@@ -121,7 +122,7 @@ class Predictor:
         if images.dtype != np.uint8 or images.shape[1:] != expected:
             raise DataError(
                 f"images {images.dtype} {list(images.shape)}, the extractor takes uint8 [N, {', '.join(map(str, expected))}]",
-                consequence="nothing was predicted",
+                consequence=NOTHING_PREDICTED,
             )
         z = self.extractor.features(images)
         if self._remember and len(z):
@@ -153,7 +154,7 @@ class Predictor:
         try:
             image = pictures.decode(BytesIO(payload), self.manifest.input)
         except pictures.PictureError as error:
-            raise DataError(_not_a_picture(f"{name}: {len(payload)} bytes", error)) from error
+            raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
         return next(self._named(image[None], [name], top))
 
     def _named(
@@ -186,16 +187,11 @@ class Predictor:
 
 
 class _Batch(NamedTuple):
-    """Decoded pictures with their names, and skipped files with the reason."""
+    """Decoded pictures with their names, and skipped files with the error."""
 
     names: list[str]
     images: list[NDArray[np.uint8]]
-    skipped: list[tuple[Path, str]]
-
-
-def _not_a_picture(where: str, error: pictures.PictureError) -> str:
-    reason = "" if error.reason == UNREADABLE else f" ({error.reason})"
-    return f"{where}, not a picture that can be read{reason}"
+    skipped: list[tuple[Path, pictures.PictureError]]
 
 
 def _batches(
@@ -219,16 +215,16 @@ def _batches(
     elif source.suffix == ".npz":
         yield from _from_archive(source, input)
         return
-    count, reasons = 0, Counter[str]()
+    count, unused = 0, Skipped()
     for names, images, skipped in ahead(_decoded(files, input, is_folder=is_folder)):
-        for path, reason in skipped:
-            on_skip(path, reason)
-            reasons[reason] += 1
+        for path, error in skipped:
+            on_skip(path, error.words)
+            unused.add(path, error, source)
         if images:
             count += len(images)
             yield names, np.stack(images)
     if not count:
-        why = ", ".join(f"{number} {reason}" for reason, number in reasons.items())
+        why = "; ".join(named(reason, number, unused.names[reason]) for reason, number in unused.items())
         raise DataError(f"{source}: no picture in it can be read ({why})")
 
 
@@ -241,8 +237,8 @@ def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Ite
                 batch.images.append(pictures.decode(file, input))
             except pictures.PictureError as error:
                 if not is_folder:
-                    raise DataError(_not_a_picture(text(file), error)) from error
-                batch.skipped.append((file, error.reason))
+                    raise DataError(error.message, NOTHING_PREDICTED) from error
+                batch.skipped.append((file, error))
             else:
                 batch.names.append(text(file))
         yield batch

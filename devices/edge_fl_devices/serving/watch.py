@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
@@ -56,7 +55,7 @@ def _watched(found: Prediction, seen: datetime, number: int, behind: int) -> Wat
 def _image(frame: Frame, input: InputSpec) -> NDArray[np.uint8]:
     """The frame as the extractor's input uint8 [1, C, H, W]."""
     if input.channels == 1:
-        planes = np.asarray(Image.fromarray(frame.pixels).convert("L"), np.uint8)[None]
+        planes = pictures.grey(frame.pixels)[None]
     else:
         planes = frame.pixels.transpose(2, 0, 1)
     return pictures.fit(planes[None], input)

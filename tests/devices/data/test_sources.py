@@ -81,11 +81,15 @@ def test_files_that_cannot_be_used_are_skipped_and_counted(tmp_path: Path) -> No
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert report.skipped == {
         "not a picture file": 1,
-        "unreadable": 3,
+        "damaged": 1,
+        "truncated": 1,
+        "content is not a picture": 1,
         "in a folder that is not in the class list": 1,
         "not directly in a class folder": 1,
     }
     assert not any("broken" in note for note in report.notes)
+    local = " ".join(report.local_notes)
+    assert "1 damaged: cat/broken.png (" in local and "1 truncated: dog/cut.png" in local
 
 
 def test_a_misspelt_folder_is_named_here_and_only_its_nearest_class_is_sent(tmp_path: Path) -> None:
@@ -169,7 +173,7 @@ def test_before_the_first_release_pictures_of_any_size_are_counted_without_their
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda *_: pytest.fail("decoded"))
     report = load.count_for(DeviceConfig("pi-1", str(tmp_path)), UNKNOWN)
     assert (report.classes, report.samples_per_class, report.samples) == (PETS, (4, 5), 9)
-    assert report.skipped == {"unreadable": 1}
+    assert report.skipped == {"content is not a picture": 1}
 
 
 def test_a_count_needs_two_pictures_too(tmp_path: Path) -> None:
@@ -295,7 +299,7 @@ def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
     assert pictures.decode(tmp_path / "x.heic", InputSpec((3, 8, 8))).shape == (3, 8, 8)
     assert pictures.decode(tmp_path / "x.heic", None)[0].mean() > 180
     (tmp_path / "x.heic").write_bytes(HEIC_START)
-    with pytest.raises(PictureError, match="unreadable"):
+    with pytest.raises(PictureError, match="damaged"):
         pictures.check(tmp_path / "x.heic")
 
 
@@ -323,8 +327,9 @@ def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
     with pytest.raises(DataError, match="more than 3 images"):
         load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_images=3)))
-    with pytest.raises(DataError, match="8 unreadable"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_pixels=63)))
+    for limits in (PictureLimits(max_pixels=63), PictureLimits(max_decoding_bytes=63)):
+        with pytest.raises(DataError, match="8 too large for this board"):
+            load.load(str(tmp_path), DataSpec(PETS, GREY, limits=limits))
 
 
 def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) -> None:

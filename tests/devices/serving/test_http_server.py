@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from edge_fl.cli import main
 from edge_fl.errors import InputError
@@ -144,6 +145,35 @@ def test_an_unexpected_failure_is_answered_as_json(service: Service, monkeypatch
     monkeypatch.setattr(Predictor, "read_picture", fail)
     status, answer = ask(service, "POST", "/predict", png(0))
     assert status == 500 and "MemoryError" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    "error", [TypeError("of a malformed TIFF"), RuntimeError("of an AVIF"), MemoryError()]
+)
+def test_whatever_a_decoder_raises_is_answered_as_the_pictures_fault(
+    service: Service, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def load(_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFile.ImageFile, "load", load)
+        status, answer = ask(service, "POST", "/predict", png(0))
+    assert status == 422 and answer["error"].startswith("picture: ")
+    assert ask(service, "POST", "/predict", png(0))[0] == 200
+
+
+def test_postscript_that_is_posted_starts_no_program(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {started}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    status, answer = ask(service, "POST", "/predict", eps)
+    assert status == 422 and "PostScript is not read; nothing was predicted" in answer["error"]
+    assert not started.exists()
 
 
 def test_a_client_that_stops_sending_gets_a_timeout(

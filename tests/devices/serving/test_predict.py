@@ -78,7 +78,9 @@ def test_a_folder_without_a_readable_picture_is_one_line(
         (tmp_path / "album" / name).write_bytes(payload)
     assert main(["device", "predict", str(tmp_path / "album"), "--dir", str(folder)]) == 4
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'album'}: no picture in it can be read (3 unreadable)" in line
+    assert f"{tmp_path / 'album'}: no picture in it can be read (" in line
+    for why in ("1 truncated: cut.jpg", "1 content is not a picture: text.jpg", "1 empty file: empty.png"):
+        assert why in line
 
 
 def test_the_command_predicts_a_picture_a_folder_and_an_archive(
@@ -95,7 +97,9 @@ def test_the_command_predicts_a_picture_a_folder_and_an_archive(
         output = capsys.readouterr()
         rows = json.loads(output.out)
         assert code == (source == album)
-        assert ("1 skipped: " in output.err and "broken.png (unreadable)" in output.err) == (source == album)
+        assert ("1 skipped: " in output.err and "broken.png (content is not a picture)" in output.err) == (
+            source == album
+        )
         assert [row["name"] for row in rows] == names and [row["label"] for row in rows] == [
             "ab"[y] for y in expected
         ]
@@ -194,7 +198,7 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
-    assert rows["skipped files"] == "1 not a picture file, 1 unreadable"
+    assert rows["skipped files"] == "1 content is not a picture: dog/broken.png; 1 not a picture file"
 
 
 def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
