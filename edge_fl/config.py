@@ -18,7 +18,9 @@ from msgspec import Meta, Struct
 from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
+from edge_fl.files import user_text
 from edge_fl.files.paths import composed
+from edge_fl.files.user_text import EncodingError
 from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)
@@ -333,9 +335,9 @@ def read(path: Path) -> dict[str, Any]:
     """Read a TOML file as nested dicts. Raises ConfigError."""
     expected = "expected settings in TOML"
     try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}; {expected}") from error
+        text = user_text.read(path)
+    except EncodingError as error:
+        raise ConfigError(f"{path}: {error}; {expected}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
     return toml_tree.parse(text, str(path))

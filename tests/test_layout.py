@@ -178,6 +178,12 @@ def test_the_search_for_strings_finds_the_topics() -> None:
     assert any(re.search(r"/dn/|/up/", text) for _, text in strings(topics))
 
 
+def test_toml_is_parsed_in_two_modules() -> None:
+    # Text comes from `edge_fl.files.user_text`, which knows the encodings of editors.
+    found = {str(path.relative_to(ROOT)) for path in SOURCES if "tomllib" in path.read_text()}
+    assert found == {"edge_fl/toml_tree.py", "edge_fl/config.py"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_module_has_a_docstring(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text()))

@@ -13,6 +13,7 @@ from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
+from edge_fl.files.paths import is_utf8, text
 from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
@@ -127,6 +128,18 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     """Check the settings. Raises ConfigError, with the nearest known key for a mistyped one."""
     config = settings.checked(tree, DeviceConfig, where)
     require_heads([config.head], where)
+    identity = config.broker.identity
+    for key, path in (
+        ("data", config.data),
+        ("folder", config.folder),
+        ("root", config.root),
+        ("identity", identity),
+    ):
+        if path and not is_utf8(Path(path).absolute()):  # settings are sent to children and stored
+            raise ConfigError(
+                f"{where}: {key} = '{text(path)}' in '{text(Path.cwd())}': the name is not UTF-8; expected one that is,"
+                f" such as that of a link to it (ln -s)"
+            )
     return config
 
 
@@ -144,9 +157,9 @@ def remember(config: DeviceConfig) -> None:
     """Store the settings in the device's folder, for `edge-fl device serve`. Raises OSError."""
     data, broker = config.data, config.broker
     if config.reads_folder:
-        data = f"folder:{Path(data.removeprefix('folder:')).resolve()}"
+        data = f"folder:{Path(data.removeprefix('folder:')).absolute()}"
     if broker.identity:
-        broker = msgspec.structs.replace(broker, identity=str(Path(broker.identity).resolve()))
+        broker = msgspec.structs.replace(broker, identity=str(Path(broker.identity).absolute()))
     stored = msgspec.json.encode(msgspec.structs.replace(config, data=data, broker=broker))
     path = Path(config.folder) / SETTINGS
     if not path.exists() or path.read_bytes() != stored:

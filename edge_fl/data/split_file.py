@@ -12,6 +12,7 @@ Every sample occurs once. The sets are train, validation, test, and unused for s
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ import numpy as np
 
 from edge_fl.data.samples import Indices
 from edge_fl.errors import DataError, nearest
-from edge_fl.files import atomic
+from edge_fl.files import atomic, user_text
+from edge_fl.files.user_text import EncodingError
 
 COLUMNS = ("sample", "client", "set")
 SETS = ("train", "validation", "test")
@@ -93,24 +95,23 @@ def write(path: Path, samples: int, clients: Sequence[str], sets: Mapping[str, S
 def _lines(path: Path) -> list[tuple[int, tuple[str, str, str]]]:
     expected = f"expected a CSV file with the columns {', '.join(COLUMNS)}"
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
-            if sorted(header) != sorted(COLUMNS):
-                raise DataError(f"{path}: columns {', '.join(header) or 'none'}; {expected}")
-            places = [header.index(name) for name in COLUMNS]
-            lines = []
-            for fields in reader:
-                if not fields:
-                    continue
-                if len(fields) != len(COLUMNS):
-                    raise DataError(
-                        f"{path} line {reader.line_num}: {len(fields)} fields, expected {len(COLUMNS)}"
-                    )
-                sample, client, part = (fields[place].strip() for place in places)
-                lines.append((reader.line_num, (sample, client, part)))
-            return lines
+        reader = csv.reader(io.StringIO(user_text.read(path)))
+        header = [name.strip() for name in next(reader, [])]
+        if sorted(header) != sorted(COLUMNS):
+            raise DataError(f"{path}: columns {', '.join(header) or 'none'}; {expected}")
+        places = [header.index(name) for name in COLUMNS]
+        lines = []
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(COLUMNS):
+                raise DataError(
+                    f"{path} line {reader.line_num}: {len(fields)} fields, expected {len(COLUMNS)}"
+                )
+            sample, client, part = (fields[place].strip() for place in places)
+            lines.append((reader.line_num, (sample, client, part)))
+        return lines
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (EncodingError, csv.Error) as error:
         raise DataError(f"{path}: not a CSV file ({error}); {expected}") from error

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
+from edge_fl.files import user_text
+from edge_fl.files.user_text import EncodingError
 
 USERNAME_FILE, PASSWORD_FILE = "username", "password"
 MAX_BYTES = 65_535  # MQTT's limit
@@ -50,14 +52,12 @@ def _line(path: Path) -> tuple[str, int]:
     try:
         with path.open("rb") as file:
             content, mode = file.read(MAX_BYTES + 3), os.fstat(file.fileno()).st_mode & 0o777
-        line = content.decode().removesuffix("\n").removesuffix("\r")
+        line = user_text.decode(content).removesuffix("\n")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; expected a file with one line") from error
-    except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path}: not UTF-8; expected a file with one line"
-        ) from None  # the error quotes the content
-    if len(content) > MAX_BYTES or set(line) & set("\r\n\0"):
+    except EncodingError as error:
+        raise ConfigError(f"{path}: {error}; expected a file with one line") from error
+    if len(content) > MAX_BYTES or set(line) & set("\n\0"):
         raise ConfigError(
             f"{path}: {len(content)} bytes or several lines; expected one line of up to {MAX_BYTES} bytes"
         )

@@ -24,6 +24,7 @@ from edge_fl.data import arrays, npz, pictures, split_file
 from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
+from edge_fl.files import user_text
 from edge_fl.files.folder import walk
 from edge_fl.inputs import InputSpec
 
@@ -167,7 +168,7 @@ def _square(x: Array, path: Path) -> Array:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        users = json.loads(path.read_bytes())["user_data"]
+        users = json.loads(user_text.read(path))["user_data"]
         if not isinstance(users, dict):
             raise TypeError("user_data is no object")
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from PIL import Image
 
 from edge_fl.data.class_names import UNUSABLE
@@ -21,6 +22,7 @@ from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices import config as configuration
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, location, record
 from edge_fl_devices.data.report import DataReport
@@ -206,6 +208,22 @@ def test_predict_of_one_picture_in_a_folder_of_such_a_name(folder: Path, tmp_pat
     assert done.returncode == 0 and b"caf\\xe9/caf\\xe9.png" in done.stdout, done.stderr
     done = edge_fl("device", "predict", os.fsencode(picture) + b"x", "--dir", os.fsencode(moved))
     assert done.returncode == 4 and b"caf\\xe9/caf\\xe9.pngx: no such file" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--data", "--dir"])
+def test_settings_with_such_a_path_say_what_to_do_and_a_link_to_it_works(tmp_path: Path, option: str) -> None:
+    given = labelled(tmp_path / os.fsdecode(b"caf\xe9"))
+    options = {"--id": "pi-01", "--data": "python:nothing:here", "--dir": str(tmp_path / "pi"), option: given}
+    done = edge_fl("device", "run", *(os.fsencode(word) for pair in options.items() for word in pair))
+    key = {"--dir": "folder"}.get(option, option[2:])
+    assert done.returncode == 4 and done.stderr.count(b"\n") == 1
+    assert f"{key} = '{tmp_path}/caf\\xe9'".encode() in done.stderr and b"ln -s" in done.stderr
+    (tmp_path / "link").symlink_to(given)
+    found = configuration.convert(
+        {"id": "pi-01", "data": str(tmp_path / "link"), "folder": str(tmp_path)}, ""
+    )
+    configuration.remember(found)
+    assert configuration.remembered(tmp_path) == replace(found, data=f"folder:{tmp_path}/link")
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def test_a_file_is_named_in_every_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read \(Is a directory\)"):
         load(tmp_path)
     path.write_bytes(b"name = '\xff'")
-    with pytest.raises(ConfigError, match=r"recipe\.toml: not UTF-8 at byte 8"):
+    with pytest.raises(ConfigError, match=r"recipe\.toml: line 1, column 9 is not UTF-8"):
         load(path)
     path.write_text("rouns = 3")
     with pytest.raises(ConfigError, match=r"recipe\.toml: unknown key 'rouns' \(did you mean 'rounds'\?\)"):

@@ -126,7 +126,9 @@ def private_paths(config: DeviceConfig) -> tuple[str, ...]:
     resolved = str(Path(data).resolve()) if config.reads_folder else ""
     source = config.capture.source.partition(":")[2]
     return tuple(
-        path for path in (resolved, data, source, config.capture.source, config.mirror) if len(path) > 3
+        encodable(path)
+        for path in (resolved, data, source, config.capture.source, config.mirror)
+        if len(path) > 3
     )
 
 

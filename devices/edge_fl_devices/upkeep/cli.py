@@ -14,6 +14,8 @@ from edge_fl.console import units
 from edge_fl.console.confirm import YesOption, confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
+from edge_fl.files import user_text
+from edge_fl.files.user_text import EncodingError
 
 DEVICE_FOLDER = Path("device")
 FolderOption = Annotated[
@@ -167,8 +169,8 @@ def _passphrase(file: str, *, new: bool = False) -> str:
             if new and getpass("Again: ") != found:
                 raise InputError("the passphrases differ")
         else:
-            found = Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+            found = user_text.read(Path(file)).strip()
+    except (OSError, EncodingError) as error:
         raise InputError(f"--passphrase-file {file}: {error}") from error
     if len(found) < LEAST_PASSPHRASE:
         raise InputError(

@@ -31,6 +31,8 @@ from starlette.responses import RedirectResponse, Response
 
 from edge_fl import toml_tree
 from edge_fl.errors import ConfigError
+from edge_fl.files import user_text
+from edge_fl.files.user_text import EncodingError
 from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.dashboard.auth import Access, is_loopback, page
 
@@ -57,12 +59,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: Path) -> tuple[Settings, str]:
     """The settings, and the client's secret. Raises ConfigError."""
     try:
-        text = path.read_text()
+        text = user_text.read(path)
         settings = msgspec.convert(toml_tree.parse(text, str(path)), Settings)
         secret = os.environ.get(SECRET, "")
         if not secret and settings.client_secret_file:
-            secret = (path.parent / settings.client_secret_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+            secret = user_text.read(path.parent / settings.client_secret_file).strip()
+    except (OSError, EncodingError) as error:
         raise ConfigError(
             f"--oidc {path}: {error}; expected a TOML file, and its client_secret_file"
         ) from error
