@@ -16,8 +16,8 @@ def name(code: int) -> str:
 
 
 def ending(code: int) -> str:
-    """How a process ended: "exited with code 1", or "was ended by SIGILL (illegal instruction)"."""
+    """How a process ended: "ended with exit code 1", or "was ended by SIGILL (illegal instruction)"."""
     if not (ended_by := name(code)):
-        return f"exited with code {code}"
+        return f"ended with exit code {code}"
     meaning = signal.strsignal(-code)
     return f"was ended by {ended_by}" + (f" ({meaning.lower()})" if meaning else "")

@@ -53,6 +53,7 @@ ERRORS: tuple[type[Exception] | None, ...] = (
 PROGRESS = len(ERRORS)
 MAPPING_FAILED = "failed to map segment"  # in the error of an import that does not fit into the memory
 AHEAD_S = 60.0
+KILLS = 3  # deaths by a signal in a row from which on they are no accident
 END_S = 10.0  # for a child that closed its output, to end
 CODE = dict.fromkeys(str(Path(file).resolve().parents[1]) for file in (str(edge_fl.__file__), __file__))
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -193,6 +194,14 @@ class Children:
         with suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
+
+
+def again_if_killed(run: Callable[[], T]) -> T:
+    """Call `run`, up to KILLS times while a signal ends its child: once is an accident. Raises the last KilledError."""
+    for _ in range(KILLS - 1):
+        with suppress(KilledError):
+            return run()
+    return run()
 
 
 def feature_children() -> Children:

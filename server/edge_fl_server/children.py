@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import IO, Self
 
+from edge_fl import signals, threads
 from edge_fl.cli import PARENT
 from edge_fl.errors import DeadlineError, RunError
 
@@ -45,8 +45,12 @@ class Child:
             env={**os.environ, **variables, PARENT: str(os.getpid())},  # also ends if this process is killed
             start_new_session=True,  # Ctrl-C reaches only the parent, which then ends its children in order
         )
+        assert self._process.stderr and self._process.stdout
         outputs = ((self._process.stderr, on_line), (self._process.stdout, self._printed.append))
-        self._readers = [threading.Thread(target=self._read, args=output, daemon=True) for output in outputs]
+        self._readers = [
+            threads.once(partial(self._read, stream, take), f"edge-fl-output-{name}")
+            for stream, take in outputs
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -86,7 +90,7 @@ class Child:
         """The error of a command that ended unexpectedly, with its last line of output."""
         self.drain()
         reason = self.last_line.removeprefix("edge-fl: ") or "no output"
-        return RunError(f"{self.name} ended with exit code {self.code}: {reason}")
+        return RunError(f"{self.name} {signals.ending(self.code or 0)}: {reason}")
 
     def _read(self, stream: IO[str], on_line: Callable[[str], object]) -> None:
         for line in stream:

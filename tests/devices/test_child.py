@@ -88,14 +88,14 @@ def test_a_child_that_the_system_killed_was_out_of_memory(children: Children) ->
 
 
 def test_an_exit_code_comes_with_the_last_line_of_the_child(children: Children) -> None:
-    with pytest.raises(ChildError, match="who: the child exited with code 3: goodbye"):
+    with pytest.raises(ChildError, match="who: the child ended with exit code 3: goodbye"):
         children.request(b"exit goodbye", 60)
 
 
 def test_a_child_that_cannot_load_a_module_says_so() -> None:
     with (
         closing(Children("tests.devices.missing", "who")) as children,
-        pytest.raises(ChildError, match=r"who: the child exited with code 1: .*No module named"),
+        pytest.raises(ChildError, match=r"who: the child ended with exit code 1: .*No module named"),
     ):
         children.request(b"well?", 60)
 

@@ -32,6 +32,7 @@ from edge_fl_server.registry import Database, devices
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
+from tests.devices.deadly import deadly
 
 ROWS = [
     {"device": "sim-000", "tier": "head", "after": 0.5},
@@ -138,6 +139,14 @@ def test_the_error_of_a_failed_child_names_it_with_its_last_line():
         with pytest.raises(RunError, match="server ended with exit code 4: recipe 'nosuchrecipe'"):
             children.wait(wrong, 30)
     assert [name for name, _ in lines] == ["server"]
+
+
+def test_a_child_that_a_signal_ended_is_an_error_with_its_name(tmp_path, monkeypatch):
+    deadly(tmp_path / "site", monkeypatch, "nosuchrecipe", "SIGBUS", when="edge_fl.cli")
+    with Children(lambda name, line: None, {}) as children:
+        ended = children.start("server", "server", "run", "nosuchrecipe")
+        with pytest.raises(RunError, match=r"server was ended by SIGBUS \(bus error\): no output"):
+            children.wait(ended, 30)
 
 
 @pytest.mark.broker

@@ -16,7 +16,7 @@ from edge_fl.capability import Tier
 from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.agent.state import AgentLimits, Phase, Work
+from edge_fl_devices.agent.state import AgentLimits, Work
 from edge_fl_devices.agent.step_context import StepContext
 
 KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
@@ -55,13 +55,13 @@ def accept(context: StepContext, assignment: Assignment | None) -> None:
 def begin(context: StepContext) -> None:
     """Begin work on the assignment, or a refit, if the device is free to."""
     state = context.state
-    if state.phase is not Phase.UP or state.work or state.over_budget or state.why == "unsupported_proto":
+    if not state.may_begin or context.now_s < state.not_before_s:
         return
     if state.pending:
-        if context.now_s >= state.not_before_s:
-            context.update(not_before_s=-math.inf)
-            _BEGIN[state.pending.mode](context, state.pending)
-    elif state.refit and state.tier is Tier.HEAD:
+        context.update(not_before_s=-math.inf)
+        _BEGIN[state.pending.mode](context, state.pending)
+    elif state.wants_refit:
+        context.update(not_before_s=-math.inf)
         _begin_refit(context)
 
 
@@ -98,12 +98,20 @@ def _begin_refit(context: StepContext) -> None:
     state = context.state
     context.update(refit=False)
     if state.assignment and state.assignment.mode == "serve" and state.assignment.release != state.release:
+        _withdraw_failure(context, state.assignment.id)
         context.reconsider(state.assignment.id)
         context.update(tries=0)
         begin(context)
     elif state.release:
         assignment = Assignment(0, "serve", id=f"refit-{state.boot}-{state.sequence}", release=state.release)
         _fit(context, Work(assignment, "fitting"))
+
+
+def _withdraw_failure(context: StepContext, id: str) -> None:
+    """Delete the report on a failure that the server has not acknowledged: the next one says more."""
+    if (entry := outbox.find(context.state.outbox, id)) and entry.parcel.report.error:
+        context.update(outbox=outbox.remove(context.state.outbox, id))
+        context.emit(effects.Forget(id))
 
 
 def refreshed(context: StepContext, event: events.Refreshed) -> None:
@@ -159,11 +167,19 @@ def failed(context: StepContext, event: events.Failed) -> None:
     if work.cancelled:
         return
     tries, limits, id = state.tries + 1, state.limits, work.assignment.id
+    refit = work.assignment.version == 0
     context.update(why=event.reason, tries=tries)
-    context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {event.reason}")
+    cause = f"{event.reason} ({event.signal})" if event.signal else event.reason
+    context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {cause}")
     if event.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
         _give_up(context, work.assignment, event.reason)
+    elif event.reason == events.KILLED and tries >= limits.max_kills:
+        context.update(not_before_s=math.inf)
+        context.log("warning", f"{id}: not tried again until new data, another release or a restart")
+        if not refit:
+            _report_failure(context, work.assignment, event.reason)
     else:
+        context.update(refit=state.refit or refit)
         pause_s = min(limits.retry_s * 2.0 ** (tries - 1), limits.max_retry_s)
         factor = 0.75 + 0.5 * outbox.jitter(state.boot, id, tries)
         context.update(not_before_s=context.now_s + pause_s * factor)
@@ -234,13 +250,17 @@ def _train(context: StepContext, work: Work) -> None:
 
 def _give_up(context: StepContext, assignment: Assignment, reason: str) -> None:
     """Report the failure and do not work on the assignment again."""
+    context.update(why=reason)
+    context.give_up(assignment.id)
+    _report_failure(context, assignment, reason)
+
+
+def _report_failure(context: StepContext, assignment: Assignment, reason: str) -> None:
     state, kind = context.state, KINDS[assignment.mode]
     report = Report(
         assignment.id, kind, state.boot, state.capability.samples, release=assignment.release, error=reason
     )
     parcel = parcel_for(assignment, report, state.limits)
-    context.update(why=reason)
-    context.give_up(assignment.id)
     _add_report(context, parcel)
     context.emit(effects.Keep(parcel))
 

@@ -15,6 +15,9 @@ from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
 
+KILLED = "killed"
+"""Failure word of a child process that a signal ended: tried again a few times, then when something has changed."""
+
 
 class AgentEvent(Struct, frozen=True):
     """Base of all events but the transport's."""
@@ -73,11 +76,12 @@ class Finished(AgentEvent, frozen=True):
 
 
 class Failed(AgentEvent, frozen=True):
-    """Work failed. `reason` is a failure word; `final`: a retry cannot succeed."""
+    """Work failed. `reason` is a failure word; `final`: a retry cannot succeed. `signal` ended the child process, if `reason` is KILLED."""
 
     reason: str
     final: bool = False
     detail: str = ""
+    signal: str = ""
 
 
 class DataChanged(AgentEvent, frozen=True):
@@ -108,6 +112,12 @@ class Drifted(AgentEvent, frozen=True):
     """The features differ from those the head was fitted on, by `score` standard deviations; 0 ends the drift."""
 
     score: float
+
+
+class Impaired(AgentEvent, frozen=True):
+    """A background thread of the agent fails, with the failure word `why`; empty when it works again."""
+
+    why: str = ""
 
 
 class UpdateChanged(AgentEvent, frozen=True):

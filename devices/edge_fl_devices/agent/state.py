@@ -23,7 +23,8 @@ class AgentLimits:
     """Time-outs and retries of an agent.
 
     settle_s: wait for retained messages on a broker that returns no echo. resend_s: pause before an unacknowledged report is sent
-    again. retry_s: pause after a failure, doubled each time up to max_retry_s. grace_s: how long reports are kept at least after
+    again. retry_s: pause after a failure, doubled each time up to max_retry_s. max_kills: how often work is begun whose child process
+    is ended by a signal each time. grace_s: how long reports are kept at least after
     the server returns; return_s: the time over which devices send them then.
     """
 
@@ -33,6 +34,7 @@ class AgentLimits:
     retry_s: float = 2.0
     max_retry_s: float = 300.0
     max_tries: int = 3
+    max_kills: int = 6
     head_report_s: float = 86_400.0
     return_s: float = 1.0
     grace_s: float = 30.0
@@ -71,8 +73,9 @@ class AgentState:
 
     release: the release that the device serves. why: the current failure. published: what the last status message contained.
     settled_s, echo: settling ends at this time or with this echo, whichever comes first.
-    assignment_due_s, tries, not_before_s: of the current assignment. refit: the data changed since the head was fitted.
-    demoted, over_budget, data_problem: like drift, conditions of the device that its own work cannot end.
+    assignment_due_s, tries, not_before_s: of the current assignment or refit; not_before_s is infinite while only new data, another
+    assignment or a restart can help. refit: the data changed since the head was fitted.
+    demoted, over_budget, data_problem, impaired: like drift, conditions of the device that its own work cannot end.
     """
 
     device: str
@@ -100,6 +103,7 @@ class AgentState:
     demoted: str = ""
     over_budget: str = ""
     data_problem: str = ""
+    impaired: str = ""
     work: Work | None = None
 
     @property
@@ -120,12 +124,12 @@ class AgentState:
             return "disconnected"
         if self.phase is not Phase.UP:
             return "init"
-        return "alert" if self.why or self.data_problem else "ready"
+        return "alert" if self.why or self.data_problem or self.impaired else "ready"
 
     @property
     def reason(self) -> str:
         """`why` of the status message: the condition that causes all else, or the current failure."""
-        conditions = self.demoted or self.over_budget or self.data_problem
+        conditions = self.demoted or self.over_budget or self.data_problem or self.impaired
         return conditions or self.why or ("drift" if self.capability.drift else "")
 
     @property
@@ -152,6 +156,17 @@ class AgentState:
             return self.assignment
         return None
 
+    @property
+    def wants_refit(self) -> bool:
+        """Whether the head must be fitted again because the data changed."""
+        return self.refit and self.tier is Tier.HEAD
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the device is free to begin work."""
+        free = self.phase is Phase.UP and not self.work
+        return free and not self.over_budget and self.why != "unsupported_proto"
+
 
 def wake_at(state: AgentState) -> float:
     """Return when the agent next needs a tick, on the clock of `now_s`; infinity if only events can change its state."""
@@ -162,12 +177,7 @@ def wake_at(state: AgentState) -> float:
         times.append(state.assignment_due_s)
     if state.phase is Phase.SETTLING:
         times.append(state.settled_s)
-    if (
-        state.phase is Phase.UP
-        and state.pending
-        and not state.over_budget
-        and math.isfinite(state.not_before_s)
-    ):
+    if state.may_begin and (state.pending or state.wants_refit) and math.isfinite(state.not_before_s):
         times.append(state.not_before_s)
     if state.phase is Phase.UP and state.server_online:
         times += [entry.next_s for entry in state.outbox]

@@ -8,6 +8,7 @@ message is derived from the state at the end of each step and published when it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -105,8 +106,11 @@ def _end_settling(context: StepContext) -> None:
 
 
 def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
-    refit = context.state.refit or (event.refit and not event.why)
+    changed = event.refit and not event.why
+    refit = context.state.refit or changed
     context.update(capability=_measured(context, event), refit=refit, data_problem=event.why)
+    if changed and context.state.not_before_s == math.inf:
+        context.update(tries=0, not_before_s=-math.inf)
     if context.state.connected:
         _publish_birth(context)
 
@@ -146,6 +150,10 @@ def _on_drifted(context: StepContext, event: events.Drifted) -> None:
         _publish_capability(context)
 
 
+def _on_impaired(context: StepContext, event: events.Impaired) -> None:
+    context.update(impaired=event.why)
+
+
 def _on_update_changed(context: StepContext, event: events.UpdateChanged) -> None:
     context.update(capability=replace(context.state.capability, update=event.status))
     if context.state.connected:
@@ -161,7 +169,8 @@ def _on_settings_changed(context: StepContext, event: events.SettingsChanged) ->
 
 
 def _on_metadata_changed(context: StepContext, event: events.MetadataChanged) -> None:
-    if context.state.assignment and context.state.assignment.mode == "serve":
+    state = context.state
+    if state.assignment and state.assignment.mode == "serve" and state.not_before_s < math.inf:
         context.update(not_before_s=context.now_s)
 
 
@@ -289,10 +298,10 @@ def _on_ack(context: StepContext, event: events.Received) -> None:
         return
     if (entry := outbox.find(context.state.outbox, ack.id)) is None:
         return
-    if entry.parcel.report.error:
-        context.give_up(ack.id)
-    else:
+    if not (error := entry.parcel.report.error):
         context.mark_done(ack.id)
+    elif error != events.KILLED:  # the next start tries that again
+        context.give_up(ack.id)
     context.update(outbox=outbox.remove(context.state.outbox, ack.id))
     context.emit(effects.Forget(ack.id))
 
@@ -334,6 +343,7 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     events.TierChanged: _on_tier_changed,
     events.BudgetChanged: _on_budget_changed,
     events.Drifted: _on_drifted,
+    events.Impaired: _on_impaired,
     events.UpdateChanged: _on_update_changed,
     events.SettingsChanged: _on_settings_changed,
     events.StopRequested: _on_stop,

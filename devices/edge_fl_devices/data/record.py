@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from edge_fl.errors import KilledError
 from edge_fl.files import atomic
+from edge_fl_devices.agent.events import KILLED
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.storage import read_json
@@ -59,6 +62,16 @@ def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
 def remember_problem(folder: Path, why: str, problem: str) -> None:
     """Store why the data could not be used; the last count remains."""
     _write(folder, msgspec.structs.replace(read(folder), why=why, problem=problem))
+
+
+@contextmanager
+def noting_deaths(folder: Path) -> Iterator[None]:
+    """Store the message of a KilledError for `device status`."""
+    try:
+        yield
+    except KilledError as error:
+        remember_problem(folder, KILLED, error.message)
+        raise
 
 
 def _write(folder: Path, record: DataRecord) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Literal
 from edge_fl import capability
 from edge_fl.errors import InputError
 from edge_fl.wire import identity
+from edge_fl_devices.board import imports
 from edge_fl_devices.child import feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
@@ -28,15 +28,6 @@ WHEELS = tuple(
     "numpy onnxruntime sklearn scipy paho.mqtt.client msgspec safetensors tuf cryptography PIL installer packaging".split()
 )
 MACHINES = ("aarch64", "arm64", "x86_64", "AMD64")
-IMPORT_DEADLINE_S = 120.0
-IMPORT_ALL = """
-import importlib, sys
-for name in sys.argv[1:]:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        print(name, type(error).__name__, error)
-"""
 SET_CLOCK = "set the clock: sudo timedatectl set-ntp true, and wait for time-sync.target"
 
 
@@ -81,16 +72,13 @@ def machine(config: DeviceConfig) -> Iterator[CheckResult]:
 
 def wheels(config: DeviceConfig) -> Iterator[CheckResult]:
     """Import all required packages, in a child process, so that this one stays small."""
-    command = [sys.executable, "-c", IMPORT_ALL, *WHEELS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_DEADLINE_S, check=False)
-    broken = done.stdout.strip().splitlines()
-    if done.returncode:
-        broken.append(f"the child ended with code {done.returncode}")
+    broken = imports.failures(WHEELS)
     yield result(
         "wheels",
         not broken,
         "; ".join(broken) or f"all {len(WHEELS)} load",
-        "install them again: pip install --force-reinstall edge-fl (a crash at import: wrong architecture or a bad card)",
+        "install them again: pip install --force-reinstall edge-fl; one that ends with SIGILL needs an instruction that this"
+        " processor lacks: install a version built for it; SIGSEGV or SIGBUS: a bad card or bad memory",
     )
 
 

@@ -62,5 +62,6 @@ def _data_rows(data: DataRecord) -> dict[str, object]:
     if data.disappeared:
         rows["classes that lost their images"] = ", ".join(data.disappeared)
     if data.why:
-        rows[data.why] = f"{data.problem}; {REMEDIES[data.why]}; see docs/troubleshooting.md"
+        found = filter(None, (data.problem, REMEDIES.get(data.why), "see docs/troubleshooting.md"))
+        rows[data.why] = "; ".join(found)
     return rows

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl.release.manifest import Manifest
+from edge_fl_devices.board import imports
 from edge_fl_devices.board.benchmark import Speed
 from edge_fl_devices.child import Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -76,4 +77,5 @@ class ChildFeatureLoader:
             return replace(inspection, trouble=str(error), out_of_memory=True)
 
     def _request(self, request: FeatureRequest) -> bytes:
-        return self._children.request(encode(request), DEADLINE_S)
+        with imports.naming("numpy", "onnxruntime"):
+            return self._children.request(encode(request), DEADLINE_S)

@@ -6,6 +6,7 @@ features than its manifest promises fails here and harms only the child (`edge_f
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -14,12 +15,16 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.errors import ArtefactError, RunError
+from edge_fl import signals
+from edge_fl.errors import ArtefactError, ChildError, KilledError
 from edge_fl.release.manifest import Manifest, encode
-from edge_fl_devices.child import environment
+from edge_fl_devices.child import KILLS, again_if_killed, environment
 from edge_fl_devices.storage.slots import Installed
 
 MEBIBYTE = 1024 * 1024
+BEGUN = "begun"
+"""First line of the child, before it touches the model; a death by signal before that is one of the board."""
+UNTESTED = "the release is not tested"
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,28 @@ class CanaryResult:
 
 
 def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimits()) -> CanaryResult:
-    """Run the manifest's canary on `extractor` in a child.
+    """Run the manifest's canary on `extractor` in a child, again if a signal ends it: only a model that always crashes has failed.
 
-    Raises RunError if the child itself cannot run, which says nothing about the model.
+    Raises ChildError, MemoryError if the child itself cannot run, which says nothing about the model.
     """
     started_s = time.monotonic()
+    try:
+        reason = again_if_killed(lambda: _run(extractor, manifest, limits))
+    except CrashedError as error:
+        reason = f"{signals.ending(error.code)}, {KILLS} times in a row"
+    return CanaryResult(reason == "ok", reason, time.monotonic() - started_s)
+
+
+class CrashedError(KilledError):
+    """A signal ended the canary while the model was loaded or ran; `code` is the return code of the child."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"canary: the child {signals.ending(code)}", signals.name(code), UNTESTED)
+        self.code = code
+
+
+def _run(extractor: Path, manifest: Manifest, limits: CanaryLimits) -> str:
+    """Return "ok" or what is wrong with the model. Raises CrashedError; ChildError, MemoryError if the child itself cannot run."""
     request = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
     try:
         child = subprocess.run(
@@ -59,18 +81,15 @@ def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimi
             env=environment(),
             check=False,
         )
-        reason = _reason(child)
     except subprocess.TimeoutExpired:
-        reason = f"no result within {limits.deadline_s:g} s"
+        return f"no result within {limits.deadline_s:g} s"
     except OSError as error:
-        raise RunError(
-            f"canary: no child process ({error.strerror})", consequence="the release is not tested"
-        ) from error
-    return CanaryResult(reason == "ok", reason, time.monotonic() - started_s)
+        raise ChildError(f"canary: no child process ({error.strerror})", UNTESTED) from error
+    return _reason(child, limits)
 
 
 def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None:
-    """Raise ArtefactError ("canary_failed") if the canary fails; RunError as `check`. For `Slots.install(check=...)`."""
+    """Raise ArtefactError ("canary_failed") if the canary fails; ChildError, MemoryError as `check`. For `Slots.install(check=...)`."""
     result = check(installed.extractor, installed.manifest, limits)
     if not result.ok:
         raise ArtefactError(
@@ -80,13 +99,17 @@ def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None
         )
 
 
-def _reason(child: subprocess.CompletedProcess[bytes]) -> str:
-    if child.returncode < 0:
-        return f"killed by signal {-child.returncode} (processor time, memory or a crash)"
-    if child.returncode == 0 and (answer := child.stdout.decode(errors="replace").strip()):
-        return answer[:300]
+def _reason(child: subprocess.CompletedProcess[bytes], limits: CanaryLimits) -> str:
+    code, lines = child.returncode, child.stdout.decode(errors="replace").splitlines()
+    if code == -signal.SIGXCPU:
+        return f"no result within {limits.cpu_s} s of processor time"
+    if code == -signal.SIGKILL:
+        raise MemoryError(f"canary: out of memory, the system killed the child; {UNTESTED}")
+    if code < 0 and lines[:1] == [BEGUN]:
+        raise CrashedError(code)
+    if code < 0:
+        raise KilledError(f"canary: the child {signals.ending(code)}", signals.name(code), UNTESTED)
+    if code == 0 and len(lines) > 1:
+        return lines[1][:300]
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    raise RunError(
-        f"canary: the child exited with code {child.returncode}, {last[0][:300]}",
-        consequence="the release is not tested",
-    )
+    raise ChildError(f"canary: the child {signals.ending(code)}, {last[0][:300]}", UNTESTED)

@@ -14,7 +14,7 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.release.manifest import Manifest, canary_images, decode
 from edge_fl_devices.features.extractor import Extractor
-from edge_fl_devices.install.canary import CanaryLimits
+from edge_fl_devices.install.canary import BEGUN, CanaryLimits
 
 
 def compare(extractor: Extractor, manifest: Manifest) -> str:
@@ -34,18 +34,21 @@ def _limit_process(limits: CanaryLimits, file_bytes: int) -> None:
     address_space_bytes = pages * resource.getpagesize() + limits.memory_bytes + 3 * file_bytes
     for kind, amount in (
         (resource.RLIMIT_AS, address_space_bytes),
-        (resource.RLIMIT_CPU, used_s + limits.cpu_s),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (amount, amount))
+    cpu_s = used_s + limits.cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))  # SIGXCPU first: SIGKILL means out of memory
 
 
 def main() -> None:
-    """Read the request from stdin and print the result as one line."""
+    """Read the request from stdin; print BEGUN, and the result as one line."""
     where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, CanaryLimits, str])
     path, manifest = Path(where), decode(text)
     _limit_process(limits, path.stat().st_size)
+    sys.stdout.write(f"{BEGUN}\n")
+    sys.stdout.flush()
     try:
         result = compare(Extractor(path, manifest, threads=1), manifest)
     except ArtefactError as error:

@@ -27,12 +27,12 @@ from edge_fl import heads
 from edge_fl.data import pictures
 from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError
-from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.heads import calibration as calibrations
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.capture.pool import Pool
-from edge_fl_devices.child import Children, decode, encode
+from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import sources
 from edge_fl_devices.data.spec import DataSpec
@@ -103,6 +103,7 @@ class Learner:
         self._ordered: object = None
         self._learned = self._agent_key = ""
         self._working = False
+        self._killed: dict[type, tuple[object, list[KilledError]]] = {}
         self._changed, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edge-fl-labelling", daemon=True)
 
@@ -299,12 +300,26 @@ class Learner:
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
         )
-        fitted = decode(self._children.request(encode(request), FIT_DEADLINE_S), FittedHead)
+        fitted = decode(self._ask(request, fingerprint), FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)
         calibration = calibrations.from_arrays(fitted.calibration)
         self._store.keep_immediate_head(ImmediateHead(head, calibration, fingerprint, agent_key))
         self._learned = fingerprint
         self._show(fits=self.progress.fits + 1)
+
+    def _ask(self, request: ImmediateFit | Ordering, state: object) -> bytes:
+        """Return the child's response. A child that a signal ended KILLS times is not asked again before `state` is another one."""
+        kind = type(request)
+        known, killed = self._killed.get(kind, (state, []))
+        if known == state and len(killed) >= KILLS:
+            raise killed[-1]
+        try:
+            response = self._children.request(encode(request), FIT_DEADLINE_S)
+        except KilledError as error:
+            self._killed[kind] = (state, [*(killed if known == state else []), error])
+            raise
+        self._killed.pop(kind, None)
+        return response
 
     def _sort(self, unlabelled: dict[bytes, str], labelled: Sequence[bytes], release: _Release) -> None:
         """Order the pool, if its pictures or the head changed."""
@@ -321,7 +336,7 @@ class Learner:
             release.rows.rows(labelled),
             immediate.fitted(predictor.head, predictor.calibration) if predictor else None,
         )
-        order = decode(self._children.request(encode(request), FIT_DEADLINE_S), Order)
+        order = decode(self._ask(request, state), Order)
         names = [*unlabelled.values()]
         self._order, self._ordered = [names[position] for position in order.positions], state
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from edge_fl.errors import ArtefactError, RunError, brief
-from edge_fl_devices.child import THREADS
+from edge_fl import signals
+from edge_fl.errors import ArtefactError, ChildError, KilledError, RunError, brief
+from edge_fl_devices.child import THREADS, again_if_killed
 from edge_fl_devices.update import environment
 
 DEADLINE_S = 600.0
@@ -27,13 +29,13 @@ class Answer(Struct, frozen=True):
 def require(new: Path, running: Path, folder: Path) -> None:
     """Raise ArtefactError ("canary_failed") if the new environment fails where the running one does not, or predicts other classes.
 
-    folder: of the device. Raises RunError if the running one cannot be tested either.
+    folder: of the device. Raises RunError if the running one cannot be tested either, ChildError if the system killed one.
     """
     try:
-        found = run(new, folder)
-    except RunError as error:
+        found = again_if_killed(lambda: run(new, folder))
+    except (RunError, KilledError) as error:
         raise _failed(error.message) from error
-    before = run(running, folder)
+    before = again_if_killed(lambda: run(running, folder))
     for name, what in found.failed.items():
         if name not in before.failed:
             raise _failed(f"{name}: {what}")
@@ -43,7 +45,10 @@ def require(new: Path, running: Path, folder: Path) -> None:
 
 
 def run(tested: Path, folder: Path) -> Answer:
-    """Run the canary of an environment in a child. Raises RunError if it gives no answer."""
+    """Run the canary of an environment in a child.
+
+    Raises RunError if it gives no answer, KilledError if a signal ended it, ChildError if the system killed it.
+    """
     python = environment.python(tested)
     command = [str(python), "-I", "-m", "edge_fl_devices.update.canary_child", str(folder)]
     try:
@@ -59,6 +64,10 @@ def run(tested: Path, folder: Path) -> Answer:
             return msgspec.json.decode(lines[-1], type=Answer)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         raise RunError(f"agent canary: {brief(error)}", STAYS) from error
+    if child.returncode == -signal.SIGKILL:  # by the running agent's side, so it may fit later
+        raise ChildError("agent canary: out of memory, the system killed the child", STAYS)
+    if ended_by := signals.name(child.returncode):
+        raise KilledError(f"agent canary: the child {signals.ending(child.returncode)}", ended_by, STAYS)
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
     raise RunError(f"agent canary: exit code {child.returncode}, {brief(last[0])}", STAYS)
 

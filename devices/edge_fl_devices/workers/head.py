@@ -30,6 +30,7 @@ from edge_fl.wire.messages import Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
 from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
+from edge_fl_devices.data import record
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader, FeatureSet
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
@@ -146,7 +147,8 @@ class HeadWorker(Worker):
                 self._slots.install(job.manifest, check=self.check)
                 return Installed(job.manifest.release)
             case Fit():
-                return self._fit(job)
+                with record.noting_deaths(self.store.folder):
+                    return self._fit(job)
             case Train() if self.full:
                 return self.full.perform(job, material)
         return Failed("unsupported_tier", final=True)

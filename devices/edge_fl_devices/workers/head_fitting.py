@@ -23,6 +23,7 @@ from edge_fl.heads import HeadPlan
 from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Array, Extras
+from edge_fl_devices.board import imports
 from edge_fl_devices.child import Children, decode, encode, serve
 
 NOTHING_HELD_OUT = HeldOut(np.empty((0, 0), np.float32), np.empty(0, np.int64))
@@ -74,7 +75,7 @@ class FittedHead(Struct, frozen=True):
 
 
 Fitter = Callable[[FitSpec, FitData], Choice]
-"""Fits a head. Raises DataError, RunError, DeadlineError or MemoryError."""
+"""Fits a head. Raises DataError, RunError, DeadlineError, ChildError or MemoryError."""
 
 
 def fit_here(spec: FitSpec, data: FitData) -> Choice:
@@ -111,7 +112,9 @@ class ChildFitter:
         self._children = Children("edge_fl_devices.workers.head_fitting", "head", arguments, keep=keep)
 
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
-        fitted = decode(self._children.request(encode((spec, data)), self._deadline_s), FittedHead)
+        with imports.naming("numpy", "scipy", "sklearn"):
+            response = self._children.request(encode((spec, data)), self._deadline_s)
+        fitted = decode(response, FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)
         return Choice(head, fitted.numbers, calibration=calibrations.from_arrays(fitted.calibration))
 

@@ -31,7 +31,7 @@ from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Job
-from edge_fl_devices.agent.events import Event, Failed, Finished
+from edge_fl_devices.agent.events import KILLED, Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
 from edge_fl_devices.install.fetch import Sink
@@ -116,8 +116,8 @@ def _failed(error: Exception) -> Failed:
             return Failed(why or "artefact", final=why in FINAL_REASONS, detail=str(error))
         case DeadlineError():
             return Failed("deadline", detail=str(error))
-        case KilledError():
-            return Failed("killed", detail=str(error))
+        case KilledError(signal=signal):
+            return Failed(KILLED, detail=str(error), signal=signal)
         case ChildError():
             return Failed("error", detail=str(error))
         case DataError():

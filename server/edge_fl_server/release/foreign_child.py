@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from edge_fl import signals
 from edge_fl.data import npz
 from edge_fl.errors import DataError, InputError, RunError, brief
 from edge_fl.inputs import InputSpec
@@ -20,6 +22,8 @@ from edge_fl_server.release import foreign
 from edge_fl_server.release.foreign import Converted, ForeignInput, Reference
 
 MEBIBYTE = 1024 * 1024
+KILLS = 3  # deaths by a signal in a row from which on they are no accident
+LIMITED = (-signal.SIGXCPU, -signal.SIGKILL)  # return codes of a child that exceeded a limit
 COPIES = 8  # of the file in memory: parsed, converted, serialised, in two sessions
 
 
@@ -71,23 +75,24 @@ def read(
 
 
 def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
+    command = [sys.executable, "-P", "-m", "edge_fl_server.release.foreign_child"]
+    content = msgspec.json.encode(request, enc_hook=asdict)
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-m", "edge_fl_server.release.foreign_child"],
-            input=msgspec.json.encode(request, enc_hook=asdict),
-            capture_output=True,
-            timeout=limits.deadline_s,
-            check=False,
-        )
+        for _ in range(KILLS):  # only a model that always crashes is rejected
+            child = subprocess.run(
+                command, input=content, capture_output=True, timeout=limits.deadline_s, check=False
+            )
+            if child.returncode >= 0 or child.returncode in LIMITED:
+                break
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"{path}: no result within {limits.deadline_s:g} s; expected a model that returns"
         ) from error
     if child.returncode == 0 and child.stdout:
         return msgspec.json.decode(child.stdout, type=_Response)
-    last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or [
-        f"exit code {child.returncode}"
-    ]
+    last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    if child.returncode < 0 or not last:
+        last = [f"the child {signals.ending(child.returncode)}"]
     raise InputError(
         f"{path}: needs more than {limits.memory_mb} MiB of memory or {limits.cpu_s} s of processor time, or crashes"
         f" ({brief(last[0])}); expected a model that runs on small devices"
@@ -99,10 +104,10 @@ def _limit_process(limits: ForeignLimits, file_bytes: int) -> None:
     address_space = pages * resource.getpagesize() + limits.memory_mb * MEBIBYTE + COPIES * file_bytes
     for kind, amount in (
         (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CPU, limits.cpu_s),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (amount, amount))
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))  # SIGXCPU, then SIGKILL
 
 
 def _reference(path: Path) -> Reference:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
+
+import msgspec
+import pytest
 
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
@@ -11,10 +15,12 @@ from edge_fl.wire.messages import (
     Capability,
     Command,
     DeviceState,
+    Log,
 )
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
 from edge_fl_devices.agent.effects import Memory
+from edge_fl_devices.agent.state import LIMITS, wake_at
 from tests.devices.agent.agents import (
     MANIFEST,
     ONNX,
@@ -100,6 +106,100 @@ def test_the_first_retries_of_a_fleet_are_spread_by_a_quarter_around_two_seconds
         device.on(events.Failed("deadline"))
         pauses.append(device.state.not_before_s - device.now_s)
     assert 1.5 <= min(pauses) < 1.55 and 2.45 < max(pauses) < 2.5
+
+
+def killed(device: Agent) -> int:
+    """Let every attempt end by a signal, until the device waits; return the number of attempts."""
+    for tries in range(1, 100):
+        device.on(events.Failed(events.KILLED, signal="SIGSEGV"))
+        if device.state.not_before_s == math.inf:
+            return tries
+        device.on(events.Tick(), device.state.not_before_s - device.now_s)
+        assert device.state.work
+    raise AssertionError("it never stops")
+
+
+def logged(device: Agent) -> list[str]:
+    return [
+        e.message.text for e in device.done if isinstance(e, effects.Publish) and isinstance(e.message, Log)
+    ]
+
+
+def test_a_release_whose_child_is_killed_is_tried_a_few_times_reported_and_says_what_it_waits_for() -> None:
+    device = Agent().up()
+    device.receive(serve())
+    assert killed(device) == LIMITS.max_kills
+    (sent,) = [e for e in device.done if isinstance(e, effects.Send)]
+    assert (sent.parcel.report.error, sent.parcel.report.release) == ("killed", 3)
+    assert (device.state.status, device.state.reason) == ("alert", "killed")
+    assert logged(device)[-2:] == [
+        f"serve for rel-3 failed, try {LIMITS.max_kills}: killed (SIGSEGV)",
+        "rel-3: not tried again until new data, another release or a restart",
+    ]
+    device.receive(Ack("rel-3", "accepted"))
+    assert none_of(effects.Refresh, device.on(events.Tick(), 1e6))
+    assert none_of(effects.Refresh, device.on(events.MetadataChanged()))
+    assert "rel-3" not in device.state.memory.given_up  # so the next start tries again
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_new_data_begin_a_release_again_whose_child_was_killed(acknowledged: bool) -> None:
+    device = Agent().up()
+    device.receive(serve())
+    killed(device)
+    if acknowledged:
+        device.receive(Ack("rel-3", "accepted"))
+    device.on(events.DataChanged(device.state.capability))
+    device.receive(device.echo())
+    assert any(isinstance(effect, effects.Refresh) for effect in device.done[-6:])
+    assert not device.state.outbox and device.state.work and killed(device) == LIMITS.max_kills
+
+
+def test_another_release_is_begun_at_once_after_one_whose_child_was_killed() -> None:
+    device = Agent().up()
+    device.receive(serve())
+    killed(device)
+    assert only(effects.Refresh, device.receive(serve(version=2, release=4))).release == 4
+
+
+@pytest.mark.parametrize("reason", ["killed", "out_of_memory", "deadline", "error"])
+def test_a_refit_that_failed_is_tried_again(reason: str) -> None:
+    """Otherwise new pictures count as seen, and no head knows them."""
+    device = refitting()
+    device.on(events.Failed(reason))
+    fit = only(effects.Fit, device.sleep_until_woken())
+    assert fit.assignment.version == 0
+    device.on(events.Finished(report(fit.assignment.id, "head", release=3)))
+    assert device.state.reason == "" and wake_at(device.state) < math.inf  # its report is sent
+
+
+def test_a_refit_whose_child_is_killed_waits_for_new_data() -> None:
+    device = refitting()
+    assert killed(device) == LIMITS.max_kills
+    assert not device.state.outbox and device.state.reason == "killed"
+    assert wake_at(device.state) == math.inf
+    device.on(events.DataChanged(device.state.capability))
+    device.receive(device.echo())
+    assert device.state.work and device.state.work.activity == "fitting"
+
+
+def test_a_refit_that_waits_does_not_keep_a_full_device_awake() -> None:
+    device = refitting()
+    device.on(events.Failed("deadline"))
+    full = msgspec.structs.replace(device.state.capability, tier="full")
+    device.on(events.TierChanged(full))
+    device.receive(device.echo())
+    assert device.state.refit and wake_at(device.state) == math.inf
+
+
+def refitting() -> Agent:
+    """A device that serves a release and fits another head because its data changed."""
+    device = head_device_reporting()
+    device.receive(Ack("rel-3", "accepted"))
+    device.on(events.DataChanged(device.state.capability))
+    device.receive(device.echo())
+    assert device.state.work and device.state.work.activity == "fitting"
+    return device
 
 
 def test_a_failure_while_offline_is_in_the_status_after_reconnecting() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from edge_fl.config import ModelConfig
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, KilledError
 from edge_fl.wire.blob import split
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE, CanaryLimits
 from edge_fl_devices.storage.slots import Slots
 from tests.bench import backbone
 from tests.devices import graphs
+from tests.devices.deadly import deadly
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 from tests.sample import sample
 
@@ -48,7 +49,7 @@ def test_nan_fails(tmp_path):
 
 def test_a_model_that_never_returns_runs_out_of_processor_time(tmp_path):
     found = result_of(tmp_path, graphs.never_returns(), CanaryLimits(cpu_s=1, deadline_s=100))
-    assert "killed by signal" in found.reason
+    assert "within 1 s of processor time" in found.reason
 
 
 def test_a_child_without_a_result_is_stopped_at_the_deadline(tmp_path):
@@ -107,3 +108,29 @@ def test_backbones_pass_within_half_of_the_limit_of_memory(tmp_path, name):
     assert canary.check(path, manifest, limits).reason == "ok"
     assert canary.check(path, manifest, replace(limits, memory_bytes=limits.memory_bytes // 2)).reason == "ok"
     assert not canary.check(path, manifest, replace(limits, memory_bytes=-3 * path.stat().st_size)).ok
+
+
+@pytest.mark.parametrize("when", ["start", "output"])
+def test_a_canary_that_a_signal_ends_once_is_run_again(tmp_path, monkeypatch, when):
+    deaths = deadly(tmp_path / "site", monkeypatch, "canary_child", "SIGSEGV", times=2, when=when)
+    assert result_of(tmp_path, graph()).reason == "ok" and not deaths.left
+
+
+def test_a_model_that_crashes_every_time_fails(tmp_path, monkeypatch):
+    deaths = deadly(tmp_path / "site", monkeypatch, "canary_child", "SIGSEGV", times=10, when="output")
+    found = result_of(tmp_path, graph())
+    assert found.reason == "was ended by SIGSEGV (segmentation fault), 3 times in a row" and not found.ok
+    assert deaths.left == 7
+
+
+def test_a_board_on_which_no_canary_starts_says_nothing_about_the_release(tmp_path, monkeypatch):
+    deadly(tmp_path / "site", monkeypatch, "canary_child", "SIGILL", when="onnxruntime")
+    with pytest.raises(KilledError, match=r"canary: the child was ended by SIGILL .*not tested") as caught:
+        result_of(tmp_path, graph())
+    assert not isinstance(caught.value, canary.CrashedError)
+
+
+def test_a_canary_that_the_system_kills_is_out_of_memory(tmp_path, monkeypatch):
+    deadly(tmp_path / "site", monkeypatch, "canary_child", "SIGKILL", when="output")
+    with pytest.raises(MemoryError, match=r"canary: out of memory"):
+        result_of(tmp_path, graph())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from io import BytesIO
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from edge_fl.release.manifest import scale
 from edge_fl.wire.messages import Assignment, Report
 from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.child import KILLS
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.labelling import learner
 from edge_fl_devices.labelling.feature_rows import FeatureRows, read
 from edge_fl_devices.labelling.immediate import immediate_kind
 from edge_fl_devices.serving.predict import Predictor
@@ -28,7 +31,9 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
+from tests.devices.deadly import deadly
 from tests.devices.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill, fruit, install, manifest
+from tests.devices.scripted import eventually
 
 
 def teach(site: Desk, truth: dict[str, str], count: int) -> None:
@@ -222,3 +227,24 @@ def test_a_device_may_start_often_before_its_first_label(tmp_path: Path) -> None
             worker.perform(Fit(Assignment(1, "serve", id="rel-1", release=1), "boot", 0), None)
     slots = Slots(home / "release")
     assert slots.current() and not slots.blocked
+
+
+def test_a_child_that_always_dies_is_asked_a_few_times_and_works_again_after_another_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = deadly(tmp_path / "site", monkeypatch, "labelling.immediate", "SIGSEGV", times=100)
+    monkeypatch.setattr(learner, "CHECK_S", 0.01)
+    config = device(tmp_path)
+    truth = fill(config, 4)
+    with desk(config) as site:
+        teach(site, truth, 2)
+        eventually(
+            lambda: 100 - deaths.left >= KILLS and "ended by SIGSEGV" in site.session.view("me").problem
+        )
+        time.sleep(0.3)  # many looks
+        left = deaths.left
+        time.sleep(0.3)
+        assert deaths.left == left >= 100 - 2 * KILLS and not site.session.view("me").fits
+        (tmp_path / "site" / "sitecustomize.py").unlink()
+        teach(site, truth, 1)
+        eventually(lambda: site.session.view("me").fits and not site.session.view("me").problem)

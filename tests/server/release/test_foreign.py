@@ -15,6 +15,7 @@ from edge_fl_server.release.foreign import ForeignInput, Reference, convert
 from edge_fl_server.release.foreign_child import ForeignLimits
 from edge_fl_server.release.onnx_session import Session
 from tests.devices import graphs
+from tests.devices.deadly import deadly
 from tests.devices.graphs import DIM, WEIGHTS, constant, graph
 
 PIXELS = graphs.images(5).astype(np.float32) / 255
@@ -226,3 +227,12 @@ def test_the_child_returns_what_the_conversion_gives(file, tmp_path):
         foreign_child.read(path, PLAIN, reference, QUICK)
     with pytest.raises(InputError, match="no such file; expected an ONNX model"):
         foreign_child.read(path.with_name("absent.onnx"), PLAIN)
+
+
+def test_a_crash_of_the_child_is_named_and_once_is_no_verdict(file, tmp_path, monkeypatch):
+    path = file(FIXED)
+    deaths = deadly(tmp_path / "site", monkeypatch, "foreign_child", "SIGSEGV", times=4, when="onnx")
+    with pytest.raises(InputError, match=r"crashes \(the child was ended by SIGSEGV"):
+        foreign_child.read(path, PLAIN, limits=QUICK)
+    assert deaths.left == 1
+    assert foreign_child.read(path, PLAIN, limits=QUICK) == convert(path, PLAIN)
