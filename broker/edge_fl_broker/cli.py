@@ -92,6 +92,7 @@ def register(app: App) -> None:
     group.add(up, "edge-fl broker up --insecure")
     group.add(config, "edge-fl broker config --insecure")
     group.add(check, "edge-fl broker check --insecure")
+    group.add(certificate, "edge-fl broker certificate --host 192.168.1.20")
     provision.register(app)
 
 
@@ -128,6 +129,8 @@ def up(
     settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
     if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
         raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")
+    if settings.certificates:
+        print_status(_validity(settings))
     program = choose(settings, print_status)
     descriptors.raise_most()
     if foreground:
@@ -182,6 +185,36 @@ def config(
     if settings.certificates:
         print(f"# ---- {settings.access_path}\n")
         print(render_access(settings), end="")
+
+
+def certificate(
+    hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="Name or address under which devices reach the broker, to add; may be repeated.",
+        ),
+    ] = None,
+    home: Home = provision.DEFAULT_HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the names and addresses for which the broker's certificate is valid. With --host renew it for more of them: the CA stays, so
+    devices need nothing, and a running 'broker up' uses it within a second.
+    """
+    from edge_fl_broker.provision import register_sync
+    from edge_fl_broker.provision.authority import Authority
+
+    register_sync.require(home)
+    authority = Authority.open(home)
+    before = authority.broker_names()
+    issued = authority.broker(hosts) if hosts else authority.broker_identity()
+    names = authority.broker_names()
+    rows = [{"name": name, "expires": f"{issued.expires:%Y-%m-%d}"} for name in names]
+    show_table(rows, {"name": "valid for", "expires": "expires"}, format)
+    if hosts:
+        added = ", ".join(name for name in names if name not in before)
+        print_status(f"renewed, also for {added}" if added else "nothing to add; the certificate stays")
 
 
 def check(
@@ -264,6 +297,19 @@ def check(
         print_status("not checked: which topics the broker allows to whom")
     if failed := [result.what for result in results if result.required and not result.ok]:
         raise RunError(f"broker {endpoint}: {', '.join(failed)} failed; devices would not work with it")
+
+
+def _validity(settings: Settings) -> str:
+    """For which names the broker's certificate is valid, and the addresses to listen on that are missing there."""
+    from edge_fl.wire import hosts
+    from edge_fl_broker.provision.authority import broker_names
+
+    assert settings.certificates
+    names = broker_names(settings.certificates.cert)
+    required = hosts.own_addresses() if settings.host in hosts.ANYWHERE else (settings.host,)
+    missing = [host for host in required if not hosts.covers(names, host)]
+    line = f"the broker's certificate is valid for {', '.join(names) or 'no name'}"
+    return f"{line}; devices cannot connect to {', '.join(missing)}" if missing else line
 
 
 @contextmanager

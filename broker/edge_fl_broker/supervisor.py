@@ -82,8 +82,8 @@ class Supervisor:
             return
         self._check_disk()
         try:
-            if self._sync and self._sync.update():
-                self._notify("access list reloaded")
+            if self._sync and (done := self._sync.update()):
+                self._notify(done)
         except (ConnectError, DeadlineError) as error:
             if str(error) != self._failed:
                 self._notify(f"{error}; trying again")

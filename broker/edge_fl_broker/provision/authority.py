@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.fleet.tags import TAGS_FILE, Tags
+from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
 from edge_fl.wire.roles import PERSON_DAYS, PersonRole, local_user
@@ -57,6 +58,14 @@ def broker_hosts() -> tuple[str, ...]:
     """Names and addresses under which a broker on this machine is usually reached."""
     name = socket.gethostname().lower()
     return tuple(dict.fromkeys(("localhost", "127.0.0.1", "::1", name, f"{name.partition('.')[0]}.local")))
+
+
+def broker_names(certificate: Path) -> tuple[str, ...]:
+    """Names and addresses for which a certificate (PEM) is valid. Raises ConfigError."""
+    try:
+        return host_names.certified(x509.load_pem_x509_certificate(certificate.read_bytes()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{certificate}: {error}; expected a certificate as PEM") from error
 
 
 class Authority:
@@ -212,21 +221,26 @@ class Authority:
         return certificates.pem(certificate)
 
     def broker(self, hosts: Sequence[str] = ()) -> Identity:
-        """The broker's identity, reissued when it lacks one of these hosts or is about to expire."""
+        """The broker's identity, reissued when it lacks one of these hosts or is about to expire; earlier hosts stay."""
         folder = self.home / "broker"
-        required, current = {*broker_hosts(), *hosts}, None
+        required, current = set(map(host_names.canonical, (*broker_hosts(), *hosts))), None
         if folder.exists():
-            current = identity.read(folder)
-            certificate = x509.load_pem_x509_certificate((folder / CERT_FILE).read_bytes())
-            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            covered = {str(name.value) for name in names}
-            if required <= covered and self.now() < current.renew_at:
+            current, covered = identity.read(folder), self.broker_names()
+            if all(host_names.covers(covered, host) for host in required) and self.now() < current.renew_at:
                 return current
-            required |= covered
+            required |= set(covered)
         certificate, key = self._pair("broker", LIFE, sorted(required))
         self._enter(certificate)
         pem = certificates.pem(certificate)
         return identity.replace(folder, pem, key) if current else identity.write(folder, self.ca, pem, key)
+
+    def broker_identity(self) -> Identity:
+        """The broker's identity as it is. Raises ConfigError."""
+        return identity.read(self.home / "broker")
+
+    def broker_names(self) -> tuple[str, ...]:
+        """Names and addresses for which the broker's certificate is valid."""
+        return broker_names(self.home / "broker" / CERT_FILE)
 
     def operator(self) -> Identity | None:
         """The operator's identity in this folder, renewed if two thirds of its life are over; None if it is not here."""
@@ -243,7 +257,9 @@ class Authority:
         """
         name = identity.read(folder).name
         if name == "broker":
-            raise ConfigError(f"{folder}: 'edge-fl broker up' renews the broker's certificate")
+            raise ConfigError(
+                f"{folder}: 'edge-fl broker up' renews the broker's certificate, 'edge-fl broker certificate' adds names to it"
+            )
         last = next((row for row in reversed(self.rows()) if row.name == name), None)
         person, owner = (last.person, last.device) if last else (False, "")
         life = life or (PERSON_LIFE if person or name == OPERATOR else LIFE)

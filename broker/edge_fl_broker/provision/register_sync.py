@@ -9,15 +9,14 @@ from pathlib import Path
 from cryptography import x509
 
 from edge_fl.errors import ConfigError
+from edge_fl.wire.hosts import ANYWHERE, own_addresses
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
-from edge_fl_broker.config import Certificates, Settings, is_loopback
+from edge_fl_broker.config import Certificates, Settings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register import denied, named, next_end
 
 log = logging.getLogger(__name__)
-
-ANYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def require(home: Path) -> None:
@@ -30,8 +29,8 @@ def require(home: Path) -> None:
 
 
 def certificates(authority: Authority, host: str) -> Certificates:
-    """Certificate files of the broker for the address that it listens on, with CA and revocation list."""
-    folder = authority.broker(() if host in ANYWHERE or is_loopback(host) else (host,)).folder
+    """Certificate files of the broker, with CA and revocation list; valid for the addresses that it listens on, now and before."""
+    folder = authority.broker(own_addresses() if host in ANYWHERE else (host,)).folder
     return Certificates(folder / CA_FILE, folder / CERT_FILE, folder / KEY_FILE, authority.revoked_path)
 
 
@@ -46,7 +45,7 @@ def with_register(settings: Settings, authority: Authority) -> Settings:
 
 
 class RegisterSync:
-    """Watches the register of a running broker; `update` is cheap while the files do not change.
+    """Watches register and certificate of a running broker; `update` is cheap while the files do not change.
 
     A newly issued device certificate changes nothing for the broker: its access list matches devices by a pattern.
     """
@@ -56,9 +55,10 @@ class RegisterSync:
         self._seen, self._ended = self._stamps(), self._revoked()
         self._next_end = next_end(authority.rows(), authority.now())
         self._operator = authority.operator()
+        self._certificate, self._renew_at = self._stamp(), authority.broker_identity().renew_at
 
-    def update(self) -> bool:
-        """Reload the broker if claims, workers, people or revocations changed; True if it was reloaded.
+    def update(self) -> str:
+        """Reload the broker if claims, workers, people or revocations changed, restart it with a new certificate; return what was done.
 
         The broker checks dates only when a client connects: the rights of a person also end in an open session.
 
@@ -68,15 +68,28 @@ class RegisterSync:
         now = self._authority.now()
         if self._operator and now >= self._operator.renew_at:
             self._operator = self._authority.operator()
+        if now >= self._renew_at:
+            self._authority.broker()
+        if (
+            certificate := self._stamp()
+        ) != self._certificate:  # not every version reads it again on a signal
+            self._broker.stop()
+            self._broker.restart()
+            self._certificate = certificate
+            self._renew_at = self._authority.broker_identity().renew_at
+            return "certificate reloaded"
         if stamps == self._seen and not (self._next_end and now >= self._next_end):
-            return False
+            return ""
         settings, ended = with_register(self._broker.settings, self._authority), self._revoked()
         changed = settings != self._broker.settings or ended != self._ended
         if changed:
             self._broker.reload(settings)
         self._seen, self._ended = stamps, ended
         self._next_end = next_end(self._authority.rows(), now)
-        return changed
+        return "access list reloaded" if changed else ""
+
+    def _stamp(self) -> int:
+        return (self._authority.home / "broker" / CERT_FILE).stat().st_mtime_ns
 
     def _stamps(self) -> tuple[int, ...]:
         files = (self._authority.register.path, self._authority.revoked_path)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Echo, Log, encode
+from edge_fl.wire.mqtt import tls
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
@@ -76,7 +77,9 @@ def _tls(endpoint: Endpoint) -> CheckResult:
             return CheckResult("TLS", "ok", signed)
     except ssl.SSLCertVerificationError as error:
         remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"
-        return CheckResult("TLS", "failed", error.verify_message, remedy)
+        if error.verify_code in tls.OTHER_HOST:
+            remedy = f"on the broker's computer: edge-fl broker certificate --host {endpoint.host}"
+        return CheckResult("TLS", "failed", tls.explain(error, endpoint), remedy)
     except (OSError, ssl.SSLError) as error:
         return CheckResult("TLS", "failed", str(error), "does the broker listen with TLS on this port?")
 

@@ -6,12 +6,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cryptography import x509
 from msgspec.structs import replace
 
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError
 from edge_fl.files.folder import walk
-from edge_fl.wire import identity
+from edge_fl.wire import hosts, identity
+from edge_fl.wire.mqtt import tls
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.flash.names import require_names
 from edge_fl_devices.flash.wheels import Wheelhouse
@@ -97,6 +99,33 @@ def data_folder(config: DeviceConfig) -> str:
     kind, colon, path = config.data.partition(":")
     folder = path if colon and kind == "folder" else "" if colon else config.data
     return folder if folder.startswith("/") else ""
+
+
+def require_valid_host(folder: Path, host: str, port: int) -> str:
+    """Compare `host` with the certificate of the fleet's broker: next to the device's identity in `folder`, else of the broker itself.
+
+    Return a line that says what was compared. Raises ConfigError if the device could never connect.
+    """
+    stored = folder.absolute().parent.parent / "broker" / identity.CERT_FILE
+    same_fleet = stored.is_file() and _content(folder / identity.CA_FILE) == _content(
+        stored.with_name(identity.CA_FILE)
+    )
+    if same_fleet:
+        names = hosts.certified(x509.load_pem_x509_certificate(stored.read_bytes()))
+    else:
+        names = tls.broker_names(identity.endpoint(host, port, folder))
+    if not names:
+        return f"the broker's certificate was not compared with --host {host}: no broker answers there now"
+    if not hosts.covers(names, host):
+        raise ConfigError(f"--host {host}: {tls.other_host(names, host)}", consequence="nothing was written")
+    return f"the broker's certificate is valid for {', '.join(names)}"
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def read_identity(folder: Path, device: str) -> dict[str, bytes]:

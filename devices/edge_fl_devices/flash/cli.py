@@ -112,6 +112,7 @@ def flash(
         read_identity,
         read_images,
         read_releases,
+        require_valid_host,
         with_pi_paths,
     )
     from edge_fl_devices.flash.changes import apply_changes, list_changes, plan_changes
@@ -135,6 +136,8 @@ def flash(
             f"{IDENTITIES / device}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
             " plaintext"
         )
+    if identity and keys:
+        print_status(require_valid_host(identity, host, config.broker.port))
     pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
     if others:
         print_status(

@@ -16,10 +16,13 @@ from pathlib import Path
 from cryptography import x509
 
 from edge_fl.files import atomic
+from edge_fl.wire import hosts
 from edge_fl.wire.endpoint import Endpoint
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name
 NOT_YET_VALID, EXPIRED = 9, 10
+OTHER_HOST = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
+NAMES_S = 5.0
 SEEN_FILE = "last_seen"
 SEEN_EVERY = timedelta(days=1)  # spares the SD card
 
@@ -70,14 +73,45 @@ def secure(sock: socket.socket, context: ssl.SSLContext, host: str, since: datet
     return wrapped
 
 
-def explain(error: BaseException) -> str:
-    """Explain a failed connection; quotes the clock for errors about dates."""
+def explain(error: BaseException, endpoint: Endpoint) -> str:
+    """Explain a failed connection; quotes the clock for errors about dates, and the certificate's names for errors about the host."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in (NOT_YET_VALID, EXPIRED):
             return f"{text} ({clock()})"
+        if error.verify_code in OTHER_HOST and (names := broker_names(endpoint)):
+            return other_host(names, endpoint.host)
         return f"{text} (expected a certificate for this host, signed by the CA in ca.crt; without that file, by a CA of this system)"
     return str(text)
+
+
+def other_host(names: tuple[str, ...], host: str) -> str:
+    """Explain that a broker's certificate for `names` is not valid for `host`, and what to do."""
+    return (
+        f"the broker's certificate is valid for {', '.join(names)}, not for {host!r}: connect to one of these, or on the broker's computer"
+        f" run 'edge-fl broker certificate --host {host}'"
+    )
+
+
+def broker_names(endpoint: Endpoint) -> tuple[str, ...]:
+    """The names in the certificate of the broker at `endpoint`, which must be signed by its CA; empty if it cannot be read."""
+    if not endpoint.uses_tls:
+        return ()
+    try:
+        context = ssl.create_default_context(
+            cafile=endpoint.ca
+        )  # its own: contexts of connections must check the host
+        if endpoint.cert:
+            context.load_cert_chain(endpoint.cert, endpoint.key)
+        context.check_hostname = False
+        with (
+            socket.create_connection((endpoint.host, endpoint.port), NAMES_S) as plain,
+            context.wrap_socket(plain, server_hostname=endpoint.host) as secured,
+        ):
+            content = secured.getpeercert(binary_form=True)
+    except OSError:  # includes ssl.SSLError
+        return ()
+    return hosts.certified(x509.load_der_x509_certificate(content)) if content else ()
 
 
 def explain_rejection(endpoint: Endpoint) -> str:

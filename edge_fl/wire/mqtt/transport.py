@@ -186,7 +186,7 @@ class MqttTransport(Transport):
         try:
             self._client.reconnect()
         except Exception as error:  # OSError and its subclasses, UnicodeError for an invalid host name
-            reason = tls.explain(error)
+            reason = tls.explain(error, self.endpoint)
             self._loop.call(lambda: self._lose(reason))
         else:
             self._loop.call(self._on_socket)
@@ -242,7 +242,7 @@ class MqttTransport(Transport):
         if before is not State.ONLINE:
             self._loop.end_handshake()
         self._cancel()
-        self._failure = reason
+        is_new, self._failure = reason != self._failure, reason
         if self._closed:
             self._set_state(State.ENDED, ended=True)
         elif self._rejected:
@@ -252,9 +252,9 @@ class MqttTransport(Transport):
             self._emit(Disconnected(self._failure, final=True))
         else:
             self._set_state(State.WAITING)
-            self._retry(was_online=before is State.ONLINE)
+            self._retry(was_online=before is State.ONLINE, is_new=is_new)
 
-    def _retry(self, *, was_online: bool) -> None:
+    def _retry(self, *, was_online: bool, is_new: bool) -> None:
         if time.monotonic() - self._online_since > self._limits.stable_s:
             self._attempts = 0
         self._online_since = math.inf
@@ -262,7 +262,7 @@ class MqttTransport(Transport):
         bound_s = max(bound_s, self._spread_s) if was_online else bound_s
         # Full jitter, so that clients do not reconnect in step.
         self._after(JITTER.uniform(0, bound_s), self._queue_attempt)
-        level = logging.WARNING if was_online or self._attempts == 1 else logging.DEBUG
+        level = logging.WARNING if was_online or is_new else logging.DEBUG
         log.log(level, "%s: %s: %s; trying again", self.client_id, self.endpoint, self._failure)
         if was_online:
             self._emit(Disconnected(self._failure))
