@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import isfinite
 
 from edge_fl.errors import InputError
 
 NOTHING = "-"
+SHOWN = 3  # names
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def counted(count: int, noun: str) -> str:
     """1 device, 2 devices."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def few(devices: Collection[str]) -> str:
+    """The number of devices and the first names: 50 devices (pi-01, pi-02, pi-03 and 47 more)."""
+    names = sorted(devices)
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{counted(len(names), 'device')} ({', '.join(names[:SHOWN])}{more})"
 
 
 def percent(share: float | None) -> str:

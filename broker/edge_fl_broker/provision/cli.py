@@ -61,7 +61,10 @@ class Role(StrEnum):
 def register(app: App) -> None:
     """Add to the group `fleet`."""
     group = app.group("fleet")
-    group.add(enrol, "edge-fl fleet enrol pi-07 pi-08\nedge-fl fleet enrol --role viewer ann")
+    group.add(
+        enrol,
+        "edge-fl fleet enrol pi-07 pi-08\nedge-fl fleet enrol --count 50 --prefix pi-\nedge-fl fleet enrol --role viewer ann",
+    )
     group.add(certificates, "edge-fl fleet certificates")
     group.add(revoke, "edge-fl fleet revoke pi-07")
     group.add(rotate, "edge-fl fleet rotate runs/identities/devices/pi-07")
@@ -72,7 +75,22 @@ def enrol(
     count: Annotated[
         int,
         typer.Option(
-            "-n", "--count", metavar="N", min=0, max=10_000, help="Number of devices, named PREFIX000, ..."
+            "-n",
+            "--count",
+            metavar="N",
+            min=0,
+            max=10_000,
+            help="Number of devices to add, named PREFIX000, ...; numbers continue after the highest ever used.",
+        ),
+    ] = 0,
+    total: Annotated[
+        int,
+        typer.Option(
+            "--total",
+            metavar="N",
+            min=0,
+            max=100_000,
+            help="Add as many as are missing until N numbered devices are enrolled; may be repeated.",
         ),
     ] = 0,
     prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of numbered names.")] = "device-",
@@ -101,32 +119,41 @@ def enrol(
     from datetime import timedelta
 
     from edge_fl.fleet.tags import parse
+    from edge_fl_broker.provision import numbering
     from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, PERSON_LIFE, Authority
 
-    if role and count:
-        raise ConfigError("--role: expected the names of people, and no --count")
+    if role and (count or total):
+        raise ConfigError("--role: expected the names of people, and no --count or --total")
+    if count and total:
+        raise ConfigError("--count and --total: expected one of them")
     if role and tags:
         raise ConfigError("--role: expected the names of people, and no --tag")
 
     given = dict(map(parse, tags or []))
     if removed := [key for key, value in given.items() if not value]:
         raise ConfigError(f"--tag {removed[0]}-: expected key=value; 'edge-fl fleet tag' removes tags")
-    width = max(3, len(str(count - 1)))
-    devices = [*(names or []), *(f"{prefix}{number:0{width}d}" for number in range(count))]
-    if not devices:
-        raise ConfigError("no names and no --count; expected devices to enrol")
-    if len(set(devices)) != len(devices):
+    if not (names or count or total):
+        raise ConfigError("no names, no --count and no --total; expected devices to enrol")
+    if len(set(names or ())) != len(names or ()):
         raise ConfigError("duplicate name, expected each name once")
     authority = Authority.make(home)
+    out = out or home / ("people" if role else "devices")
+    used = numbering.used(authority.rows(), out, names or (), prefix)
+    if total:
+        enrolled = numbering.enrolled(authority.rows(), authority.now(), prefix)
+        count = max(total - len(enrolled), 0)
+        if not (names or count):
+            print_status(f"{len(enrolled)} devices {prefix}N are enrolled; nothing was changed")
+            return
+    devices = [*(names or []), *numbering.following(used, prefix, count)]
     if role:
         life = timedelta(days=days) if days else PERSON_LIFE
-        for person in authority.enrol_people(role.value, devices, out or home / "people", life):
+        for person in authority.enrol_people(role.value, devices, out, life):
             print(person.folder)
             print_status(
                 f"{person.name}: valid until {person.expires:%Y-%m-%d}; 'edge-fl fleet rotate' renews it"
             )
         return
-    out = out or home / "devices"
     issue, life = (authority.bake, LIFE) if baked else (authority.claim, CLAIM_LIFE)
     identities = issue({name: out / name for name in devices}, timedelta(days=days) if days else life, given)
     one, more = ("identity", "identities") if baked else ("claim", "claims")

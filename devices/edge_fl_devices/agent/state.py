@@ -74,7 +74,8 @@ class AgentState:
     release: the release that the device serves. why: the current failure. published: what the last status message contained.
     settled_s, echo: settling ends at this time or with this echo, whichever comes first.
     assignment_due_s, tries, not_before_s: of the current assignment or refit; not_before_s is infinite while only new data, another
-    assignment or a restart can help. refit: the data changed since the head was fitted.
+    assignment or a restart can help. outdated: the broker retained an older assignment than this device has. refit: the data changed
+    since the head was fitted.
     demoted, over_budget, data_problem, impaired: like drift, conditions of the device that its own work cannot end.
     """
 
@@ -96,6 +97,7 @@ class AgentState:
     server: ServerState | None = None
     rounds: Mapping[str, Round] = field(default_factory=dict)
     assignment: Assignment | None = None
+    outdated: bool = False
     assignment_due_s: float = math.inf
     tries: int = 0
     not_before_s: float = -math.inf

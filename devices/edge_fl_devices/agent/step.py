@@ -97,10 +97,10 @@ def _on_tick(context: StepContext, event: events.Tick) -> None:
 
 
 def _end_settling(context: StepContext) -> None:
-    """Start normal operation; request an assignment if none was retained."""
+    """Start normal operation; request an assignment if none was retained, or an older one."""
     state = context.state
-    context.update(phase=Phase.UP)
-    if state.assignment is None:
+    context.update(phase=Phase.UP, outdated=False)
+    if state.assignment is None or state.outdated:
         request = Request(f"assignment-{state.boot}-{state.sequence}", "assignment")
         context.publish(state.topics.request(state.device), request, expiry_s=60)
 
@@ -222,10 +222,14 @@ def _on_assignment(context: StepContext, event: events.Received) -> None:
     if not isinstance(event.message, Assignment):
         assignments.accept(context, None)
     elif why := _rejection(event, signed, required=signed > 0):
+        if _is_outdated(context, why):
+            context.update(outdated=True)
+            return
         if why != context.state.why:
             context.log("warning", f"assignment {event.message.id} rejected: {why}")
         context.update(why=why)
     else:
+        context.update(outdated=False)
         if event.number:
             context.remember(signed=event.number, signs_all=event.message.signs_all)
         if context.state.why in REJECTIONS:
@@ -245,6 +249,13 @@ def _rejection(event: events.Received, lowest: int, *, required: bool) -> str:
     return "replayed" if event.number < lowest else ""
 
 
+def _is_outdated(context: StepContext, why: str) -> bool:
+    """Whether a message is older than one that the device has because a connection begins with it: the broker was restored from its last
+    save. It does not count, and the server publishes its present one on every connection, so nothing is reported.
+    """
+    return why == "replayed" and context.state.phase is Phase.SETTLING
+
+
 def _on_update(context: StepContext, event: events.Received) -> None:
     """Desire another agent. A rejected message about the last update is no news."""
     update, memory, known = event.message, context.state.memory, context.state.capability.update
@@ -253,7 +264,7 @@ def _on_update(context: StepContext, event: events.Received) -> None:
     if not isinstance(update, AgentUpdate):
         context.emit(effects.DesireUpdate(None))
     elif why := _rejection(event, memory.signed_update, required=memory.signs_all):
-        if update.id != known.id:
+        if update.id != known.id and not _is_outdated(context, why):
             context.log("warning", f"agent update {update.id} rejected: {why}")
     else:
         context.remember(signed_update=max(event.number, memory.signed_update))
@@ -265,7 +276,8 @@ def _on_command(context: StepContext, event: events.Received) -> None:
     if not isinstance(command, Command) or event.retain:
         return
     if why := _rejection(event, memory.signed_command + 1, required=memory.signs_all):
-        context.log("warning", f"command {command.id} ({command.do}) rejected: {why}")
+        if not _is_outdated(context, why):
+            context.log("warning", f"command {command.id} ({command.do}) rejected: {why}")
         return
     context.remember(signed_command=max(event.number, memory.signed_command))
     match command.do:

@@ -138,6 +138,8 @@ class RemoteSettings:
         message = event.message
         if not isinstance(message, Settings):
             return self.status  # cleared: a broker could do so
+        if event.retain and not event.rejected and message.serial < self._kept.serial:
+            return self.status  # a broker restored from its last save; the server publishes the present ones
         why = event.rejected or ("replayed" if message.serial < self._kept.serial else "")
         if not why and message.serial > self._kept.serial:
             why = self._accept(message)

@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import ColumnElement, func, select
 
+from edge_fl.console.units import few
 from edge_fl.wire import identity
 from edge_fl_server.registry import Database, rollouts, servers
 from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.tables import devices, reports
 
@@ -157,6 +159,16 @@ def rollout(place: Place, limit: float) -> Found:
     return {f"release {newest.release}": f"roll-out {newest.state}: {newest.reason or 'no reason given'}"}
 
 
+def signatures(place: Place, limit: float) -> Found:
+    """Messages of the last `limit` seconds that somebody sent in the names of devices, one condition per reason."""
+    found = {}
+    since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
+    for reason in registered_reports.SIGNATURE:
+        if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
+            found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
+    return found
+
+
 KINDS = {
     "silent": Kind(3600, "seconds without a connection", silent),
     "drift": Kind(0, "standard deviations", drift),
@@ -166,6 +178,7 @@ KINDS = {
     "disk": Kind(500, "MB", disk),
     "rollout": Kind(0, "", rollout, of_devices=False),
     "restarts": Kind(5, "starts in an hour", restarts),
+    "signatures": Kind(3600, "seconds after the last message", signatures, of_devices=False),
 }
 """Kind of rule -> its condition; `limit` of a rule replaces the threshold."""
 

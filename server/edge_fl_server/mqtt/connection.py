@@ -29,7 +29,7 @@ from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerSta
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
-from edge_fl_server.mqtt.devices.statements import Statements
+from edge_fl_server.mqtt.devices.statements import OUTDATED, Statements
 from edge_fl_server.mqtt.rate_limit import OnExcess, RateLimit
 from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
 
@@ -60,9 +60,10 @@ class SignsForDevices(Protocol):
 class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
-    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_forged` of every message
-    that its device did not sign (`statements`; None: signatures are not checked), `on_excess` for every device above the rate
-    limit, once per interval. `director` signs what is sent to single devices; None: nothing is signed.
+    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above
+    the rate limit, once per interval. `statements` rejects messages that their devices did not sign, `on_rejected` is called with the
+    failure word of each; None: signatures are not checked.
+    `director` signs what is sent to single devices; None: nothing is signed.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class ServerConnection:
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_connected: list[Callable[[bool], None]] = []
         self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
-        self.on_forged: Callable[[str, str, ForgedError], None] = lambda sender, kind, error: None
+        self.on_rejected: Callable[[str], None] = lambda why: None
         self.statements: Statements | None = None
         self.director: SignsForDevices | None = None
         self.on_excess: OnExcess = lambda device, dropped, description: None
@@ -254,6 +255,8 @@ class ServerConnection:
     def _on_connection(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:
             return
+        if self.statements:
+            self.statements.connected()
         # Subscribed first: a newer server's retained state must arrive before this one replaces it.
         transport.subscribe(self.topics.server_state())
         transport.publish(self._state(online=True))
@@ -309,8 +312,9 @@ class ServerConnection:
             if self.statements:
                 self.statements.require(address, packet.payload, received.message)
         except ForgedError as error:
-            log.warning("%s", one_line(str(error)), extra={"device": address.device})
-            self.on_forged(address.device, address.kind, error)
+            if self.statements and error.why != OUTDATED:
+                self.statements.reject(address, error)
+                self.on_rejected(error.why)
             if packet.retain:
                 self.request_rebirth(address.device)  # the device may have sent another one since
             return

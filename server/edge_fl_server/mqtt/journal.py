@@ -64,7 +64,7 @@ class Journal:
         self._quarantine_after = quarantine_after
         self._denied = denied
         self.on_removed: Callable[[str], None] = lambda device: None
-        self.on_written: Callable[[], None] = lambda: None
+        self.on_written: list[Callable[[], None]] = []
         self._tags_file = denied.with_name(tags.TAGS_FILE) if denied else None
         self._enrolled: dict[str, dict[str, str]] = {}
         self._blocked = self._read_blocked()
@@ -198,7 +198,8 @@ class Journal:
             beat_s = time.monotonic()
             while not self._closing.wait(WRITE_INTERVAL_S):
                 self._write_pending()
-                self.on_written()
+                for handler in self.on_written:
+                    handler()
                 if self._first and time.monotonic() - beat_s > servers.BEAT_S:
                     beat_s = time.monotonic()
                     self._beat()

@@ -12,6 +12,8 @@ from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecor
 from edge_fl_server.registry.tables import devices, rejection_counts, rejections, reports
 
 KEPT_REJECTIONS = 200
+SIGNATURE = ("forged", "unsigned", "replayed")
+"""Reasons of rejected messages that somebody else sent in a device's name."""
 
 
 def record_of(fleet: str, device: str, run: str, round: int, report: Report) -> ReportRecord:
@@ -109,6 +111,18 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
         why += f" ({rejection.detail})" if rejection.detail else ""
         connection.execute(update(devices).where(mine).values(quarantine=why, blocked_at=now()))
         return why
+
+
+def rejected_devices(db: Database, fleet: str, reason: str, since: str) -> list[str]:
+    """The devices with a message rejected for this reason since a time (ISO, UTC), ascending."""
+    row = rejections.c
+    query = (
+        select(row.device)
+        .distinct()
+        .where(row.fleet == fleet, row.reason == reason, row.received_at >= since)
+    )
+    with db.reading() as connection:
+        return sorted(connection.execute(query).scalars())
 
 
 def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[Rejection]:

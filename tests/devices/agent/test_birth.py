@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from msgspec.structs import replace
+
 from edge_fl.wire.messages import (
+    Assignment,
     Command,
     DeviceState,
+    Log,
     Request,
     ServerState,
 )
+from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
 from tests.devices.agent.agents import Agent, none_of, only, serve
@@ -113,3 +120,42 @@ def test_a_server_of_another_major_version_is_ignored() -> None:
     assert none_of(effects.Refresh, device.receive(serve()))
     device.receive(ServerState(True, "server-1"))
     assert device.statuses()[-1] == "ready" and not none_of(effects.Refresh, device.last)
+
+
+def signed(device: Agent, message: Assignment | Command, number: int, *, retain: bool = False) -> None:
+    address = Address("assignment" if isinstance(message, Assignment) else "cmd", "pi-01")
+    device.on(events.Received(address, message, retain, number))
+
+
+def published(device: Agent, kind: type) -> list[Any]:
+    return [e.message for e in device.last if isinstance(e, effects.Publish) and isinstance(e.message, kind)]
+
+
+def test_what_a_broker_of_its_last_save_delivers_first_is_ignored_and_the_present_assignment_requested() -> (
+    None
+):
+    device = Agent().up()
+    old, new = serve(release=3), serve(2, release=4)
+    signed(device, old, 1)
+    signed(device, new, 2)
+    signed(device, Command("c-1", "rebirth"), 3)
+    device.on(Disconnected("the broker was killed"))
+    device.on(Connected(session_present=False))
+    signed(device, old, 1, retain=True)
+    signed(device, Command("c-1", "rebirth"), 3)  # queued before the kill
+    assert not published(device, Log) and device.state.assignment == new
+    device.receive(device.echo())
+    assert [each.kind for each in published(device, Request)] == ["assignment"]
+    assert device.state.why == "" and device.statuses()[-1] == "ready"
+
+
+def test_an_older_assignment_or_command_in_the_middle_of_a_connection_is_reported() -> None:
+    device = Agent().up()
+    signed(device, serve(2, release=4), 2)
+    signed(device, serve(release=3), 1)
+    assert [line.text for line in published(device, Log)] == ["assignment rel-3 rejected: replayed"]
+    assert device.state.why == "replayed"
+    signed(device, Command("c-1", "rebirth"), 3)
+    signed(device, replace(serve(3, release=4), signs_all=True), 4)
+    signed(device, Command("c-1", "rebirth"), 3)
+    assert [line.text for line in published(device, Log)] == ["command c-1 (rebirth) rejected: replayed"]

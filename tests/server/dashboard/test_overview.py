@@ -205,6 +205,14 @@ def test_the_log_groups_equal_events(db: Database) -> None:
     assert all("times" not in text and "since" in text for text in shown)
 
 
+def test_the_log_has_one_event_for_the_messages_of_many_devices_that_somebody_replays(db: Database) -> None:
+    for number in range(50):
+        detail = "state is older than one received before"
+        reports.reject(db, Rejection("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail))
+    (replayed,) = (event for event in log.newest(db, "main") if event.text.startswith("replayed"))
+    assert (replayed.times, replayed.subjects) == (50, 50) and "and 49 more" in log_page.subject(replayed)
+
+
 def test_a_paused_roll_out_is_a_warning_and_a_replaced_one_is_not_red(db: Database) -> None:
     for state, reason in (
         ("replaced", "replaced by release 4"),

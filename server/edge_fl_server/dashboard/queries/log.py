@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, s
 
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.people import audit
+from edge_fl_server.registry.reports import SIGNATURE
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200
@@ -75,6 +76,7 @@ def _parts(fleet: str) -> list[Select[Any]]:
         _part("info", "revoked", device.blocked_at, device.device, literal("certificate revoked"), revoked),
         _rounds(fleet),
         _rejections(fleet),
+        _unsigned(fleet),
         _grouped(
             "request",
             request.ended_at,
@@ -104,13 +106,29 @@ def _rounds(fleet: str) -> Select[Any]:
 
 def _rejections(fleet: str) -> Select[Any]:
     """Rejections of a device for the same reason are one event, with the newest detail."""
-    at, key = rejections.c.received_at, (rejections.c.device, rejections.c.reason)
-    sums = (func.max(rejections.c.number), func.count(), func.min(at))
-    named = (total.label(name) for total, name in zip(sums, ("number", "times", "first"), strict=True))
-    each = select(*named).where(rejections.c.fleet == fleet).group_by(*key).subquery()
+    others = rejections.c.reason.not_in(SIGNATURE)
+    return _newest_rejections(fleet, others, rejections.c.device, rejections.c.reason)
+
+
+def _unsigned(fleet: str) -> Select[Any]:
+    """Messages of all devices with the same fault of their signatures are one event: the broker is at fault, not a device."""
+    return _newest_rejections(fleet, rejections.c.reason.in_(SIGNATURE), rejections.c.reason)
+
+
+def _newest_rejections(fleet: str, where: ColumnElement[bool], *key: Any) -> Select[Any]:
+    """An event per `key`, with the newest device and detail, and the number of devices."""
+    at, device = rejections.c.received_at, rejections.c.device
+    sums = {
+        "number": func.max(rejections.c.number),
+        "times": func.count(),
+        "first": func.min(at),
+        "devices": func.count(device.distinct()),
+    }
+    named = (total.label(name) for name, total in sums.items())
+    each = select(*named).where(rejections.c.fleet == fleet, where).group_by(*key).subquery()
     text = _text(rejections.c.reason, ": ", rejections.c.detail)
-    columns = _columns(literal("warning"), "rejected", at, rejections.c.device, text)
-    counts = _counts(each.c.times, each.c.first, literal(1))
+    columns = _columns(literal("warning"), "rejected", at, device, text)
+    counts = _counts(each.c.times, each.c.first, each.c.devices)
     return select(*columns, *counts).where(rejections.c.number == each.c.number).order_by(at.desc())
 
 

@@ -144,7 +144,7 @@ def _signed(
         require_stated("state", fleet, device, message.signature, payload, authorities)
     except ForgedError as error:
         return error.why
-    return "replayed" if message.signature.number < numbers.get("state", 0) else "yes"
+    return "outdated" if message.signature.number < numbers.get("state", 0) else "yes"
 
 
 def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:

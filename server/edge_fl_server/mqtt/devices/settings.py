@@ -31,7 +31,7 @@ class SettingsPublisher:
         self._lock = threading.Lock()
         if director:
             connection.on_connected(lambda lost: self._publish_all())
-            journal.on_written = self.advance
+            journal.on_written.append(self.advance)
 
     def advance(self) -> None:
         """Publish what has changed in the registry."""

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import Ack, Report
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.journal import Journal
@@ -44,7 +43,7 @@ class Inbox:
         connection.on("rpt", self._on_report)
         connection.on("blob", self._on_chunk)
         connection.on_malformed = self._on_malformed
-        connection.on_forged = self._on_forged
+        connection.on_rejected = self._on_rejected
         connection.on_excess = lambda *excess: self.journal.record_excess(*excess)
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
@@ -124,9 +123,8 @@ class Inbox:
         if device and not self.journal.blocked(device):
             self.journal.reject(device, "", 0, kind, "malformed", error)
 
-    def _on_forged(self, device: str, kind: str, error: ForgedError) -> None:
-        self.counts[error.why] += 1
-        self.journal.reject(device, "", 0, kind, error.why, error.message)
+    def _on_rejected(self, why: str) -> None:
+        self.counts[why] += 1
 
     def _acknowledge(self, device: str, verdict: Verdict | None) -> None:
         if verdict is None:
