@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 GATHER_S = 1.0  # devices of this time share the first line
 PAUSE_S = 60.0  # between two lines of one kind
 FORGET_S = 3600.0  # without a message of a kind; the next one is logged again
-RULE = "they do not count; distrust the broker and whoever may publish on it (docs/security.md, a compromised broker)"
+RULE = "they do not count; distrust the broker (docs/security.md, a compromised broker)"
 
 
 @dataclass(slots=True)
