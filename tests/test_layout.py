@@ -262,3 +262,114 @@ def test_security_lists_every_variable_that_switches_telemetry_off() -> None:
     assert set(re.findall(r"`([A-Z_]{4,}=\w+)`", section)) == {
         f"{name}={value}" for name, value in edge_fl.TELEMETRY_OFF.items()
     }
+
+
+CACHED = {
+    "edge_fl/data/limits.py:board_bytes": "the memory of the board",
+    "edge_fl/heads/statistics/class_statistics.py:_groups": "a function of two numbers",
+    "edge_fl/learn/aggregation/screening.py:_signs": "a function of a length and a device of torch",
+    "edge_fl/learn/batches.py:batches": "one key for the batches of one stage",
+    "edge_fl/learn/stacked.py:batches": "one key for the batches of one stage",
+    "edge_fl/models/weights.py:_sha256": "keyed by the time of the file",
+    "edge_fl/models/weights.py:_read": "keyed by the time of the file",
+    "edge_fl/secure/signatures.py:_issued": "keyed by the bytes of the certificate and the authorities",
+    "edge_fl/wire/endpoint.py:_system_context": "the system's CAs, as every TLS client reads them once",
+    "edge_fl/wire/mqtt/client.py:_connect_properties": "built from its arguments",
+    "edge_fl/wire/mqtt/client.py:_properties": "built from its arguments",
+    "devices/edge_fl_devices/features/extractor.py:runtime": "the onnxruntime that this process has loaded",
+    "devices/edge_fl_devices/runtime/signatures.py:_decoded": "keyed by the bytes of the message",
+    "server/edge_fl_server/compare/cell.py:_dataset": "a public data set, which no one writes during a command",
+    "server/edge_fl_server/compare/inputs.py:_data": "keyed by the data set in memory",
+    "server/edge_fl_server/compare/inputs.py:_framework": "the code that this process has loaded",
+    "server/edge_fl_server/compare/inputs.py:_source": "the code that this process has loaded",
+    "server/edge_fl_server/compare/paper.py:tables": "a file of the package",
+    "server/edge_fl_server/dashboard/queries/releases.py:_head_reports": "keyed by number and time of the reports",
+    "server/edge_fl_server/dashboard/queries/releases.py:_newest_accuracies": "keyed by number and time of the reports",
+    "server/edge_fl_server/mqtt/connector.py:connector": "one network loop for the clients of a connector",
+    "server/edge_fl_server/recipes/__init__.py:_built_in": "files of the package",
+    "server/edge_fl_server/training/engines/folders.py:_cleaner": "one helper of this process",
+    "server/edge_fl_server/training/engines/ray.py:_run": "keyed by the placed run, which does not change",
+    "server/edge_fl_server/training/engines/worker.py:_down": "keyed by the file of one broadcast, which is written once",
+    "server/edge_fl_server/training/engines/worker.py:_run": "keyed by the folder of one run, which is written once",
+}
+"""The functions whose results may be kept for the life of a process: why they cannot change."""
+
+
+def cached_functions(tree: ast.Module) -> Iterator[str]:
+    """The functions that `functools` caches, or in which it caches another one; "" outside of all."""
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "functools"
+        for alias in node.names
+        if alias.name in ("cache", "lru_cache")
+    }
+
+    def below(node: ast.AST, function: str) -> Iterator[str]:
+        function = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        attribute = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "functools"
+        if (attribute and node.attr in ("cache", "lru_cache")) or getattr(node, "id", None) in imported:  # type: ignore[attr-defined]
+            yield function
+        for child in ast.iter_child_nodes(node):
+            yield from below(child, function)
+
+    return below(tree, "")
+
+
+def test_nothing_that_changes_is_cached_for_the_life_of_a_process() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{name}"
+        for path in SOURCES
+        if "functools" in (text := path.read_text())
+        for name in cached_functions(ast.parse(text))
+    }
+    assert found == CACHED.keys(), "give the owner of what changes a key of it, or state why it cannot change"
+
+
+def test_the_search_for_caches_finds_decorators_and_calls() -> None:
+    tree = ast.parse(
+        "import functools\n"
+        "from functools import cache, lru_cache\n"
+        "@cache\ndef a(): ...\n"
+        "@lru_cache(1)\ndef b(): ...\n"
+        "class C:\n    @functools.cache\n    def c(self): ...\n"
+        "def d():\n    load = lru_cache(1)(read)\n"
+        "def e(file):\n    return file.cache\n"
+        "f = lru_cache(read)\n"
+    )
+    assert [*cached_functions(tree)] == ["a", "b", "c", "d", ""]
+
+
+READS_DATA = {"inspect", "look", "found", "now", "stamp", "walk", "snapshot", "count_for", "load_for"}
+"""Functions below `run_device` that list, open or count pictures, or wait for a child that does."""
+
+
+def calls_before_ready(tree: ast.Module) -> set[str]:
+    """The functions that `run_device` calls before `runner.run`, which tells systemd that the agent is ready."""
+    (function,) = (node for node in tree.body if getattr(node, "name", "") == "run_device")
+    found, pending = set[str](), [*ast.iter_child_nodes(function)]
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.FunctionDef):
+            continue  # called later, or by its own name
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func) == "runner.run":
+                continue
+            name = node.func
+            found.add(name.attr if isinstance(name, ast.Attribute) else ast.unparse(name))
+        pending += ast.iter_child_nodes(node)
+    return found
+
+
+def test_nothing_that_grows_with_the_data_is_called_before_the_agent_is_ready() -> None:
+    # tests/devices/runtime/test_ready.py runs an agent and watches its pictures
+    text = (ROOT / "devices/edge_fl_devices/runtime/run_device.py").read_text()
+    calls = calls_before_ready(ast.parse(text))
+    assert {"inspect_board", "as_counted_last"} <= calls and not calls & READS_DATA
+    broken = text.replace("board, problem = inspect_board(config, loader)", "loader.inspect(current.look())")
+    assert calls_before_ready(ast.parse(broken)) & READS_DATA == {"inspect", "look"}
+
+
+def test_the_agent_of_a_head_only_device_loads_nothing_that_decodes_pictures() -> None:
+    command = "import sys, edge_fl_devices.runtime.run_device; sys.exit('PIL' in sys.modules)"
+    subprocess.run([sys.executable, "-c", command], check=True, timeout=60)

@@ -75,7 +75,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     with site.serving(broker, issue, repository) as server, agent as systemd:
         with pi.running(*as_systemd_does(pi, systemd.address), log=log):
             try:
-                meta = server.wait_for(site.DEVICE, "meta", deadline_s=STEP_S)
+                meta = server.wait_for(site.DEVICE, "meta", lambda m: m.samples, deadline_s=STEP_S)
                 assert (meta.machine, meta.samples) == ("aarch64", site.SAMPLES)
                 born_s = time.monotonic()
                 report = server.wait_for(site.DEVICE, "rpt", deadline_s=STEP_S)

@@ -57,7 +57,7 @@ def test_a_card_boots_installs_learns_and_survives_a_power_cut(
             with machine.powered("ready"):
                 await_lines(machine, "install rc=0", 2, "ready")
                 installed_s = time.monotonic()
-                meta = server.wait_for(site.DEVICE, "meta", deadline_s=STEP_S)
+                meta = server.wait_for(site.DEVICE, "meta", lambda m: m.samples, deadline_s=STEP_S)
                 assert (meta.machine, meta.samples) == ("aarch64", site.SAMPLES)
                 born_s = time.monotonic()
                 report = server.wait_for(site.DEVICE, "rpt", deadline_s=STEP_S)

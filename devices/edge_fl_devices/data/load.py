@@ -19,7 +19,7 @@ from edge_fl_devices.data.split import SPLIT, Split
 from edge_fl_devices.data.stream import ImageStream, collect
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
-"""Returns the device's data for these classes and this input; reads the source on every call."""
+"""Returns the device's data for these classes and this input, as they are now."""
 StreamData = Callable[[tuple[str, ...], InputSpec], ImageStream]
 """The same, in batches."""
 
@@ -49,20 +49,11 @@ def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: st
     )
 
 
-def loader(config: DeviceConfig) -> LoadData:
-    """Return a function that reads the data that these settings name into memory."""
-
-    def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
-        return load_for(config, DataSpec(classes, input))[0]
-
-    return data
-
-
-def streamer(config: DeviceConfig) -> StreamData:
-    """Return a function that reads the data that these settings name in batches."""
+def streamer(config: DeviceConfig, files: frozenset[bytes] | None = None) -> StreamData:
+    """Return a function that reads the data that these settings name in batches; `files` as of `DataSpec`."""
 
     def data(classes: tuple[str, ...], input: InputSpec) -> ImageStream:
-        return _stream(config, DataSpec(classes, input))
+        return _stream(config, DataSpec(classes, input, files=files))
 
     return data
 
@@ -75,10 +66,10 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
 
 
 def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
-    """Summarise the data that these settings name; pictures are decoded only if `spec.input` is known. Raises DataError as `load`."""
+    """Summarise the data that these settings name; the pictures of a folder are not decoded. Raises DataError as `load`."""
     with recording(config):
         kind, folder = location.parsed(config.data)
-        if spec.input or kind != "folder":
+        if kind != "folder":
             stream = _stream(config, spec)
             for _ in stream:
                 pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import DataError, nearest
@@ -25,14 +27,34 @@ def parsed(source: str) -> tuple[str, str]:
     )
 
 
-def stamp(source: str) -> str:
-    """Return a value that changes when a folder or an .npz may have changed; "" for a function. Raises DataError."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of a source at one time, by their digests; those of a function are unknown (None)."""
+
+    files: frozenset[bytes] | None = None
+
+    @property
+    def stamp(self) -> str:
+        """A value that is another one when a file was added, changed or removed; "" of a function."""
+        if self.files is None:
+            return ""
+        return hashlib.blake2b(b"".join(sorted(self.files)), digest_size=16).hexdigest()
+
+
+def snapshot(source: str) -> Snapshot:
+    """List the files of a folder, or the .npz; opens none. Raises DataError."""
     kind, location = parsed(source)
     if kind == "python":
-        return ""
-    root, total = Path(location), hashlib.blake2b(digest_size=16)
+        return Snapshot()
+    root = Path(location)
+    digests = set()
     for path in [root] if kind == "npz" else walk(root).files:
         with suppress(OSError):
-            stat = path.stat()
-            total.update(raw(path) + b"\0%d %d\n" % (stat.st_size, stat.st_mtime_ns))
-    return total.hexdigest()
+            digests.add(file_digest(path, path.stat()))
+    return Snapshot(frozenset(digests))
+
+
+def file_digest(path: Path, stat: os.stat_result) -> bytes:
+    """Return 16 bytes that are others when the file changes: its content, as far as size and time tell, its name, or who may read it."""
+    state = b"\0%d %d %d" % (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+    return hashlib.blake2b(raw(path) + state, digest_size=16).digest()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_fl.errors import KilledError
+from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.files import atomic
 from edge_fl_devices.agent.events import KILLED
 from edge_fl_devices.data.report import DataReport
@@ -62,6 +62,18 @@ def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
 def remember_problem(folder: Path, why: str, problem: str) -> None:
     """Store why the data could not be used; the last count remains."""
     _write(folder, msgspec.structs.replace(read(folder), why=why, problem=problem))
+
+
+def failure_word(error: Exception) -> str:
+    """Return the failure word of an inspection that failed: not because of the data, for which the child has words of its own."""
+    match error:
+        case MemoryError():
+            return "out_of_memory"
+        case DeadlineError():
+            return "deadline"
+        case KilledError():
+            return KILLED
+    return "error"
 
 
 @contextmanager

@@ -6,9 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from edge_fl.data.pictures import PictureError
 from edge_fl.files import paths
+
+if TYPE_CHECKING:  # the agent itself decodes no pictures
+    from edge_fl.data.pictures import PictureError
 
 MOST_NAMED = 3
 """Files that are named per reason."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from edge_fl.errors import DataError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
-from edge_fl_devices.data.location import KINDS, parsed
+from edge_fl_devices.data.location import KINDS, file_digest, parsed
 from edge_fl_devices.data.report import DataReport, Skipped
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, SourceData
@@ -75,12 +76,20 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     found = LabelledFolder(root, classes, hints=hints)
     for path, reason in listing.skipped:
         found.skipped.add(path, reason, root)
-    for path in select_files(listing.files, spec):
+    for path in select_files(_counted(listing.files, spec.files), spec):
         if reason := _skip_reason(path, root, classes, spec.only):
             found.skipped[reason] += 1
         else:
             found.files.append((path, classes.index(names[path.parent.name])))
     return found
+
+
+def _counted(files: Iterable[Path], digests: frozenset[bytes] | None) -> Iterator[Path]:
+    """The files that count (`DataSpec.files`); the others are not part of the data yet, or no longer."""
+    for path in files:
+        with suppress(OSError):
+            if digests is None or file_digest(path, path.stat()) in digests:
+                yield path
 
 
 def count(location: str, spec: DataSpec) -> DataReport:

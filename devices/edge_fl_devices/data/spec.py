@@ -21,6 +21,7 @@ class DataSpec:
     Both are unknown before the first release: then the source's own classes count, and all images that are read must have one shape.
     `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
     (0: all), and `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
+    `files`: the digests of the files that count (`location.file_digest`); None: all.
     """
 
     classes: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class DataSpec:
     only: tuple[str, ...] = ()
     keep: int = 0
     policy: Policy = "newest"
+    files: frozenset[bytes] | None = None
 
     def __post_init__(self) -> None:
         for key in ("classes", "only"):

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from edge_fl import capability
-from edge_fl.errors import InputError
+from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.wire import identity
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import feature_children
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.trust import last_seen
@@ -109,7 +110,12 @@ def clock(config: DeviceConfig) -> Iterator[CheckResult]:
 
 def data(config: DeviceConfig) -> Iterator[CheckResult]:
     """Measure the board's speed and count the data."""
-    inspection = ChildFeatureLoader(config, feature_children()).inspect()
+    current = CurrentData(config)
+    try:
+        inspection = ChildFeatureLoader(config, feature_children(), current).inspect(current.found())
+    except (EdgeFLError, MemoryError) as error:
+        yield CheckResult("data", "failed", str(error), "see docs/troubleshooting.md")
+        return
     report = inspection.report
     if report is None:
         remedy = "one folder per class with pictures in it, or an .npz with x and y"

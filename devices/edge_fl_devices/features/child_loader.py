@@ -2,80 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
+from edge_fl.errors import EdgeFLError
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.board.benchmark import Speed
 from edge_fl_devices.child import Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
+from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.storage.slots import Installed
 
 DEADLINE_S = 1800.0  # ResNet-18 at 224 pixels on a slow board: 5 images a second
+BOARD_DEADLINE_S = 120.0  # below half of the unit's TimeoutStartSec: the agent is not ready before
 
 
 class FeatureRequest(Struct, frozen=True):
     """Request to the child: compute features for these releases, given as (extractor, manifest); without any, return an `Inspection`.
 
-    Without `count` the inspection leaves out the data.
+    Of the data only `files` count, as of `DataSpec`. Without `count` the inspection leaves out the data.
     """
 
     config: DeviceConfig
     releases: list[tuple[str, Manifest]] = []
     count: bool = True
+    files: frozenset[bytes] | None = None
 
 
 class Inspection(Struct, frozen=True):
-    """The device's runtime, data and speed. `report` is None when the data cannot be read; `trouble` says why.
+    """The device's runtime, data and speed. `report` is None when the data were not counted; `trouble` says why they cannot be read.
 
-    `out_of_memory`: the child that counted the data ran out of memory.
     `reach_ms` is the round-trip time to the broker, 0 if it did not answer.
     """
 
     runtime: Runtime
     report: DataReport | None = None
     trouble: str = ""
-    out_of_memory: bool = False
     speed: Speed = Speed()
     reach_ms: float = 0.0
 
     @property
-    def notes(self) -> list[str]:
-        """Measurements and remarks about the data, for the birth message."""
+    def measured(self) -> str:
+        """The measurements of the board, for the birth message."""
         reach = f", the broker {self.reach_ms:.1f} ms away" if self.reach_ms else ""
-        return [f"{self.speed}{reach}", *(self.report.notes if self.report else [])]
+        return f"{self.speed}{reach}"
 
 
 class ChildFeatureLoader:
-    """A `FeatureLoader` that starts a child process; the child reads the data again each time."""
+    """A `FeatureLoader` that starts a child process; the child reads the data again each time, as they are now (`current`).
 
-    def __init__(self, config: DeviceConfig, children: Children) -> None:
+    One child works at a time: a board has no memory for two.
+    """
+
+    def __init__(self, config: DeviceConfig, children: Children, current: CurrentData | None = None) -> None:
         self._config, self._children = config, children
+        self._current = current or CurrentData(config)
+        self._working = threading.Lock()
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         given = [(str(release.extractor), release.manifest) for release in releases]
-        return decode(self._request(FeatureRequest(self._config, given)), LoadedFeatures)
+        now = self._current.now()
+        loaded = decode(
+            self._request(FeatureRequest(self._config, given, files=now.files), DEADLINE_S), LoadedFeatures
+        )
+        return dataclasses.replace(loaded, stamp=now.stamp)
 
-    def inspect(self) -> Inspection:
-        """Count the data and measure the board. Raises DataError only for settings that can never work.
+    def inspect_board(self) -> Inspection:
+        """Measure the board, and leave out the data. Raises as `Children.request`; the reason is stored."""
+        return self._inspect(FeatureRequest(self._config, count=False), BOARD_DEADLINE_S)
 
-        Raises MemoryError only if a child runs out of memory even without the data.
-        """
+    def inspect(self, snapshot: Snapshot) -> Inspection:
+        """Measure the board and count the data of this snapshot. Raises as `Children.request`; the reason is stored."""
+        return self._inspect(FeatureRequest(self._config, files=snapshot.files), DEADLINE_S)
+
+    def _inspect(self, request: FeatureRequest, deadline_s: float) -> Inspection:
         try:
-            return decode(self._request(FeatureRequest(self._config)), Inspection)
-        except MemoryError as error:
-            record.remember_problem(Path(self._config.folder), "out_of_memory", str(error))
-            inspection = decode(self._request(FeatureRequest(self._config, count=False)), Inspection)
-            return replace(inspection, trouble=str(error), out_of_memory=True)
+            return decode(self._request(request, deadline_s), Inspection)
+        except (EdgeFLError, MemoryError) as error:
+            record.remember_problem(Path(self._config.folder), record.failure_word(error), str(error))
+            raise
 
-    def _request(self, request: FeatureRequest) -> bytes:
-        with imports.naming("numpy", "onnxruntime"):
-            return self._children.request(encode(request), DEADLINE_S)
+    def _request(self, request: FeatureRequest, deadline_s: float) -> bytes:
+        with self._working, imports.naming("numpy", "onnxruntime"):
+            return self._children.request(encode(request), deadline_s)

@@ -5,6 +5,7 @@ A request without releases makes it count the data and measure the board instead
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import sys
 from pathlib import Path
@@ -42,7 +43,8 @@ def inspect(request: FeatureRequest) -> Inspection:
     if not request.count:
         return inspection
     try:
-        return replace(inspection, report=load.count_for(config, _data_spec(installed)))
+        spec = dataclasses.replace(_data_spec(installed), files=request.files)
+        return replace(inspection, report=load.count_for(config, spec))
     except DataError as error:
         return replace(inspection, trouble=str(error))
 
@@ -66,7 +68,9 @@ def answer(payload: bytes) -> bytes:
     if not request.releases:
         return encode(inspect(request))
     releases = [Installed(manifest, Path(file), {}, pending=False) for file, manifest in request.releases]
-    loader = LocalFeatureLoader(load.streamer(request.config), Path(request.config.folder), threads=0)
+    loader = LocalFeatureLoader(
+        load.streamer(request.config, request.files), Path(request.config.folder), threads=0
+    )
     with load.recording(request.config):
         return encode(loader(releases))
 

@@ -45,10 +45,14 @@ class ClientFeatures:
 
 @dataclass(frozen=True, eq=False)
 class LoadedFeatures:
-    """Features per requested release, divided alike (None where the images do not fit its input), and the data's fingerprint."""
+    """Features per requested release, divided alike (None where the images do not fit its input), and the data's fingerprint.
+
+    `stamp` is that of the files they were read from ("": unknown).
+    """
 
     by_extractor: tuple[ClientFeatures | None, ...]
     fingerprint: str
+    stamp: str = ""
 
 
 FeatureLoader = Callable[[Sequence[Installed]], LoadedFeatures]

@@ -1,7 +1,8 @@
-"""Monitor of one device while its agent runs: new images, the board's health, drift and budgets become events.
+"""Monitor of one device while its agent runs: its data, the board's health, drift and budgets become events.
 
-A thread checks periodically; the agent decides what follows. New images count once they have been stable for one interval, so that no
-half-copied picture is read, and lead to a refit at most every `refit_every_s`.
+A thread counts the data at its start, and then checks periodically; the agent decides what follows. New images count once they have been
+stable for one interval, so that no half-copied picture is used, and lead to a refit at most every `refit_every_s`. A count that fails is a
+state of the device, and is repeated with growing pauses.
 """
 
 from __future__ import annotations
@@ -23,52 +24,69 @@ from edge_fl_devices.board import health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import location, record
+from edge_fl_devices.data import record
+from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.location import Snapshot
+from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features import drift
-from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.remote.log_file import LOCAL
 from edge_fl_devices.runtime.device import Device
 
 log = logging.getLogger(__name__)
 
 COUNT_S = 1.0
+RETRY_S = 10.0
 MEASURED = 2  # notes of a capability that are not about its data: the tier, and the board's measurements
+COUNTING = "counting pictures"
+"""Note of a capability before the first count: its samples are those of the last one."""
+
+Inspect = Callable[[Snapshot], Capability]
+"""Counts the data of a snapshot, and returns the capability with it; with the count before if the data cannot be read.
+
+Raises MemoryError or an EdgeFLError if the counting itself failed.
+"""
 
 
 @dataclass
 class DeviceMonitor:
-    """Checks one device: `check` once, `run` for the life of the process. `inspect` measures the data again; None: unreadable."""
+    """Checks one device: `check` once, `run` for the life of the process. `current` gets what it accepts."""
 
     config: DeviceConfig
     device: Device
     deliver: Callable[[Event], None]
     meter: Meter
+    inspect: Inspect
+    current: CurrentData
     clock: Callable[[], float] = time.monotonic
     readings: Callable[[], Readings] = health.read
-    inspect: Callable[[], Capability | None] = lambda: None
-    _last_stamp: str = ""
-    _used_stamp: str = ""
-    _refit_at_s: float = 0.0
-    _counted: Capability | None = None
+    _last: Snapshot | None = None
+    _counted: Snapshot | None = None
+    _count_at_s: float = 0.0
+    _failures: int = 0
+    _recorded: Capability | None = None
     _health: Health = field(default_factory=Health)
     _delivered: dict[type, object] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._last_stamp = self._used_stamp = self._stamp()
-        if self.device.state.data_problem:
-            self._used_stamp = ""  # count again
-
     def run(self, stopped: threading.Event) -> None:
-        """Check every `watch_s` until `stopped`; the count of the images every COUNT_S."""
-        next_s = self.clock() + self.config.watch_s
-        while not stopped.wait(min(self.config.watch_s, COUNT_S)):
+        """Count the data at once; then check every `watch_s` until `stopped`, and the count of the images every COUNT_S.
+
+        With `watch_s` 0 the data are only counted once.
+        """
+        next_s = self.clock()
+        while not stopped.is_set():
             try:
-                self.check_count()
-                if self.clock() >= next_s:
+                if not self.config.watch_s:
+                    self._check_images()
+                    if self._counted is not None:
+                        return
+                elif self.clock() >= next_s:
                     next_s = self.clock() + self.config.watch_s
                     self.check()
+                else:
+                    self.check_count()
             except (EdgeFLError, OSError, MemoryError) as error:
                 log.warning("%s: monitoring: %s", self.config.id, error)
+            stopped.wait(min(self.config.watch_s or COUNT_S, COUNT_S))
 
     def check(self) -> None:
         """Check everything once and deliver an event for each change."""
@@ -82,28 +100,54 @@ class DeviceMonitor:
     def check_count(self) -> None:
         """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
         known, capability = record.read(Path(self.config.folder)), self.device.state.capability
-        counts = list(known.samples.values())[:MAX_CLASSES]
-        notes = [*capability.notes[:MEASURED], *known.report.notes]
-        found = replace(capability, samples=sum(counts), samples_per_class=counts, notes=notes)
-        if counts and not known.why and found not in (capability, self._counted):
-            self._counted = found
+        if not known.samples or known.why or self.device.state.data_problem or self._counted is None:
+            return
+        found = counted(capability, known.report)
+        if found not in (capability, self._recorded):
+            self._recorded = found
             self.deliver(DataChanged(found, refit=False))
             for line in known.report.local_notes:
                 log.warning("%s: %s", self.config.id, line, extra=LOCAL)
 
     def _check_images(self) -> None:
-        stamp, now_s = self._stamp(), self.clock()
-        stable, self._last_stamp = stamp == self._last_stamp, stamp
-        if stamp == self._used_stamp or not stable or now_s < self._refit_at_s:
+        """Count the data if they are others than at the last count; accept them for all workers once they are stable."""
+        found = self.current.found()
+        stable, self._last = found == self._last, found
+        if found == self._counted and stable:
+            self.current.accept(found)
+        if found == self._counted or self.clock() < self._count_at_s:
             return
-        self._used_stamp, self._refit_at_s = stamp, now_s + self.config.refit_every_s
+        if stable or self._counted is None:
+            self._count(found)
+
+    def _count(self, found: Snapshot) -> None:
+        first, state = self._counted is None, self.device.state
         try:
-            if capability := self.inspect():
-                self.deliver(DataChanged(replace(capability, tier=self.device.state.capability.tier)))
-        except MemoryError as error:
-            log.warning("%s: %s", self.config.id, error)
-            self._used_stamp = ""  # count again after `refit_every_s`
-            self.deliver(DataChanged(self.device.state.capability, "out_of_memory"))
+            capability = self.inspect(found)
+        except (EdgeFLError, MemoryError) as error:
+            self._fail(error)
+            return
+        self._failures, self._counted = 0, found
+        self._count_at_s = self.clock() + (0.0 if first else self.config.refit_every_s)
+        fitted = self.device.worker.store.fitted_data()
+        refit = fitted not in ("", found.stamp) if first else True
+        tier = self.device.state.capability.tier if state.capability.max_opset else capability.tier
+        self.deliver(DataChanged(replace(capability, tier=tier), refit=refit))
+        if not first:  # the server knows the count before it gets an update on the data
+            self.current.accept(found)
+
+    def _fail(self, error: EdgeFLError | MemoryError) -> None:
+        """Make the failure of a count the state of the device, and repeat it later: at once it would fail again."""
+        why, pause_s = record.failure_word(error), RETRY_S * 2.0**self._failures
+        if isinstance(error, MemoryError):
+            pause_s = self.config.refit_every_s
+        self._failures += 1
+        self._count_at_s = self.clock() + min(pause_s, max(self.config.refit_every_s, RETRY_S))
+        log.warning("%s: the data were not counted: %s; trying again", self.config.id, error, extra=LOCAL)
+        state = self.device.state
+        if state.data_problem != why:
+            notes = state.capability.notes[:MEASURED]
+            self.deliver(DataChanged(replace(state.capability, notes=notes), why))
 
     def _check_health(self) -> None:
         capability = self.device.state.capability
@@ -124,30 +168,9 @@ class DeviceMonitor:
             self._delivered[type(event)] = value
             self.deliver(event)
 
-    def _stamp(self) -> str:
-        try:
-            return location.stamp(self.config.data)
-        except EdgeFLError:
-            return ""
 
-
-def inspector(
-    config: DeviceConfig, device: Device, loader: ChildFeatureLoader
-) -> Callable[[], Capability | None]:
-    """Return a function that counts the data in a child and updates the capability; None if they cannot be read.
-
-    The function raises MemoryError if the child runs out of memory.
-    """
-
-    def inspect() -> Capability | None:
-        inspection, capability = loader.inspect(), device.state.capability
-        if inspection.out_of_memory:
-            raise MemoryError(inspection.trouble)
-        if inspection.report is None:
-            log.warning("%s: %s", config.id, inspection.trouble, extra=LOCAL)
-            return None
-        counts = list(inspection.report.samples_per_class)
-        notes = [*capability.notes[:1], *inspection.notes]
-        return replace(capability, samples=sum(counts), samples_per_class=counts[:MAX_CLASSES], notes=notes)
-
-    return inspect
+def counted(capability: Capability, report: DataReport) -> Capability:
+    """Return the capability with the count of this report."""
+    counts = list(report.samples_per_class)[:MAX_CLASSES]
+    notes = [*capability.notes[:MEASURED], *report.notes]
+    return replace(capability, samples=report.samples, samples_per_class=counts, notes=notes)

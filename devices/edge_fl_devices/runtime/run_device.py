@@ -7,15 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from edge_fl import capability as capabilities
+from edge_fl import threads
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
-from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.errors import ConfigError, ConnectError, EdgeFLError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import Capability
@@ -25,7 +26,10 @@ from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import DeviceConfig, read_root, remember
-from edge_fl_devices.features.child_loader import ChildFeatureLoader
+from edge_fl_devices.data import record
+from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.features.child_loader import ChildFeatureLoader, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.mirror import Mirror
@@ -35,8 +39,9 @@ from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
 from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.inspector import Inspector
 from edge_fl_devices.runtime.interfaces import DeviceConnect
-from edge_fl_devices.runtime.monitor import DeviceMonitor, inspector
+from edge_fl_devices.runtime.monitor import COUNTING, DeviceMonitor, counted
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.runtime.updating import updating
 from edge_fl_devices.storage.slots import Installed
@@ -48,6 +53,7 @@ from edge_fl_devices.workers.worker import MakeWorker
 log = logging.getLogger(__name__)
 
 CONNECT_S = 15.0
+UNKNOWN_OPSET = 99  # of a board that is not measured: the canary tells what it runs
 
 
 def run_device(
@@ -76,45 +82,48 @@ def run_device(
             store.keep_answers(answers)
         with suppress(OSError):  # only `device serve` misses them
             remember(config)
-        loader = ChildFeatureLoader(config, children)
-        capability, data_problem = measure(config, loader, progress.print)
+        current = CurrentData(config)
+        loader = ChildFeatureLoader(config, children, current)
+        board, problem = inspect_board(config, loader)
+        capability = as_counted_last(config, measured(config, board))
         worker = _make_head_worker(config, capability, store, loader, children)
-        if capability.tier == "full":
-            from edge_fl_devices.data.load import loader as data_loader
+        worker.data_stamp = current.stamp
 
-            load_data = lru_cache(1)(data_loader(config))  # a full device trains on its images repeatedly
-            make = full_worker()
-            worker.full = make(config.id, store, load_data, threads=config.threads, epsilon=config.epsilon)
-        else:
-            return_freed_blocks()  # torch would allocate more slowly
+        def use_tier(capability: Capability) -> None:
+            """Make the worker that trains, on a board that can train."""
+            if capability.tier == "full" and worker.full is None:
+                make = full_worker()
+                worker.full = make(config.id, store, current, threads=config.threads, epsilon=config.epsilon)
+            elif capability.tier != "full":
+                return_freed_blocks()  # torch would allocate more slowly
+
+        use_tier(capability)
         topics = Topics(config.broker.fleet)
         certificate = identity.certificate_in(config.broker.identity)
-        until = _certificate_until(certificate)
-        capability = replace(capability, certificate_until=until, settings=settings.status)
+        expiry = CertificateExpiry(certificate)
+        capability = replace(capability, certificate_until=expiry.end(), settings=settings.status)
         agent = device.start(
             config.id,
             topics,
             capability,
             worker,
-            data_problem=data_problem,
+            data_problem=problem,
             identity=certificate.folder if certificate else None,
         )
         log.info("%s: agent %s started", config.id, capability.agent)
         agent.answer_query = Responder(config, file, agent.identity).receive
         agent.take_settings = settings.receive
         update = stack.enter_context(updating(config, agent, runner, worker.trust))
-        progress.print(
-            f"{config.id}: {capability.notes[0]}; {capability.samples} samples to train on; broker {config.broker.endpoint}"
-        )
+        progress.print(f"{config.id}: {capability.notes[0]}; {COUNTING}; broker {config.broker.endpoint}")
         runner.add(agent, update.through(connect))
-        threading.Thread(target=_wait_connected, args=(agent, progress.print), daemon=True).start()
+        threads.once(partial(_wait_connected, agent, progress.print), "edge-fl-connecting").start()
         status = _StatusDisplay(agent, progress)
 
         def done() -> bool:
             tick()
             status.update()
             known = agent.state.capability
-            if (until := _certificate_until(certificate)) != known.certificate_until:  # renewed
+            if (until := expiry.end()) != known.certificate_until:  # renewed
                 changed = replace(known, certificate_until=until)
                 runner.deliver(agent, DataChanged(changed, agent.state.data_problem, refit=False))
             settings.observe(agent.state.connected, bool(agent.denied), time.monotonic())
@@ -122,16 +131,35 @@ def run_device(
             runner.continues = settings.restart_due and (denied or agent.state.work is None)
             return runner.continues or denied
 
+        def take_count(report: DataReport) -> None:
+            """Announce the count of what a round trains on before its update: the server rejects one on more samples."""
+            found = counted(agent.state.capability, report)
+            if found != agent.state.capability:
+                runner.deliver(agent, DataChanged(found, refit=False))
+
+        def measure_again(board: Inspection) -> Capability:
+            """Take the measurements of a board that could not be measured at the start."""
+            capability = measured(config, board)
+            worker.runtime = board.runtime
+            use_tier(capability)
+            return capability
+
+        def watch() -> None:
+            """Count the data and watch them: what takes longer with every picture must not delay that the agent is ready."""
+            runner.ready.wait()
+            monitor.run(stopped)
+
+        current.counted = take_count
         stopped = threading.Event()
-        if config.watch_s:
-            monitor = DeviceMonitor(
-                config,
-                agent,
-                partial(runner.deliver, agent),
-                Meter(store.folder, lambda: agent.totals["wire_bytes"], watts=config.budget.watts),
-                inspect=inspector(config, agent, loader),
-            )
-            threading.Thread(target=monitor.run, args=(stopped,), daemon=True).start()
+        monitor = DeviceMonitor(
+            config,
+            agent,
+            partial(runner.deliver, agent),
+            Meter(store.folder, lambda: agent.totals["wire_bytes"], watts=config.budget.watts),
+            Inspector(config, agent, loader, measure_again, progress.print),
+            current,
+        )
+        threads.lasting(watch, "edge-fl-monitor", stopped=stopped).start()
         try:
             runner.run(done=done)
         finally:
@@ -144,46 +172,66 @@ def run_device(
     return update.exit_code
 
 
-def measure(
-    config: DeviceConfig, loader: ChildFeatureLoader, show: Callable[[str], None]
-) -> tuple[Capability, str]:
-    """Measure what this machine can do and count its data; the second value is "out_of_memory" if that ran out of memory.
+def inspect_board(config: DeviceConfig, loader: ChildFeatureLoader) -> tuple[Inspection | None, str]:
+    """Measure the board in a child, without its data: what takes longer with every picture would delay the start.
 
-    Raises DataError if the source cannot be read at all.
+    Returns None and a failure word if the child failed; the monitor tries again.
     """
-    inspection = loader.inspect()
-    for line in filter(
-        None, [inspection.trouble, *(inspection.report.local_notes if inspection.report else [])]
-    ):
-        show(f"{config.id}: {line}")
+    try:
+        return loader.inspect_board(), ""
+    except (EdgeFLError, MemoryError) as error:
+        log.warning("%s: the board was not measured: %s; head-only until it is", config.id, error)
+        return None, record.failure_word(error)
+
+
+def measured(config: DeviceConfig, board: Inspection | None) -> Capability:
+    """Return what this machine can do; a board that could not be measured is head-only until then.
+
+    Raises ConfigError if its owner demands more than it can do.
+    """
+    limit = None if config.tier == "auto" else Tier(config.tier)
+    if board is None:
+        found = capabilities.measure(folder=Path(config.folder), head=config.head, limit=Tier.HEAD)
+        return replace(found, notes=["head: the board is not measured yet", "not measured"])
     capability = capabilities.measure(
         folder=Path(config.folder),
-        samples_per_class=inspection.report.samples_per_class if inspection.report else (),
         head=config.head,
-        limit=None if config.tier == "auto" else Tier(config.tier),
-        onnxruntime=inspection.runtime.version,
-        max_opset=inspection.runtime.max_opset,
-        gflops=inspection.speed.gflops,
-        torch_s=inspection.speed.torch_s,
+        limit=limit,
+        onnxruntime=board.runtime.version,
+        max_opset=board.runtime.max_opset,
+        gflops=board.speed.gflops,
+        torch_s=board.speed.torch_s,
     )
     if config.tier == "full" and capability.tier != "full":
         raise ConfigError(
             f"tier full: not on this machine ({capability.notes[0]}); expected torch and enough memory"
         )
-    capability = replace(capability, notes=[*capability.notes, *inspection.notes])
-    return capability, "out_of_memory" if inspection.out_of_memory else ""
+    return replace(capability, notes=[*capability.notes, board.measured])
 
 
-def _certificate_until(certificate: Identity | None) -> int:
-    """When the current certificate of this identity ends, in seconds since 1970; 0 without one."""
-    if certificate is None:
-        return 0
-    return _expiry(certificate.folder, (certificate.folder / CERT_FILE).stat().st_mtime_ns)
+def as_counted_last(config: DeviceConfig, capability: Capability) -> Capability:
+    """Add the last count of the data; the monitor counts them once the agent runs."""
+    known = counted(capability, record.read(Path(config.folder)).report)
+    return replace(known, notes=[*capability.notes, COUNTING])
 
 
-@lru_cache(1)
-def _expiry(folder: Path, written_ns: int) -> int:
-    return int(identity.read(folder).expires.timestamp())
+class CertificateExpiry:
+    """When the current certificate of an identity ends; read again when its file changes."""
+
+    def __init__(self, certificate: Identity | None) -> None:
+        self._certificate = certificate
+        self._written: tuple[int, int] | None = None
+        self._until = 0
+
+    def end(self) -> int:
+        """Return the end in seconds since 1970; 0 without a certificate."""
+        if self._certificate is None:
+            return 0
+        stat = (self._certificate.folder / CERT_FILE).stat()
+        if (written := (stat.st_ino, stat.st_mtime_ns)) != self._written:
+            self._until = int(identity.read(self._certificate.folder).expires.timestamp())
+            self._written = written
+        return self._until
 
 
 def _make_head_worker(
@@ -199,7 +247,7 @@ def _make_head_worker(
         store,
         loader=loader,
         fitter=ChildFitter(),
-        runtime=Runtime(capability.onnxruntime, capability.max_opset),
+        runtime=Runtime(capability.onnxruntime, capability.max_opset or UNKNOWN_OPSET),
         kind=config.head,
         balanced=config.balanced,
         budget_s=config.head_budget_s,

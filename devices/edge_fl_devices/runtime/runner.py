@@ -31,12 +31,14 @@ MAX_FETCHES = 32  # at a time; each has up to a megabyte of chunks in flight
 class Runner:
     """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread.
 
-    stopped: `stop` was called. continues: another runner of this process follows, so that systemd does not see an end.
+    ready: set once systemd knows that the agent runs. stopped: `stop` was called. continues: another runner of this process follows, so
+    that systemd does not see an end.
     """
 
     def __init__(self, *, workers: int = 1, notifier: Notifier | None = None) -> None:
         self.devices: list[Device] = []
         self.stopped = self.continues = False
+        self.ready = threading.Event()
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
@@ -93,6 +95,7 @@ class Runner:
         """Run until `stop`, the deadline, or `done()`, called every `every_s`; then disconnect all devices cleanly."""
         ends_s, check_s = time.monotonic() + deadline_s, time.monotonic()
         self._notifier.ready()
+        self.ready.set()
         try:
             while (now_s := time.monotonic()) < ends_s:
                 if now_s >= check_s:

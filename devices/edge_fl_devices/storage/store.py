@@ -7,6 +7,7 @@
     FOLDER/privacy.safetensors            the epsilon spent by the device's updates, over all runs
     FOLDER/heads/SHA256.safetensors       the personal head for the extractor with this hash, its calibration, its release, and the
                                           report on its fit
+    FOLDER/features/fitted                stamp of the data that were fitted last: whether they changed while no agent ran
     FOLDER/immediate/SHA256.safetensors   the head fitted at once after a label, with its calibration; serves until the agent has fitted
     FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
     FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`)
@@ -48,6 +49,7 @@ KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
 CALIBRATION = "calibration."
 IMMEDIATE = "immediate"
+FITTED_DATA = "features/fitted"
 UNUSABLE = (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
 """Errors of a missing or damaged file of a head."""
 PRIVACY_FILE = "privacy.safetensors"
@@ -250,6 +252,15 @@ class Store:
     def keep_answers(self, answers: Answers) -> None:
         """Store the settings of predictions. Raises ArtefactError for a full disk."""
         self._write("answers.json", msgspec.json.encode(answers))
+
+    def fitted_data(self) -> str:
+        """Return the stamp of the data of the last fit; "" if it is unknown."""
+        return (self._read(FITTED_DATA) or b"").decode("ascii", "replace")
+
+    def keep_fitted_data(self, stamp: str) -> None:
+        """Store the stamp of the data of a fit. Raises ArtefactError for a full disk."""
+        if stamp != self.fitted_data():
+            self._write(FITTED_DATA, stamp.encode())
 
     def revoke(self) -> None:
         """Delete the personal heads."""

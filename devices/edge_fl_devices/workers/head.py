@@ -65,6 +65,7 @@ class _Inputs:
     manifest: Manifest
     features: ClientFeatures
     fingerprint: str
+    stamp: str
     extras: Mapping[str, Mapping[str, Array]]
     served: ServedModel | None
     served_features: ClientFeatures | None
@@ -97,6 +98,7 @@ class HeadWorker(Worker):
     head is fitted on all of them. share: whether head updates and class statistics may be sent. guard: a new model is served only if it is
     not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
     root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: trains, if not demoted.
+    data_stamp: the stamp of the device's data as they are now, as of `LoadedFeatures`.
     """
 
     _: KW_ONLY
@@ -116,6 +118,7 @@ class HeadWorker(Worker):
     precision: PrecisionLimits = PRECISION_LIMITS
     mirror: Mirror | None = None
     full: Worker | None = None
+    data_stamp: Callable[[], str] = str
     _slots: Slots = field(init=False)
     trust: Trust = field(init=False)
     _offers: StatisticsOffers = field(init=False)
@@ -157,7 +160,7 @@ class HeadWorker(Worker):
         if not self.share:
             return None
         of_head(()).require_sum(request.subject)
-        return self._offers.give(request.release, request.length)
+        return self._offers.give(request.release, request.length, self.data_stamp())
 
     def summed(self, request: SumRequest) -> None:
         self._offers.add(request.release, request.clip)
@@ -212,6 +215,7 @@ class HeadWorker(Worker):
         choice, fit_key = self._fit_head(inputs)
         compared = self._compare(choice, inputs)
         if self.guard and compared.worse:
+            self.store.keep_fitted_data(inputs.stamp)
             return self._keep_served_model(installed, inputs)
         report = Report(
             job.assignment.id,
@@ -228,6 +232,7 @@ class HeadWorker(Worker):
         parcel = parcel_for(job.assignment, report, self.limits)
         stored = StoredHead(choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration)
         self._serve(stored, inputs)
+        self.store.keep_fitted_data(inputs.stamp)
         self._prepare_statistics(inputs)
         # a refit of the device's own accord has no version, and sends no head update
         blob = self._head_update(choice.head, inputs) if job.assignment.version > 0 else None
@@ -250,6 +255,7 @@ class HeadWorker(Worker):
             manifest=installed.manifest,
             features=features,
             fingerprint=loaded.fingerprint,
+            stamp=loaded.stamp,
             extras=extras,
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,
@@ -342,7 +348,7 @@ class HeadWorker(Worker):
         manifest, fitted = inputs.manifest, inputs.fitted
         release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)
         try:
-            self._offers.prepare(release, sha256, fitted.z, fitted.y, classes)
+            self._offers.prepare(release, sha256, fitted.z, fitted.y, classes, inputs.stamp)
         except EdgeFLError as error:
             log.warning("class statistics: %s", error)
 

@@ -51,12 +51,13 @@ class Sent(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class StatisticsOffer:
-    """The vector for the next sum on a release, with its shape and the pictures in it as in `Sent`."""
+    """The vector for the next sum on a release, with its shape, the pictures in it as in `Sent`, and the stamp of the data it is of."""
 
     vector: NDArray[np.float64]
     shape: Shape
     release: int
     pictures: Sent
+    stamp: str
 
 
 class StatisticsOffers:
@@ -67,10 +68,17 @@ class StatisticsOffers:
         self._given: dict[int, StatisticsOffer] = {}
 
     def prepare(
-        self, release: int, extractor: str, z: NDArray[np.float32], y: NDArray[np.int64], classes: int
+        self,
+        release: int,
+        extractor: str,
+        z: NDArray[np.float32],
+        y: NDArray[np.int64],
+        classes: int,
+        stamp: str = "",
     ) -> None:
         """Store the offer of the labelled pictures with features z [n, d] and class ids y [n], or remove it if there is none.
 
+        stamp: of the data; the offer is made as long as they are these.
         Raises ArtefactError if the disk fails, StatisticsError for too many classes.
         """
         sent, keys = self._sent(extractor), class_statistics.keys_of(z)
@@ -80,14 +88,17 @@ class StatisticsOffers:
             return
         found = class_statistics.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
-        described = {"release": str(release), "pictures": json.encode(pictures).decode()}
+        described = {"release": str(release), "stamp": stamp, "pictures": json.encode(pictures).decode()}
         described["shape"] = json.encode(found.shape).decode()
         self._write(NEXT, save({"vector": found.flat}, described))
 
-    def give(self, release: int, length: int) -> NDArray[np.float64] | None:
-        """Return the vector for a sum of `length` numbers; None if there is nothing to add. Raises StatisticsError for another length."""
+    def give(self, release: int, length: int, stamp: str = "") -> NDArray[np.float64] | None:
+        """Return the vector for a sum of `length` numbers; None if there is nothing to add. Raises StatisticsError for another length.
+
+        stamp: of the data as they are now. If they are others, a deleted picture may be in the vector; the next fit prepares another one.
+        """
         found = self._next()
-        if found is None or found.release != release:
+        if found is None or found.release != release or found.stamp != stamp:
             return None
         if found.pictures.counted.keys() & self._sent(found.pictures.extractor).counted.keys():
             return None  # the power was cut after `add`
@@ -150,7 +161,8 @@ class StatisticsOffers:
                 described = file.metadata()
                 pictures = json.decode(described["pictures"], type=Sent)
                 shape = json.decode(described["shape"], type=Shape)
-                return StatisticsOffer(file.get_tensor("vector"), shape, int(described["release"]), pictures)
+                release, stamp = int(described["release"]), described.get("stamp", "")
+                return StatisticsOffer(file.get_tensor("vector"), shape, release, pictures, stamp)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from edge_fl.errors import ChildError, DataError, DeadlineError, KilledError
 from edge_fl_devices.child import Children, decode, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
+from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
@@ -78,11 +81,45 @@ def limited() -> Iterator[LimitedChildren]:
 def test_without_memory_for_the_data_the_agent_starts_and_has_the_reason(
     config: DeviceConfig, limited: LimitedChildren
 ) -> None:
-    lines: list[str] = []
-    capability, data_problem = run_device.measure(config, ChildFeatureLoader(config, limited), lines.append)
-    assert (capability.tier, capability.samples, data_problem) == ("head", 0, "out_of_memory")
-    assert capability.onnxruntime and "out of memory" in lines[0]
+    loader = ChildFeatureLoader(config, limited)
+    board, problem = run_device.inspect_board(config, loader)
+    capability = run_device.measured(config, board)
+    assert (capability.tier, capability.samples, problem) == ("head", 0, "") and capability.onnxruntime
+    with pytest.raises(MemoryError, match="out of memory"):
+        loader.inspect(Snapshot(frozenset()))
     assert record.read(Path(config.folder)).why == "out_of_memory"
+
+
+class FailingChildren(Children):
+    """Fails at every request."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def request(self, payload: bytes, deadline_s: float) -> bytes:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (KilledError("data: the child was ended by SIGSEGV", "SIGSEGV"), "killed"),
+        (ChildError("data: the child exited with code 1"), "error"),
+        (DeadlineError("data: no result after 120 s"), "deadline"),
+        (MemoryError("data: out of memory"), "out_of_memory"),
+        (DataError("data: expected a folder"), "error"),
+    ],
+)
+@pytest.mark.parametrize("tier", ["auto", "head", "full"])
+def test_a_board_that_cannot_be_measured_starts_head_only_with_the_reason(
+    config: DeviceConfig, tier: str, error: Exception, why: str
+) -> None:
+    config = msgspec.structs.replace(config, tier=tier)
+    board, problem = run_device.inspect_board(config, ChildFeatureLoader(config, FailingChildren(error)))
+    assert board is None and problem == why == record.read(Path(config.folder)).why
+    capability = run_device.measured(config, board)
+    assert capability.tier == "head" and "not measured yet" in capability.notes[0]
+    assert any(str(error) in str(row["value"]) for row in status.read(Path(config.folder)))
 
 
 LIMITED = """
@@ -90,11 +127,16 @@ import resource, sys
 from contextlib import closing
 from edge_fl_devices.child import feature_children
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.location import snapshot
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
 with closing(feature_children()) as children:
     config = DeviceConfig("pi-1", sys.argv[1], folder=sys.argv[2], tier="head")
-    assert ChildFeatureLoader(config, children).inspect().out_of_memory
+    try:
+        ChildFeatureLoader(config, children).inspect(snapshot(config.data))
+    except MemoryError:
+        sys.exit(0)
+sys.exit(1)
 """
 
 

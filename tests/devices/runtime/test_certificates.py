@@ -31,7 +31,7 @@ from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime import certificates
 from edge_fl_devices.runtime.certificates import Renewal, enrol
 from edge_fl_devices.runtime.connector import connector, own_connector
-from edge_fl_devices.runtime.run_device import _certificate_until
+from edge_fl_devices.runtime.run_device import CertificateExpiry
 
 pytestmark = pytest.mark.broker
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event
@@ -211,7 +211,8 @@ def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(sit
 def test_a_device_reports_when_its_current_certificate_ends(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path / "home")
     (found,) = authority.bake({"pi-7": tmp_path / "pi-7"}, timedelta(days=30))
-    assert _certificate_until(found) == int(found.expires.timestamp())
+    expiry = CertificateExpiry(found)
+    assert expiry.end() == int(found.expires.timestamp())
     renewed = authority.rotate(found.folder)
-    assert _certificate_until(found) == int(renewed.expires.timestamp()) > int(found.expires.timestamp())
-    assert _certificate_until(None) == 0
+    assert expiry.end() == int(renewed.expires.timestamp()) > int(found.expires.timestamp())
+    assert CertificateExpiry(None).end() == 0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_config
 
 from edge_fl.data.class_names import OUTSIDE
+from edge_fl.errors import KilledError
 from edge_fl.fleet.settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
@@ -18,6 +22,8 @@ from edge_fl_devices.board.health import CALM_S, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
+from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features import drift
@@ -47,7 +53,7 @@ class Board:
     heard: list[events.Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        can = Capability(self.tier, "test", "3", notes=["full: torch", "measured"])  # type: ignore[arg-type]
+        can = Capability(self.tier, "test", "3", max_opset=9, notes=["full: torch", "measured"])  # type: ignore[arg-type]
         worker = HeadWorker.__new__(HeadWorker)
         Worker.__init__(worker, "pi-01", Store(self.home))
         self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
@@ -55,15 +61,19 @@ class Board:
             "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
         )
         meter = Meter(self.home, lambda: self.bytes, lambda: "2026-01-01", lambda: self.cpu_s)
+        self.current = CurrentData(config)
         self.monitor = DeviceMonitor(
             config,
             self.device,
             self.take,
             meter,
+            lambda snapshot: self.device.state.capability,
+            self.current,
             lambda: self.now_s,
             lambda: self.readings,
-            lambda: self.device.state.capability,
         )
+        self.monitor._check_images()  # the first count
+        self.heard.clear()
 
     def take(self, event: events.Event) -> None:
         self.heard.append(event)
@@ -161,28 +171,85 @@ def test_what_is_predicted_shows_drift_and_a_new_fit_ends_it(folder: Path) -> No
     assert board.look() == [events.Drifted(0.0)] and board.device.state.reason == ""
 
 
+def out_of_memory(snapshot: Snapshot) -> Capability:
+    raise MemoryError("data: out of memory")
+
+
+def killed(snapshot: Snapshot) -> Capability:
+    raise KilledError("data: the child was ended by SIGSEGV", "SIGSEGV")
+
+
+def data_changes(board: Board, after_s: float = 10.0) -> list[events.DataChanged]:
+    return [event for event in board.look(after_s) if isinstance(event, events.DataChanged)]
+
+
 def test_images_that_need_too_much_memory_are_reported_and_counted_again_later(board: Board) -> None:
-    counted = board.monitor.inspect
-
-    def fail() -> Capability | None:
-        raise MemoryError("data: out of memory")
-
-    board.monitor.inspect = fail
+    counted, board.monitor.inspect = board.monitor.inspect, out_of_memory
     picture(board.home / "images" / "a" / "1.png")
     board.look()
-    found = [event for event in board.look() if isinstance(event, events.DataChanged)]
-    assert [event.why for event in found] == [
-        "out_of_memory"
-    ] and board.device.state.reason == "out_of_memory"
+    assert [event.why for event in data_changes(board)] == ["out_of_memory"]
+    assert board.device.state.reason == "out_of_memory"
     board.monitor.inspect = counted
     assert board.look(after_s=10) == []
-    found = [event for event in board.look(after_s=100) if isinstance(event, events.DataChanged)]
-    assert [event.why for event in found] == [""] and not board.device.state.reason
+    assert [event.why for event in data_changes(board, after_s=100)] == [""]
+    assert not board.device.state.reason and board.device.state.refit
 
 
-def test_a_device_that_started_without_memory_for_its_images_counts_them_again(board: Board) -> None:
-    assert not any(isinstance(event, events.DataChanged) for event in board.look())
-    board.device.state = replace(board.device.state, data_problem="out_of_memory")
-    board.monitor = replace(board.monitor)
-    found = [event for event in board.look() if isinstance(event, events.DataChanged)]
-    assert len(found) == 1 and not board.device.state.reason
+def test_a_count_that_fails_once_is_repeated_and_the_new_images_count(board: Board) -> None:
+    board.look()
+    counted, board.monitor.inspect = board.monitor.inspect, killed
+    before = board.current.now()
+    picture(board.home / "images" / "a" / "1.png")
+    board.look()
+    assert [event.why for event in data_changes(board)] == ["killed"] and not board.device.state.refit
+    assert board.current.now() == before  # not accepted
+    assert data_changes(board, after_s=10) == []  # the same failure is no news
+    board.monitor.inspect = counted
+    assert [(event.why, event.refit) for event in data_changes(board, after_s=100)] == [("", True)]
+    assert board.current.now() == board.current.look() != before
+
+
+def test_the_first_count_fits_again_only_if_the_images_changed_since_the_last_fit(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a" / "0.png")
+    for fitted, refit in (("", False), ("other", True), (CurrentData(data_of(tmp_path)).stamp(), False)):
+        Store(tmp_path).keep_fitted_data(fitted)
+        assert Board(tmp_path).device.state.refit is refit
+
+
+def data_of(home: Path) -> DeviceConfig:
+    return DeviceConfig("pi-01", str(home / "images"), folder=str(home))
+
+
+@pytest.mark.parametrize("watch_s", [0.0, 0.01])
+def test_the_images_are_counted_at_once_and_failures_do_not_end_the_thread(
+    board: Board, watch_s: float
+) -> None:
+    config = replace_config(board.monitor.config, watch_s=watch_s)
+    clock = count(1000, 30)
+    board.monitor = replace(board.monitor, config=config, clock=lambda: next(clock), _counted=None)
+    stopped, asked = threading.Event(), []
+
+    def inspect(snapshot: Snapshot) -> Capability:
+        asked.append(snapshot)
+        if len(asked) < 3:
+            raise KilledError("data: the child was ended by SIGSEGV", "SIGSEGV")
+        stopped.set()
+        return board.device.state.capability
+
+    board.monitor.inspect = inspect
+    board.monitor.run(stopped)
+    assert len(asked) == 3 and [event.why for event in board.heard][:2] == ["killed", ""]  # type: ignore[attr-defined]
+
+
+def test_a_file_counts_once_it_is_stable_and_no_longer_once_it_is_gone_or_written_anew(board: Board) -> None:
+    images = board.home / "images" / "a"
+    board.look()
+    (old,) = board.current.now().files or ()
+    picture(images / "1.png")
+    assert board.current.now().files == {old}
+    board.look(), board.look(after_s=100)
+    assert len(board.current.now().files or ()) == 2
+    (images / "1.png").unlink()
+    assert board.current.now().files == {old}
+    picture(images / "0.png", 3)
+    assert board.current.now().files == frozenset()

@@ -301,7 +301,7 @@ def test_the_whole_head_path_runs_where_torch_and_scikit_learn_cannot_be_importe
     started_s = time.monotonic()
     device = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        born = server.wait_for("pi-09", "meta")
+        born = server.wait_for("pi-09", "meta", lambda meta: meta.samples)  # counted after the first birth
         assert born.tier == "head" and sum(born.samples_per_class) == 48 and born.max_opset >= 17
         server.assignment("pi-09", "serve", run_id="toy", round=1, id="rel-1", release=1)
         report = server.wait_for("pi-09", "rpt")
