@@ -28,6 +28,7 @@ from edge_fl import __version__
 from edge_fl.console.help import CONTEXT, Command, Group
 from edge_fl.console.output import QUIET, Format
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
+from edge_fl.files import paths
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -302,7 +303,7 @@ def _bug(error: BaseException) -> str:
     import traceback
 
     frames = traceback.extract_tb(error.__traceback__)
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+    where = f"{paths.text(Path(frames[-1].filename).name)}:{frames[-1].lineno}"
     # The name identifies the place of the error: repeated errors overwrite one file.
     place = hashlib.blake2b(
         "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
@@ -314,9 +315,7 @@ def _bug(error: BaseException) -> str:
             (path := folder / f"traceback-{place}.txt").write_text(text)
         except OSError:
             continue
-        return (
-            f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {path}"
-        )
+        return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {paths.text(path)}"
     return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback could not be saved"
 
 

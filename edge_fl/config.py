@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
-from edge_fl.files import user_text
+from edge_fl.files import paths, user_text
 from edge_fl.files.paths import composed
 from edge_fl.files.user_text import EncodingError
 from edge_fl.inputs import InputSpec
@@ -328,7 +328,7 @@ class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path) -> Recipe:
     """Read a recipe from a TOML file. Raises ConfigError, which names the file, the key and the nearest known key."""
-    return convert(read(path), str(path))
+    return convert(read(path), paths.text(path))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -337,10 +337,10 @@ def read(path: Path) -> dict[str, Any]:
     try:
         text = user_text.read(path)
     except EncodingError as error:
-        raise ConfigError(f"{path}: {error}; {expected}") from error
+        raise ConfigError(f"{paths.text(path)}: {error}; {expected}") from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
-    return toml_tree.parse(text, str(path))
+        raise ConfigError(f"{paths.text(path)}: cannot be read ({error.strerror}); {expected}") from error
+    return toml_tree.parse(text, paths.text(path))
 
 
 def parse(text: str, where: str = "recipe") -> Recipe:

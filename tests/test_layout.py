@@ -23,6 +23,7 @@ import edge_fl_broker
 import edge_fl_devices
 import edge_fl_server
 from edge_fl.methods import METHODS
+from tests import path_rule
 
 ROOT = Path(edge_fl.__file__).parents[1]
 PACKAGES = (edge_fl, edge_fl_broker, edge_fl_devices, edge_fl_server)
@@ -182,6 +183,57 @@ def test_toml_is_parsed_in_two_modules() -> None:
     # Text comes from `edge_fl.files.user_text`, which knows the encodings of editors.
     found = {str(path.relative_to(ROOT)) for path in SOURCES if "tomllib" in path.read_text()}
     assert found == {"edge_fl/toml_tree.py", "edge_fl/config.py"}
+
+
+def test_no_path_is_formatted_without_the_one_function() -> None:
+    # Names of files are bytes; the launcher imports only Python, and writes to stderr, which escapes them.
+    found = [
+        f"{path.relative_to(ROOT)}:{finding.line}: {finding.how}: {ast.unparse(finding.node)}"
+        for path, finding in path_rule.in_files(SOURCES)
+        if path.name != "launcher.py"
+    ]
+    expected = "expected edge_fl.files.paths.text for people, os.fspath for the system"
+    assert not found, "\n".join([*found, expected])
+
+
+PLANTED = """
+import logging
+from pathlib import Path
+log = logging.getLogger()
+class Store:
+    folder: Path
+    def __init__(self, file: Path) -> None:
+        self._file = file
+    def bad(self, given: Path | None, many: list[Path]) -> None:
+        raise OSError(f"{given}: missing")                      # 1
+        raise OSError(f"{self._file.parent.name!r}")            # 2
+        here = self.folder / "x"
+        log.warning("%s: gone", here)                           # 3
+        print(here.stem)                                        # 4
+        "%s" % here                                             # 5
+        here.name.encode()                                      # 6
+        [f"{each}" for each in many if each]                    # 7
+        ", ".join(map(str, many))                               # 8
+        for found in sorted(here.glob("*")):
+            str(found)                                          # 9
+        if (last := made(1)):
+            f"{last.suffix}"                                    # 10
+    def good(self, path: Path, count: int, name: str) -> None:
+        f"{text(path)}: {count} {name} {path.stat().st_size}"
+        path.with_name(f"{path.name}.part")
+        self.folder / f"{path.stem}-{count}.npz"
+        path.write_text(f"{count / 2}")
+        for path in (1, 2):
+            f"{path}"
+def made(count: int) -> Path: ...
+"""
+
+
+def test_the_search_for_formatted_paths_finds_planted_ones_and_nothing_else() -> None:
+    tree = ast.parse(PLANTED)
+    found = path_rule.findings(tree, path_rule.known([tree]))
+    marked = [number for number, line in enumerate(PLANTED.splitlines(), 1) if "  # " in line]
+    assert sorted(finding.line for finding in found) == marked and len(marked) == 10
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

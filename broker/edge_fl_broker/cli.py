@@ -18,6 +18,7 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
+from edge_fl.files.paths import text
 from edge_fl_broker.provision import cli as provision
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ def up(
     with broker, registrar:
         version = ".".join(map(str, program.version))
         security = (
-            f"TLS, clients enrolled in {home}" if authority else _SECURITY[settings.certificates is None]
+            f"TLS, clients enrolled in {text(home)}"
+            if authority
+            else _SECURITY[settings.certificates is None]
         )
         print_status(
             f"mosquitto {version} on {broker.endpoint} ({security}), fleet {fleet!r}; log {broker.log_path}; stop with Ctrl-C"
@@ -273,7 +276,7 @@ def check(
 
     if identity and (insecure or identities.certificate_in(identity)):
         raise ConfigError(
-            f"--identity {identity}: expected a folder with username and password, and no --insecure;"
+            f"--identity {text(identity)}: expected a folder with username and password, and no --insecure;"
             " for certificates give --home, from which two temporary devices are certified"
         )
     endpoint = Endpoint(host, port or (PORT if insecure else TLS_PORT))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import PORT
 from edge_fl.wire.topics import RESERVED, access_rules, checked, role_of
 from edge_fl_broker.find import Program
@@ -130,8 +131,8 @@ def _listener(settings: Settings, program: Program) -> list[str]:
     if (files := settings.certificates) is None:
         return [*lines, "allow_anonymous true"]
     lines += [
-        f"cafile {files.ca.resolve()}",
-        f"certfile {files.cert.resolve()}",
+        f"cafile {text(files.ca.resolve())}",
+        f"certfile {text(files.cert.resolve())}",
         f"keyfile {files.key.resolve()}",
         *([f"crlfile {files.revoked.resolve()}"] if files.revoked else []),
         "tls_version tlsv1.2",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from edge_fl.cli import cache_folder
 from edge_fl.errors import ConnectError
+from edge_fl.files.paths import text
 
 FOLDERS = (
     "/usr/sbin",
@@ -101,10 +102,10 @@ def unpack(cache: Path) -> Program:
             _fetch(Path(part))
         except (OSError, subprocess.SubprocessError) as error:
             raise ConnectError(
-                f"{INSTALL} (its package could not be unpacked into {cache}: {_error_text(error)})"
+                f"{INSTALL} (its package could not be unpacked into {text(cache)}: {_error_text(error)})"
             ) from error
         if not _unpacked(Path(part)):
-            raise ConnectError(f"{INSTALL} (its package does not run from {cache})")
+            raise ConnectError(f"{INSTALL} (its package does not run from {text(cache)})")
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(part, root, symlinks=True)
     program = _unpacked(root)
@@ -133,7 +134,7 @@ def _installed() -> Iterator[Path]:
 def _version(path: Path, environment: Mapping[str, str]) -> tuple[int, int, int] | None:
     try:
         # -h, because not every version supports --version; its exit status varies
-        answer = _run([str(path), "-h"], environment=environment, check=False)
+        answer = _run([os.fspath(path), "-h"], environment=environment, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     match = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", answer)
@@ -164,13 +165,13 @@ def _fetch_one(package: str, root: Path) -> None:
     with tempfile.TemporaryDirectory(dir=root) as folder:
         _run(["apt-get", "download", package], folder=Path(folder))
         for archive in Path(folder).glob("*.deb"):
-            _run(["dpkg", "-x", str(archive), str(root)])
+            _run(["dpkg", "-x", os.fspath(archive), os.fspath(root)])
 
 
 def _missing(root: Path) -> list[str]:
     environment = {"LD_LIBRARY_PATH": _library_path(root)}
     return missing_libraries(
-        _run(["ldd", str(root / "usr/sbin/mosquitto")], environment=environment, check=False)
+        _run(["ldd", os.fspath(root / "usr/sbin/mosquitto")], environment=environment, check=False)
     )
 
 
@@ -179,7 +180,7 @@ def _has(package: str) -> bool:
 
 
 def _library_path(root: Path) -> str:
-    return ":".join(sorted({str(library.parent) for library in root.rglob("*.so*")}))
+    return ":".join(sorted({os.fspath(library.parent) for library in root.rglob("*.so*")}))
 
 
 def _run(

@@ -21,6 +21,7 @@ from typing import BinaryIO, Self
 
 from edge_fl.errors import ConnectError, DeadlineError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_broker import child
 from edge_fl_broker.config import Settings, render, render_access
@@ -192,7 +193,7 @@ class Mosquitto:
                 os.replace(aside, database)  # it was not the reason
                 raise
             self._notify(
-                f"{database}: mosquitto cannot read it ({damage}), after a power cut for example; it was set aside as {aside.name},"
+                f"{database}: mosquitto cannot read it ({damage}), after a power cut for example; it was set aside as {text(aside.name)},"
                 f" and mosquitto started with an empty one: {LOST}"
             )
         else:
@@ -303,8 +304,8 @@ def unusable(program: Program, folder: Path) -> str:
             broker.stop()
         except (ConnectError, DeadlineError) as error:
             reason = broker.log_tail(1) if broker.log_path.exists() else error.message
-            return f"it does not start with files in {above} ({reason})"
-        return "" if (Path(name) / DATABASE).exists() else f"it does not write to {above}"
+            return f"it does not start with files in {text(above)} ({reason})"
+        return "" if (Path(name) / DATABASE).exists() else f"it does not write to {text(above)}"
 
 
 def choose(settings: Settings, notify: Callable[[str], None]) -> Program:

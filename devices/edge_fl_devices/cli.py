@@ -236,7 +236,7 @@ def predict(
         from edge_fl_devices.serving import fused
 
         size = fused.export(predictor, export)
-        print_status(f"{export}: {units.size(size)}; its predictions match the served model")
+        print_status(f"{text(export)}: {units.size(size)}; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -157,9 +158,9 @@ def remember(config: DeviceConfig) -> None:
     """Store the settings in the device's folder, for `edge-fl device serve`. Raises OSError."""
     data, broker = config.data, config.broker
     if config.reads_folder:
-        data = f"folder:{Path(data.removeprefix('folder:')).absolute()}"
+        data = f"folder:{text(Path(data.removeprefix('folder:')).absolute())}"
     if broker.identity:
-        broker = msgspec.structs.replace(broker, identity=str(Path(broker.identity).absolute()))
+        broker = msgspec.structs.replace(broker, identity=os.fspath(Path(broker.identity).absolute()))
     stored = msgspec.json.encode(msgspec.structs.replace(config, data=data, broker=broker))
     path = Path(config.folder) / SETTINGS
     if not path.exists() or path.read_bytes() != stored:
@@ -169,7 +170,7 @@ def remember(config: DeviceConfig) -> None:
 def remembered(folder: Path) -> DeviceConfig | None:
     """Return the settings with which the agent last ran in a folder, or None."""
     found = read_json(folder / SETTINGS, DeviceConfig)
-    return msgspec.structs.replace(found, folder=str(folder)) if found else None
+    return msgspec.structs.replace(found, folder=os.fspath(folder)) if found else None
 
 
 def read_root(path: Path) -> bytes:
@@ -177,7 +178,7 @@ def read_root(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; expected the root of signed releases") from error
+        raise ConfigError(f"{text(path)}: {error.strerror}; expected the root of signed releases") from error
 
 
 def from_options(
@@ -197,5 +198,5 @@ def read_tree(
     if connection:
         broker = tree.get("broker")
         tree["broker"] = {**(broker if isinstance(broker, dict) else {}), **connection}
-    where = str(file) if file else "device run"
+    where = text(file) if file else "device run"
     return with_certificate_name(tree, where), where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from pathlib import Path
 from types import FrameType
@@ -49,7 +50,7 @@ def connection(
     host: str | None, port: int | None, fleet: str | None, identity: Path | None = None
 ) -> dict[str, object]:
     """Return the given connection options as settings of `edge_fl_devices.config.DeviceBroker`."""
-    options = {"host": host, "port": port, "fleet": fleet, "identity": identity and str(identity)}
+    options = {"host": host, "port": port, "fleet": fleet, "identity": identity and os.fspath(identity)}
     return {name: value for name, value in options.items() if value is not None}
 
 

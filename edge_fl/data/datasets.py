@@ -18,7 +18,7 @@ import numpy as np
 from edge_fl.data import arrays, npz
 from edge_fl.data.samples import Array, Dataset, Samples
 from edge_fl.errors import DataError, nearest
-from edge_fl.files.paths import composed
+from edge_fl.files.paths import composed, text
 
 DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
@@ -82,7 +82,7 @@ def listings(data_dir: Path) -> list[Listing]:
         for path in sorted(data_dir.glob("*.npz"))
         if path.stem not in DATASETS and not path.stem.startswith(domains)
     ]
-    return [*known, *(Listing(path.stem, (), (), True, str(path)) for path in others)]
+    return [*known, *(Listing(path.stem, (), (), True, text(path)) for path in others)]
 
 
 def _listing(name: str, data_dir: Path) -> Listing:
@@ -93,7 +93,7 @@ def _listing(name: str, data_dir: Path) -> Listing:
     pattern = f"{name}-*.npz" if name in DOMAINS else f"{name}.npz"
     found = sorted(data_dir.glob(pattern))
     domains = DOMAINS.get(name, ())
-    where = ", ".join(map(str, found)) or f"no {data_dir / pattern}{_remedy(name)}"
+    where = ", ".join(map(text, found)) or f"no {text(data_dir / pattern)}{_remedy(name)}"
     return Listing(name, classes, domains, bool(found), where)
 
 
@@ -124,19 +124,21 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     path = data_dir / f"{name}.npz"
     if not path.is_file():
         lacking = (
-            f"no file {path}" if data_dir.is_dir() else f"no folder {data_dir}, expected {path.name} in it"
+            f"no file {text(path)}"
+            if data_dir.is_dir()
+            else f"no folder {text(data_dir)}, expected {text(path.name)} in it"
         )
         raise DataError(f"dataset {name!r}{_hint(name)}: {lacking}{_remedy(name)}")
     content = npz.read(path)
     names = classes or _class_names(content, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= content.keys():
-        train = arrays.samples(content["x_train"], content["y_train"], names, f"{path} (train)")
-        test = arrays.samples(content["x_test"], content["y_test"], names, f"{path} (test)")
+        train = arrays.samples(content["x_train"], content["y_train"], names, f"{text(path)} (train)")
+        test = arrays.samples(content["x_test"], content["y_test"], names, f"{text(path)} (test)")
         held_out = np.repeat([False, True], [len(train), len(test)])
         return Dataset(name, _merged([train, test], path), names, held_out)
     if {"x", "y"} <= content.keys():
         return Dataset(
-            name, _merged([arrays.samples(content["x"], content["y"], names, str(path))], path), names
+            name, _merged([arrays.samples(content["x"], content["y"], names, text(path))], path), names
         )
     raise _wrong_keys(content, path)
 
@@ -145,7 +147,7 @@ def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Da
     """Load a dataset of several domains from the files present; without `classes` the first file names them."""
     paths = sorted(data_dir.glob(f"{name}-*.npz"))
     if not paths:
-        lacking = f"file {data_dir}/{name}-*.npz" if data_dir.is_dir() else f"folder {data_dir}"
+        lacking = f"file {text(data_dir)}/{name}-*.npz" if data_dir.is_dir() else f"folder {text(data_dir)}"
         files = ", ".join(f"{name}-{domain}.npz" for domain in DOMAINS[name])
         raise DataError(f"dataset {name!r}: no {lacking}, expected {files}")
     first = from_file(data_dir, paths[0].stem, classes)
@@ -181,11 +183,11 @@ DATASETS: dict[str, Callable[[Path], Dataset]] = {
 
 def _merged(parts: list[Samples], path: Path) -> Samples:
     if not sum(map(len, parts)):
-        raise DataError(f"{path}: no samples in it")
+        raise DataError(f"{text(path)}: no samples in it")
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise DataError(
-            f"{path}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape"
+            f"{text(path)}: images of {' and '.join(str(list(s)) for s in sorted(shapes))}, expected one shape"
         )
     return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
@@ -194,14 +196,14 @@ def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
     if "classes" in content:
         names = tuple(composed(str(name).strip()) for name in content["classes"].ravel())
         if not all(names):
-            raise DataError(f"{path}: class {names.index('')} has an empty name")
+            raise DataError(f"{text(path)}: class {names.index('')} has an empty name")
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise DataError(
-                f"{path}: class name {repeated[0]!r} occurs more than once, expected different names"
+                f"{text(path)}: class name {repeated[0]!r} occurs more than once, expected different names"
             )
         return names
     ids = [
-        arrays.class_ids(content[key], f"{path} ({key})")
+        arrays.class_ids(content[key], f"{text(path)} ({key})")
         for key in ("y_train", "y_test", "y")
         if key in content
     ]
@@ -210,7 +212,7 @@ def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
 
 def _wrong_keys(content: dict[str, Array], path: Path) -> DataError:
     return DataError(
-        f"{path}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
+        f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from edge_fl.data.samples import Array
 from edge_fl.errors import DataError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 
 MAX_FILE_BYTES = 8 * 2**30
 SMALL_BYTES = 2**20  # an array that always fits into memory
@@ -34,9 +35,9 @@ def read(path: Path) -> dict[str, Array]:
     """
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise DataError(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}")
+            raise DataError(f"{text(path)}: {size} bytes, at most {MAX_FILE_BYTES}")
         if not zipfile.is_zipfile(path):  # np.load would read it as a pickle and explain how to allow that
-            raise DataError(f"{path}: not a readable .npz (another kind of file, or cut short)")
+            raise DataError(f"{text(path)}: not a readable .npz (another kind of file, or cut short)")
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             # np.load leaks a file that it cannot read
             return {name: archive[name] for name in archive.files}
@@ -44,27 +45,27 @@ def read(path: Path) -> dict[str, Array]:
         with zipfile.ZipFile(path) as archive:
             largest = max(entry.file_size for entry in archive.infolist())
         if largest < SMALL_BYTES:  # the header of an array announces more than the file contains
-            raise DataError(f"{path}: not a readable .npz (damaged: {_first_line(error)})") from error
-        raise MemoryError(f"{path}: {_first_line(error)}") from error
+            raise DataError(f"{text(path)}: not a readable .npz (damaged: {_first_line(error)})") from error
+        raise MemoryError(f"{text(path)}: {_first_line(error)}") from error
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; expected an .npz") from error
+        raise DataError(f"{text(path)}: no such file; expected an .npz") from error
     except (*_BROKEN, AttributeError, TypeError) as error:
         # AttributeError, TypeError: a lone .npy is an array, not an archive
-        raise DataError(f"{path}: not a readable .npz ({_first_line(error)})") from error
+        raise DataError(f"{text(path)}: not a readable .npz ({_first_line(error)})") from error
 
 
 def write(path: Path, arrays: Mapping[str, Array], *, compress: bool = True) -> None:
     """Write the file atomically. Raises DataError for Python objects or when it cannot be written."""
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise DataError(
-            f"{path}: {', '.join(objects)} would contain Python objects, expected numbers or text"
+            f"{text(path)}: {', '.join(objects)} would contain Python objects, expected numbers or text"
         )
     try:
         with atomic.writing(path) as file:
             save: Callable[..., None] = np.savez_compressed if compress else np.savez
             save(file, **arrays)
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+        raise DataError(f"{text(path)}: cannot be written ({error.strerror})") from error
 
 
 def _first_line(error: BaseException) -> str:

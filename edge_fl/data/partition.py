@@ -18,6 +18,7 @@ from edge_fl.data.arrays import shortened
 from edge_fl.data.datasets import DOMAINS
 from edge_fl.data.samples import Array, ClientData, Dataset, Indices, Labels
 from edge_fl.errors import DataError, nearest
+from edge_fl.files.paths import text
 from edge_fl.seeds import generator
 
 ClientId = str
@@ -78,7 +79,7 @@ class Split:
             rows = {part: _rows(content[part], content[f"{part}_ends"]) for part in _PARTS}
             split = cls(int(content["samples"]), tuple(map(str, content["clients"])), **rows)
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path}: not a saved split ({error})") from error
+            raise DataError(f"{text(path)}: not a saved split ({error})") from error
         split._require_whole(path)
         return split
 
@@ -94,7 +95,7 @@ class Split:
             or any(len(rows) != len(self.clients) for rows in parts)
         ):
             raise DataError(
-                f"{path}: a damaged split (indices overlap, or lie outside 0..{self.samples - 1})"
+                f"{text(path)}: a damaged split (indices overlap, or lie outside 0..{self.samples - 1})"
             )
 
 

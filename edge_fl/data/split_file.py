@@ -22,6 +22,7 @@ import numpy as np
 from edge_fl.data.samples import Indices
 from edge_fl.errors import DataError, nearest
 from edge_fl.files import atomic, user_text
+from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
 
 COLUMNS = ("sample", "client", "set")
@@ -38,7 +39,7 @@ def read(path: Path, dataset: str, samples: int) -> Rows:
     rows: dict[str, dict[str, list[int]]] = {}
     seen: dict[int, int] = {}
     for line, (sample, client, part) in _lines(path):
-        where = f"{path} line {line}"
+        where = f"{text(path)} line {line}"
         if not sample.isdecimal():
             raise DataError(f"{where}: sample {sample!r}, expected a whole number")
         number = int(sample)
@@ -59,17 +60,17 @@ def read(path: Path, dataset: str, samples: int) -> Rows:
     if missing := samples - len(seen):
         first = next(number for number in range(samples) if number not in seen)
         raise DataError(
-            f"{path}: {missing} of the {samples} samples of {dataset} are missing, the first is {first};"
+            f"{text(path)}: {missing} of the {samples} samples of {dataset} are missing, the first is {first};"
             f" expected every sample, with the set {UNUSED!r} if it is left out"
         )
     for client in sorted(rows):
         for part in ("train", "test"):
             if not rows[client][part]:
                 raise DataError(
-                    f"{path}: client {client} has no sample in the set {part!r}, expected 1 or more"
+                    f"{text(path)}: client {client} has no sample in the set {part!r}, expected 1 or more"
                 )
     if not rows:
-        raise DataError(f"{path}: no client, expected lines with a client")
+        raise DataError(f"{text(path)}: no client, expected lines with a client")
     return {
         client: {part: np.sort(np.array(rows[client][part], np.int64)) for part in SETS}
         for client in sorted(rows)
@@ -89,7 +90,7 @@ def write(path: Path, samples: int, clients: Sequence[str], sets: Mapping[str, S
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, "\n".join([",".join(COLUMNS), *lines, ""]))
     except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+        raise DataError(f"{text(path)}: cannot be written ({error.strerror})") from error
 
 
 def _lines(path: Path) -> list[tuple[int, tuple[str, str, str]]]:
@@ -98,7 +99,7 @@ def _lines(path: Path) -> list[tuple[int, tuple[str, str, str]]]:
         reader = csv.reader(io.StringIO(user_text.read(path)))
         header = [name.strip() for name in next(reader, [])]
         if sorted(header) != sorted(COLUMNS):
-            raise DataError(f"{path}: columns {', '.join(header) or 'none'}; {expected}")
+            raise DataError(f"{text(path)}: columns {', '.join(header) or 'none'}; {expected}")
         places = [header.index(name) for name in COLUMNS]
         lines = []
         for fields in reader:
@@ -106,12 +107,12 @@ def _lines(path: Path) -> list[tuple[int, tuple[str, str, str]]]:
                 continue
             if len(fields) != len(COLUMNS):
                 raise DataError(
-                    f"{path} line {reader.line_num}: {len(fields)} fields, expected {len(COLUMNS)}"
+                    f"{text(path)} line {reader.line_num}: {len(fields)} fields, expected {len(COLUMNS)}"
                 )
             sample, client, part = (fields[place].strip() for place in places)
             lines.append((reader.line_num, (sample, client, part)))
         return lines
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); {expected}") from error
+        raise DataError(f"{text(path)}: cannot be read ({error.strerror}); {expected}") from error
     except (EncodingError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file ({error}); {expected}") from error
+        raise DataError(f"{text(path)}: not a CSV file ({error}); {expected}") from error

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_fl.errors import ArtefactError
+from edge_fl.files.paths import text
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -30,7 +31,7 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         raise ArtefactError(
-            f"{what}: enospc, {needed_bytes} bytes needed below {folder}, {free_bytes} free",
+            f"{what}: enospc, {needed_bytes} bytes needed below {text(folder)}, {free_bytes} free",
             "enospc",
             consequence="what was there stays",
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.errors import ConfigError
+from edge_fl.files import paths
 
 TAGS_FILE = "tags.json"
 TEXTS = (
@@ -63,5 +64,5 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path}: {error}; expected the tags of enrolled devices", "the tags read before stay"
+            f"{paths.text(path)}: {error}; expected the tags of enrolled devices", "the tags read before stay"
         ) from error

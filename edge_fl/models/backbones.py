@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, nearest
+from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl.models import weights
 from edge_fl.models.weights import Source, State
@@ -124,7 +125,7 @@ def listing() -> dict[str, tuple[str, str]]:
     return {
         LITE0: (
             "EfficientNet-Lite0, 3.4 M parameters, for small devices (extra [backbone])",
-            str(path or "missing"),
+            text(path or "missing"),
         ),
         NAMES[1]: ("any network of timm (extra [timm])", ", ".join(of_timm) or "missing"),
         NAMES[2]: ("any classification network of torchvision", ", ".join(of_torchvision) or "missing"),

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from edge_fl.errors import MethodError, brief
+from edge_fl.files.paths import text
 
 RANDOM = "random"
 _PINNED = re.compile(r"(.*)@([0-9a-f]{64})")
@@ -58,19 +59,21 @@ def locate(name: str, given: str, source: Source | None) -> Path | None:
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             others = '"" (pretrained), "random" or a file' if source else 'a file, or "" for random values'
-            raise MethodError(f"model {name}: no file {places[0]} or {places[1]}; weights: expected {others}")
+            raise MethodError(
+                f"model {name}: no file {text(places[0])} or {text(places[1])}; weights: expected {others}"
+            )
     elif source is None:
         return None
     else:
         path = source.found()
         if path is None:
             raise MethodError(
-                f"model {name}: {source.files[0].name} not found; expected {source.origin} as {source.destination}"
+                f"model {name}: {source.files[0].name} not found; expected {source.origin} as {text(source.destination)}"
                 ' (or weights = "random")'
             )
     if digest and _sha256(path, path.stat().st_mtime_ns) != digest:
         raise MethodError(
-            f"{path}: sha256 {_sha256(path, path.stat().st_mtime_ns)[:12]}, the run's weights of {name} have {digest[:12]};"
+            f"{text(path)}: sha256 {_sha256(path, path.stat().st_mtime_ns)[:12]}, the run's weights of {name} have {digest[:12]};"
             " expected the server's file"
         )
     return path
@@ -104,7 +107,7 @@ def require_fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Pa
 
 def misfit(path: Path, name: str, why: object) -> MethodError:
     """The error about a file with the weights of another network."""
-    return MethodError(f"{path}: not weights of {name}: {brief(' '.join(str(why).split()))}")
+    return MethodError(f"{text(path)}: not weights of {name}: {brief(' '.join(str(why).split()))}")
 
 
 def _split(given: str) -> tuple[str, str]:
@@ -127,13 +130,13 @@ def _read(path: Path, modified_ns: int) -> State:
     except Exception as error:  # both libraries raise various types
         reason = str(error).strip().partition("\n")[0]
         raise MethodError(
-            f"{path}: cannot be read as weights ({type(error).__name__}: {brief(reason)})"
+            f"{text(path)}: cannot be read as weights ({type(error).__name__}: {brief(reason)})"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise MethodError(
-            f"{path}: holds a {type(state).__name__}, expected a dict of tensors (a state dict)"
+            f"{text(path)}: holds a {type(state).__name__}, expected a dict of tensors (a state dict)"
         )
     return dict(state)

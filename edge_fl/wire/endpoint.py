@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 
 PORT = 1883
 TLS_PORT = 8883
@@ -51,7 +52,7 @@ class Endpoint:
             if self.cert:
                 context.load_cert_chain(self.cert, self.key)
         except OSError as error:  # includes ssl.SSLError
-            files = ", ".join(str(file) for file in (self.ca, self.cert, self.key) if file)
+            files = ", ".join(text(file) for file in (self.ca, self.cert, self.key) if file)
             raise ConfigError(f"{files}: {error}; expected a CA, a certificate and its key as PEM") from error
         return context
 

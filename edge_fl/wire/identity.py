@@ -35,6 +35,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.wire import login
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
@@ -112,7 +113,7 @@ def read(folder: Path) -> Identity:
         key_mode = _mode(folder / KEY_FILE)
         if key_mode & 0o077:
             raise ConfigError(
-                f"{folder / KEY_FILE}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600)"
+                f"{text(folder / KEY_FILE)}: mode {key_mode:04o} lets others read the key; expected 0600 (chmod 600)"
             )
         certificate, key = _bytes(folder / CERT_FILE), _bytes(folder / KEY_FILE)
         return replace_fields(_checked(folder, certificate, key), token=_token(folder))
@@ -126,13 +127,15 @@ def _checked(folder: Path, certificate_pem: bytes, key_pem: bytes) -> Identity:
         name = common_name(certificate.subject)
     except (ValueError, TypeError, IdentityError) as error:
         raise ConfigError(
-            f"{folder}: {error}; expected {CA_FILE}, {CERT_FILE} and {KEY_FILE} in PEM"
+            f"{text(folder)}: {error}; expected {CA_FILE}, {CERT_FILE} and {KEY_FILE} in PEM"
         ) from error
     if certificate.public_key() != key.public_key():
-        raise ConfigError(f"{folder}: {KEY_FILE} is not the key of {CERT_FILE} ({name}); expected a pair")
+        raise ConfigError(
+            f"{text(folder)}: {KEY_FILE} is not the key of {CERT_FILE} ({name}); expected a pair"
+        )
     if not any(is_signed_by(certificate, ca) for ca in cas):
         raise ConfigError(
-            f"{folder}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet"
+            f"{text(folder)}: {CERT_FILE} ({name}) is not signed by {CA_FILE}; expected one of this fleet"
         )
     begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return Identity(folder, name, begins, expires, certificate.serial_number)
@@ -160,7 +163,7 @@ def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | 
         files[TOKEN_FILE] = msgspec.json.encode(token)
     try:
         if folder.exists():
-            raise ConfigError(f"{folder}: exists already, expected a new folder")
+            raise ConfigError(f"{text(folder)}: exists already, expected a new folder")
         folder.parent.mkdir(parents=True, exist_ok=True)
         part.mkdir(mode=0o700)
         try:
@@ -170,7 +173,7 @@ def write(folder: Path, ca: bytes, certificate: bytes, key: Key, token: Token | 
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; expected a folder to write to") from error
+        raise ConfigError(f"{text(folder)}: {error.strerror}; expected a folder to write to") from error
     return read(folder)
 
 
@@ -183,7 +186,8 @@ def replace(folder: Path, certificate: bytes, key: Key) -> Identity:
     name = _checked(folder, certificate, key_bytes(key)).name
     if name != (device := read(folder).device):
         raise ConfigError(
-            f"{folder}: certificate for {name!r}, expected {device!r}", consequence="keeping the old one"
+            f"{text(folder)}: certificate for {name!r}, expected {device!r}",
+            consequence="keeping the old one",
         )
     with _locked(folder):
         atomic.write(folder / (CERT_FILE + NEW), certificate)
@@ -301,7 +305,7 @@ def _token(folder: Path) -> Token | None:
     try:
         return msgspec.json.decode(_bytes(path), type=Token)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}; expected a token of 'edge-fl fleet enrol'") from error
+        raise ConfigError(f"{text(path)}: {error}; expected a token of 'edge-fl fleet enrol'") from error
 
 
 def _bytes(path: Path) -> bytes:
@@ -321,7 +325,7 @@ def _mode(path: Path) -> int:
 
 def _unreadable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{path}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as created by"
+        f"{text(path)}: {error.strerror}; expected an identity ({CA_FILE}, {CERT_FILE}, {KEY_FILE}) as created by"
         " 'edge-fl fleet enrol', or the files username and password of a broker's account"
     )
 

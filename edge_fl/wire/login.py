@@ -14,6 +14,7 @@ from pathlib import Path
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import user_text
+from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
 
 USERNAME_FILE, PASSWORD_FILE = "username", "password"
@@ -38,10 +39,12 @@ def read(folder: Path) -> Login:
     password, mode = _line(folder / PASSWORD_FILE)
     if mode & 0o077:
         raise ConfigError(
-            f"{folder / PASSWORD_FILE}: mode {mode:04o} lets others read the password; expected 0600 (chmod 600)"
+            f"{text(folder / PASSWORD_FILE)}: mode {mode:04o} lets others read the password; expected 0600 (chmod 600)"
         )
     if not password:
-        raise ConfigError(f"{folder / PASSWORD_FILE}: is empty; expected a password or token in one line")
+        raise ConfigError(
+            f"{text(folder / PASSWORD_FILE)}: is empty; expected a password or token in one line"
+        )
     if not (folder / USERNAME_FILE).exists():
         return Login("", password)
     return Login(_line(folder / USERNAME_FILE)[0], password)
@@ -54,11 +57,11 @@ def _line(path: Path) -> tuple[str, int]:
             content, mode = file.read(MAX_BYTES + 3), os.fstat(file.fileno()).st_mode & 0o777
         line = user_text.decode(content).removesuffix("\n")
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; expected a file with one line") from error
+        raise ConfigError(f"{text(path)}: {error.strerror}; expected a file with one line") from error
     except EncodingError as error:
-        raise ConfigError(f"{path}: {error}; expected a file with one line") from error
+        raise ConfigError(f"{text(path)}: {error}; expected a file with one line") from error
     if len(content) > MAX_BYTES or set(line) & set("\n\0"):
         raise ConfigError(
-            f"{path}: {len(content)} bytes or several lines; expected one line of up to {MAX_BYTES} bytes"
+            f"{text(path)}: {len(content)} bytes or several lines; expected one line of up to {MAX_BYTES} bytes"
         )
     return line, mode

@@ -26,6 +26,7 @@ from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
 from edge_fl.files import user_text
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 
 SETS = ("train", "test")
@@ -56,7 +57,7 @@ def convert_pictures(
     """
     _require_name(name)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
+        raise DataError(f"{text(folder)}: no such folder; expected one folder of pictures per class in it")
     listing, input = walk(folder), InputSpec((3, size, size))
     files = [
         (path, found)
@@ -72,7 +73,7 @@ def convert_pictures(
                 labels.append(classes.index(class_name))
     if len(set(labels)) < 2:
         raise DataError(
-            f"{folder}: usable pictures of {len(set(labels))} classes; expected two or more folders named after classes"
+            f"{text(folder)}: usable pictures of {len(set(labels))} classes; expected two or more folders named after classes"
         )
     data = data_dir / f"{name}.npz"
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -92,21 +93,25 @@ def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
     for part in SETS:
         for client, x, y in _read(folder / part):
             if len(x) != len(y):
-                raise DataError(f"{folder / part}: client {client} has {len(x)} images but {len(y)} labels")
+                raise DataError(
+                    f"{text(folder / part)}: client {client} has {len(x)} images but {len(y)} labels"
+                )
             if not split_file.CLIENT.fullmatch(client):
                 raise DataError(
-                    f"{folder / part}: client {client!r}, expected A-Z, a-z, 0-9, '.', '_' and '-'"
+                    f"{text(folder / part)}: client {client!r}, expected A-Z, a-z, 0-9, '.', '_' and '-'"
                 )
             clients.setdefault(client, {})[part] = np.arange(samples, samples + len(y))
             images.append(x)
             labels.append(y)
             samples += len(y)
-    x, y = _pixels(images, folder), arrays.class_ids(np.concatenate(labels), str(folder))
+    x, y = _pixels(images, folder), arrays.class_ids(np.concatenate(labels), text(folder))
     whole = {
         client: sets for client, sets in clients.items() if all(len(sets.get(part, ())) for part in SETS)
     }
     if not whole:
-        raise DataError(f"{folder}: no client has both training and test samples, expected at least one")
+        raise DataError(
+            f"{text(folder)}: no client has both training and test samples, expected at least one"
+        )
     data, split = data_dir / f"{name}.npz", data_dir / f"{name}-split.csv"
     data_dir.mkdir(parents=True, exist_ok=True)
     npz.write(data, {"x": x, "y": y})
@@ -125,10 +130,10 @@ def _read(folder: Path) -> Iterator[Client]:
     of_pfllib = sorted(folder.glob("*.npz"), key=lambda path: (len(path.stem), path.stem))
     of_leaf = sorted(folder.glob("*.json"))
     if not (of_pfllib or of_leaf):
-        raise DataError(f"{folder}: no .npz or .json file; {EXPECTED}")
+        raise DataError(f"{text(folder)}: no .npz or .json file; {EXPECTED}")
     width = max(3, len(str(len(of_pfllib) - 1)))
     for path in of_pfllib:
-        yield f"c{path.stem:0>{width}}", *_arrays(_unpickled(path), path, "")
+        yield f"c{text(path.stem):0>{width}}", *_arrays(_unpickled(path), path, "")
     for path in () if of_pfllib else of_leaf:
         for user, content in _json(path).items():
             x, y = _arrays(content, path, user)
@@ -139,9 +144,11 @@ def _arrays(content: Any, path: Path, client: str) -> tuple[Array, Array]:
     try:
         x, y = np.asarray(content["x"]), np.asarray(content["y"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: {client} has no arrays x and y ({error}); {EXPECTED}") from error
+        raise DataError(f"{text(path)}: {client} has no arrays x and y ({error}); {EXPECTED}") from error
     if x.dtype.kind not in "fiu":
-        raise DataError(f"{path}: x holds {x.dtype}, expected pixels; text and file names are not converted")
+        raise DataError(
+            f"{text(path)}: x holds {x.dtype}, expected pixels; text and file names are not converted"
+        )
     return x, y
 
 
@@ -149,11 +156,11 @@ def _pixels(images: list[Array], folder: Path) -> Array:
     """Join all clients' images as uint8 [N, C, H, W]."""
     if len({x.shape[1:] for x in images}) > 1:
         shapes = " and ".join(sorted({str(list(x.shape[1:])) for x in images}))
-        raise DataError(f"{folder}: images of {shapes}, expected one shape")
+        raise DataError(f"{text(folder)}: images of {shapes}, expected one shape")
     x = np.concatenate(images)
     if x.dtype.kind == "f" and x.size and -1 <= x.min() < 0:
         x = (x + 1) / 2  # torchvision's Normalize with mean and std of 0.5
-    return arrays.pixels(x, str(folder))
+    return arrays.pixels(x, text(folder))
 
 
 def _square(x: Array, path: Path) -> Array:
@@ -163,7 +170,7 @@ def _square(x: Array, path: Path) -> Array:
         side = isqrt(values // (channels[0] if channels else 1))
         if values and side * side * (channels[0] if channels else 1) == values:
             return x.reshape(-1, side, side, *channels)
-    raise DataError(f"{path}: x of shape {list(x.shape)}, expected flat square images")
+    raise DataError(f"{text(path)}: x of shape {list(x.shape)}, expected flat square images")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -173,7 +180,7 @@ def _json(path: Path) -> dict[str, Any]:
             raise TypeError("user_data is no object")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: not a file of LEAF ({type(error).__name__}: {error}); {EXPECTED}"
+            f"{text(path)}: not a file of LEAF ({type(error).__name__}: {error}); {EXPECTED}"
         ) from error
     return users
 
@@ -206,4 +213,4 @@ def _unpickled(path: Path) -> Any:
         EOFError,
         pickle.UnpicklingError,
     ) as error:
-        raise DataError(f"{path}: not a file of PFLlib ({error}); {EXPECTED}") from error
+        raise DataError(f"{text(path)}: not a file of PFLlib ({error}); {EXPECTED}") from error

@@ -5,6 +5,7 @@ Without a network, the original files can be put into the folder by hand; torchv
 
 from __future__ import annotations
 
+import os
 import socket
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import numpy as np
 from edge_fl.data import arrays, npz
 from edge_fl.data.samples import Array
 from edge_fl.errors import DataError, nearest
+from edge_fl.files.paths import text
 
 NETWORK_TIMEOUT_S = 30.0
 
@@ -66,12 +68,12 @@ def _fetch(name: str, origin: Origin, data_dir: Path, *, train: bool) -> tuple[A
     dataset_class: Callable[..., Any] = getattr(torchvision.datasets, origin.torchvision)
     try:
         with _bounded_network():
-            dataset = dataset_class(str(data_dir), train=train, download=True, **dict(origin.arguments))
+            dataset = dataset_class(os.fspath(data_dir), train=train, download=True, **dict(origin.arguments))
     except (OSError, RuntimeError, ValueError, EOFError, zlib.error) as error:
         # no network, or damaged files
         raise DataError(
             f"dataset {name!r}: could not be downloaded ({_first_line(error)}); put its original files into"
-            f" {(data_dir / origin.folder).resolve()}, or a {name}.npz into {data_dir.resolve()}"
+            f" {text((data_dir / origin.folder).resolve())}, or a {name}.npz into {text(data_dir.resolve())}"
         ) from error
     where = f"{name} from torchvision"
     x = arrays.pixels(np.asarray(dataset.data), where)

@@ -6,6 +6,7 @@ Meanwhile this process computes baselines on the same split, clients and test se
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 import socket
 import sqlite3
@@ -154,7 +155,7 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
         "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
-        "server": ["server", "run", str(file), *trust["server"], *outputs],
+        "server": ["server", "run", os.fspath(file), *trust["server"], *outputs],
     }
 
 

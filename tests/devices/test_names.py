@@ -76,11 +76,11 @@ def test_a_selection_takes_pictures_whatever_their_names(tmp_path: Path, policy:
 
 def test_a_changed_picture_is_noticed_whatever_its_name(tmp_path: Path) -> None:
     root = labelled(tmp_path / "data")
-    stamps = [location.stamp(str(root))]
+    stamps = [location.snapshot(str(root)).stamp]
     for name in NAMES:
         store(root / "a", name, row=3)
         os.utime(root / "a" / os.fsdecode(name), ns=(1, 1))
-        stamps.append(location.stamp(str(root)))
+        stamps.append(location.snapshot(str(root)).stamp)
     assert len(set(stamps)) == len(stamps)
 
 
@@ -90,7 +90,7 @@ def test_a_damaged_picture_of_any_name_is_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"half\\xe9\.png"):
         load.pictures.decode(root / "a" / os.fsdecode(b"half\xe9.png"), GREY)
     report = load.count_for(config(root), DataSpec(("a", "b"), GREY))
-    assert report.skipped == {"unreadable": 1} and report.samples == 12
+    assert report.skipped == {"content is not a picture": 1} and report.samples == 12
 
 
 def test_a_folder_whose_name_is_not_utf8_is_a_remark_and_no_class(tmp_path: Path) -> None:
@@ -186,7 +186,9 @@ def test_predict_prints_every_picture_of_a_folder_with_such_names(
             format,
             PYTHONIOENCODING=encoding,
         )
-        assert done.returncode == 1 and b"half\\xe9.png (unreadable)" in done.stderr, done.stderr
+        assert done.returncode == 1 and b"half\\xe9.png (content is not a picture)" in done.stderr, (
+            done.stderr
+        )
         output = done.stdout.decode()
         if encoding == "ascii":
             output = output.replace("\\xfc", "ü").replace("\\U0001f469\\u200d\\U0001f680", "👩\u200d🚀")
@@ -258,7 +260,11 @@ def test_an_agent_lives_with_such_names_from_its_start_and_while_it_runs(
         (root / "a" / os.fsdecode(b"half\xe9.png")).write_bytes(b"half")
         store(root / os.fsdecode(b"caf\xe9"), LATIN1)
         found = f"1 files skipped: {UNUSABLE}"
-        server.wait_for("pi-01", "meta", lambda meta: {found, "1 files skipped: unreadable"} <= {*meta.notes})
+        server.wait_for(
+            "pi-01",
+            "meta",
+            lambda meta: {found, "1 files skipped: content is not a picture"} <= {*meta.notes},
+        )
         assert agent.poll() is None
     finally:
         agent.terminate()

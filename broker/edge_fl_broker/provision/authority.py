@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity
@@ -65,7 +66,7 @@ def broker_names(certificate: Path) -> tuple[str, ...]:
     try:
         return host_names.certified(x509.load_pem_x509_certificate(certificate.read_bytes()))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{certificate}: {error}; expected a certificate as PEM") from error
+        raise ConfigError(f"{text(certificate)}: {error}; expected a certificate as PEM") from error
 
 
 class Authority:
@@ -89,7 +90,7 @@ class Authority:
             key = identity.load_key((home / "ca.key").read_bytes())
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(
-                f"{home}: no certificate authority ({error}); create one with 'edge-fl fleet enrol'"
+                f"{text(home)}: no certificate authority ({error}); create one with 'edge-fl fleet enrol'"
             ) from error
         return cls(home, ca, key, clock)
 
@@ -104,7 +105,7 @@ class Authority:
                 identity.write_private(home / "ca.key", identity.key_bytes(key))
                 atomic.write(home / CA_FILE, certificates.pem(ca))
             except OSError as error:
-                raise ConfigError(f"{home}: {error.strerror}, expected a writable folder") from error
+                raise ConfigError(f"{text(home)}: {error.strerror}, expected a writable folder") from error
         authority = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         for name, folder in missing.items():
@@ -258,7 +259,7 @@ class Authority:
         name = identity.read(folder).name
         if name == "broker":
             raise ConfigError(
-                f"{folder}: 'edge-fl broker up' renews the broker's certificate, 'edge-fl broker certificate' adds names to it"
+                f"{text(folder)}: 'edge-fl broker up' renews the broker's certificate, 'edge-fl broker certificate' adds names to it"
             )
         last = next((row for row in reversed(self.rows()) if row.name == name), None)
         person, owner = (last.person, last.device) if last else (False, "")
@@ -358,7 +359,7 @@ def _require_writable(folder: Path) -> None:
     """Checked in advance: names are registered before their folders are created."""
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-        raise ConfigError(f"{folder}: {above} is not writable, expected a writable folder")
+        raise ConfigError(f"{text(folder)}: {text(above)} is not writable, expected a writable folder")
 
 
 def _digest(secret: str) -> str:

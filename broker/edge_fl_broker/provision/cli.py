@@ -12,6 +12,7 @@ from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 
 DEFAULT_HOME = Path("runs/identities")
 Home = Annotated[
@@ -160,8 +161,8 @@ def enrol(
     for issued in identities:
         print(issued.folder)
     print_status(
-        f"{len(identities)} {one if len(identities) == 1 else more} in {out}; the CA and its register are in {home}:"
-        f" keep {home}/ca.key secret"
+        f"{len(identities)} {one if len(identities) == 1 else more} in {text(out)}; the CA and its register are in {text(home)}:"
+        f" keep {text(home)}/ca.key secret"
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from cryptography import x509
 
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl.wire.hosts import ANYWHERE, own_addresses
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
 from edge_fl_broker.config import Certificates, Settings
@@ -23,7 +24,7 @@ def require(home: Path) -> None:
     """Raise ConfigError if there is no CA in `home`."""
     if not (home / CA_FILE).exists():
         raise ConfigError(
-            f"{home}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
+            f"{text(home)}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
             " or use --insecure for plaintext on loopback)"
         )
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, InputError
+from edge_fl.files.paths import text
 
 Pixels = NDArray[np.uint8]
 EXPECTED = "expected the number of a camera, an rtsp:// or http:// address, or a video file"
@@ -231,7 +232,7 @@ def _open(source: str, limits: CameraLimits) -> Source:
         return opened
     opened.close()
     if source.isdecimal():
-        known = ", ".join(sorted(path.name for path in Path("/dev").glob("video*"))) or "none"
+        known = ", ".join(sorted(text(path.name) for path in Path("/dev").glob("video*"))) or "none"
         raise InputError(
             f"camera {source}: /dev/video{source} cannot be opened (devices: {known}); {EXPECTED}"
         )

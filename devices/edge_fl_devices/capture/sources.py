@@ -88,7 +88,7 @@ class FolderPictures:
 
     def _look(self) -> dict[Path, tuple[int, int]]:
         if not self._folder.is_dir():
-            raise DataError(f"{self._folder}: no such folder; expected one with pictures")
+            raise DataError(f"{text(self._folder)}: no such folder; expected one with pictures")
         found = {}
         for path in walk(self._folder).files:
             if path.suffix.lower() in SUFFIXES:

@@ -21,6 +21,7 @@ from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError
 from edge_fl.files.folder import unusable, walk
+from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
@@ -68,7 +69,7 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     """List the pictures of a folder with their class ids; decodes none. Raises DataError for a missing folder."""
     root = Path(location)
     if not root.is_dir():
-        raise DataError(f"{root}: no such folder; expected one folder per class in it")
+        raise DataError(f"{text(root)}: no such folder; expected one folder per class in it")
     listing = walk(root)
     names = {folder: class_of(folder) for folder in listing.folders}
     classes = spec.classes or tuple(sorted({name for name in names.values() if name}))

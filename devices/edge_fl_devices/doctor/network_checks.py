@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Echo, Log, encode
 from edge_fl.wire.mqtt import tls
@@ -73,7 +74,7 @@ def _tls(endpoint: Endpoint) -> CheckResult:
             socket.create_connection((endpoint.host, endpoint.port), WAIT_S) as plain,
             context.wrap_socket(plain, server_hostname=endpoint.host) as secure,
         ):
-            signed = f"{secure.version()}, the broker's certificate is signed by {endpoint.ca or 'a CA of this system'}"
+            signed = f"{secure.version()}, the broker's certificate is signed by {text(endpoint.ca or 'a CA of this system')}"
             return CheckResult("TLS", "ok", signed)
     except ssl.SSLCertVerificationError as error:
         remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edge_fl.console.units import size
 from edge_fl.errors import InputError
+from edge_fl.files.paths import text
 from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.remedies import REMEDIES
 from edge_fl_devices.board import usage
@@ -21,10 +22,10 @@ from edge_fl_devices.storage.store import Store
 def read(folder: Path) -> list[dict[str, object]]:
     """Return rows of {what, value}. Raises InputError when the folder does not exist."""
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such folder; expected a device's own folder (--dir)")
+        raise InputError(f"{text(folder)}: no such folder; expected a device's own folder (--dir)")
     store, slots = Store(folder), Slots(folder / "release")
     served, current, memory = serving(store, slots), slots.current(), store.memory()
-    rows: dict[str, object] = {"folder": str(folder), "serves": "nothing: no head fitted yet"}
+    rows: dict[str, object] = {"folder": text(folder), "serves": "nothing: no head fitted yet"}
     if served:
         head = served.stored.head
         rows["serves"] = f"release {served.stored.release}"

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError
 from edge_fl.files.folder import walk
+from edge_fl.files.paths import text
 from edge_fl.wire import hosts, identity
 from edge_fl.wire.mqtt import tls
 from edge_fl_devices.config import DeviceConfig
@@ -61,7 +62,7 @@ def read_releases(folder: Path) -> tuple[bytes, tuple[tuple[str, Path], ...]]:
     releases = sorted(folder.glob("targets/*/"), key=_number)
     if not (roots and releases):
         raise ConfigError(
-            f"{folder}: no releases in it; expected a folder written by 'edge-fl release export'"
+            f"{text(folder)}: no releases in it; expected a folder written by 'edge-fl release export'"
         )
     files = sorted(releases[-1].iterdir())
     return roots[-1].read_bytes(), tuple((path.relative_to(folder).as_posix(), path) for path in files)
@@ -80,7 +81,7 @@ def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple
     if not data_folder(config):
         raise ConfigError(f"data {config.data}: --images needs a folder such as folder:/srv/images")
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; expected one with a folder of pictures per class")
+        raise ConfigError(f"{text(folder)}: no such folder; expected one with a folder of pictures per class")
     root = folder.absolute()
     listing = walk(root)
     images = tuple(
@@ -89,8 +90,8 @@ def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple
         if path.parent.parent == root and path.suffix.lower() in SUFFIXES and os.access(path, os.R_OK)
     )
     if not images:
-        raise ConfigError(f"{folder}: no pictures in it; expected a folder of pictures per class")
-    require_names((name for name, _ in images), str(folder), fat=fat)
+        raise ConfigError(f"{text(folder)}: no pictures in it; expected a folder of pictures per class")
+    require_names((name for name, _ in images), text(folder), fat=fat)
     return images, len(listing.files) + len(listing.skipped) - len(images)
 
 
@@ -132,5 +133,5 @@ def read_identity(folder: Path, device: str) -> dict[str, bytes]:
     """Read the device's identity or claim, written by `edge-fl fleet enrol`: contents by file name. Raises ConfigError."""
     owner = identity.read(folder).device
     if owner != device:
-        raise ConfigError(f"{folder}: is the identity of {owner}, not of {device}")
+        raise ConfigError(f"{text(folder)}: is the identity of {owner}, not of {device}")
     return {name: (folder / name).read_bytes() for name in IDENTITY_FILES if (folder / name).exists()}

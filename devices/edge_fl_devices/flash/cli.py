@@ -12,6 +12,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl_devices.options import FleetOption, PortOption, connection
 
 if TYPE_CHECKING:
@@ -133,20 +134,20 @@ def flash(
         raise ConfigError("flash: --host is missing; expected the broker's address, as reachable from the Pi")
     if not keys and not insecure:
         raise ConfigError(
-            f"{IDENTITIES / device}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
+            f"{text(IDENTITIES / device)}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
             " plaintext"
         )
     if identity and keys:
         print_status(require_valid_host(identity, host, config.broker.port))
     pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
-    if others:
+    if images and others:
         print_status(
-            f"{images}: {others} files are not readable pictures in a folder per class; they are left out"
+            f"{text(images)}: {others} files are not readable pictures in a folder per class; they are left out"
         )
     heic = sum(path.lower().endswith((".heic", ".heif")) for path, _ in pictures)
-    if heic and not reads_heic():
+    if images and heic and not reads_heic():
         print_status(
-            f"{images}: {heic} HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]' here and flash again"
+            f"{text(images)}: {heic} HEIC pictures, which the Pi could not read; pip install 'edge-fl[heic]' here and flash again"
         )
 
     def contents(pythons: tuple[str, ...]) -> CardContents:
@@ -178,7 +179,7 @@ def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Targe
         return Ssh(ssh)
     if boot is not None:
         if not boot.exists():
-            raise ConfigError(f"{boot}: does not exist; expected a boot partition or an image")
+            raise ConfigError(f"{text(boot)}: does not exist; expected a boot partition or an image")
         return BootFolder(boot) if boot.is_dir() else Image(boot)
     assert out is not None
     pythons = tuple(part.strip() for part in python.split(","))

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 
 NAME = "edge-fl"
 PACKAGES = ("edge_fl", "edge_fl_broker", "edge_fl_devices", "edge_fl_server")
@@ -47,7 +48,7 @@ def _sources() -> Iterator[tuple[str, bytes]]:
         root = Path(spec.origin).parent
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                yield f"{package}/{path.relative_to(root).as_posix()}", path.read_bytes()
+                yield f"{package}/{text(path.relative_to(root).as_posix())}", path.read_bytes()
 
 
 def _zip(files: dict[str, bytes], info: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from edge_fl.errors import DeadlineError, RunError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl_devices.flash.edge_fl_wheel import NAME, pack
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
@@ -88,7 +90,7 @@ def _installer(cache: Path) -> Path:
     version = metadata.version("pip")
     folder = cache / f"pip-{version}"
     if not any(folder.glob("pip-*.whl")):
-        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), f"pip=={version}")
+        _pip("download", "--no-deps", "--only-binary=:all:", "--dest", os.fspath(folder), f"pip=={version}")
     return next(folder.glob("pip-*.whl"))
 
 
@@ -97,7 +99,7 @@ def _download(python: str, folder: Path) -> list[str]:
     done = folder / "complete"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _pip("download", "--dest", str(folder), *_target(python), *pins())
+        _pip("download", "--dest", os.fspath(folder), *_target(python), *pins())
         atomic.write(done, "")
     return [_requirement(wheel) for wheel in sorted(folder.glob("*.whl"))]
 
@@ -110,7 +112,7 @@ def _resolve(python: str, folder: Path) -> list[str]:
             report = Path(scratch) / "report.json"
             _pip(
                 *("install", "--dry-run", "--ignore-installed", "--quiet", "--target", scratch),
-                *("--report", str(report), *_target(python), *pins()),
+                *("--report", os.fspath(report), *_target(python), *pins()),
             )
             packages = json.loads(report.read_bytes())["install"]
         lines = []
@@ -147,4 +149,4 @@ def _pip(*arguments: str) -> None:
 def _requirement(wheel: Path) -> str:
     """Return the requirement line of a wheel in the folder `wheels` next to the requirements file."""
     with wheel.open("rb") as file:
-        return f"./wheels/{wheel.name} --hash=sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return f"./wheels/{text(wheel.name)} --hash=sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"

@@ -6,6 +6,7 @@ features than its manifest promises fails here and harms only the child (`edge_f
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ class CrashedError(KilledError):
 
 def _run(extractor: Path, manifest: Manifest, limits: CanaryLimits) -> str:
     """Return "ok" or what is wrong with the model. Raises CrashedError; ChildError, MemoryError if the child itself cannot run."""
-    request = msgspec.json.encode([str(extractor.resolve()), asdict(limits), encode(manifest).decode()])
+    request = msgspec.json.encode([os.fspath(extractor.resolve()), asdict(limits), encode(manifest).decode()])
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", "edge_fl_devices.install.canary_child"],

@@ -11,6 +11,7 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -181,7 +182,7 @@ class Trust:
                 consequence="nothing is fetched",
             )
         root = root or fetcher.download_bytes(FIRST_ROOT, LIMITS.root_max_length)
-        updater = Updater(str(self._metadata), "", fetcher=fetcher, config=LIMITS, bootstrap=root)
+        updater = Updater(os.fspath(self._metadata), "", fetcher=fetcher, config=LIMITS, bootstrap=root)
         if self._root_bytes is None and not first.exists():
             atomic.write(first, root)
         return updater
@@ -199,7 +200,7 @@ class Trust:
             atomic.write(self._folder / SEEN_FILE, reference.isoformat())
 
     def _trusted(self, role: str) -> Any:
-        return Metadata[Any].from_file(str(self._metadata / f"{role}.json")).signed
+        return Metadata[Any].from_file(os.fspath(self._metadata / f"{role}.json")).signed
 
     def _flush(self) -> None:
         """Flush the files that python-tuf replaced; rollback protection must survive a power cut."""

@@ -229,7 +229,7 @@ class Learner:
         if self._data.is_dir():
             config, classes = self._config, tuple(release.manifest.classes)
             spec = DataSpec(classes, only=tuple(config.classes), keep=config.keep, policy=config.policy)
-            for path, label in sources.scan(str(self._data), spec).files:
+            for path, label in sources.scan(os.fspath(self._data), spec).files:
                 with suppress(FileNotFoundError):  # moved at this moment
                     y[key := file_key(path)] = label
                     if key not in release.rows:

@@ -19,7 +19,7 @@ from edge_fl.errors import DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.folder import walk
-from edge_fl.files.paths import composed
+from edge_fl.files.paths import composed, text
 from edge_fl_devices.capture.pool import Pool
 
 FOLDER, DISCARDED, LOCK = "labelling", "discarded", ".lock"
@@ -59,7 +59,8 @@ class Moves:
                 picture = path.read_bytes()
             except FileNotFoundError as error:
                 raise DataError(
-                    f"{path.name}: moved or deleted since, expected in {path.parent.name}", NOTHING
+                    f"{text(path.name)}: moved or deleted since, expected in {text(path.parent.name)}",
+                    NOTHING,
                 ) from error
             self._pool.restore(path.name, picture)
             path.unlink(missing_ok=True)
@@ -102,7 +103,7 @@ class Moves:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with reporting(f"{self.data} or {self._folder}"):
+        with reporting(f"{self.data} or {text(self._folder)}"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (self._folder / LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

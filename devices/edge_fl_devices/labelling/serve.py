@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
+from edge_fl.files.paths import text
 from edge_fl_devices.capture import pool as pools
 from edge_fl_devices.capture.capture import Capture
 from edge_fl_devices.capture.pool import Pool
@@ -41,7 +42,7 @@ def serving(
         tls = access.tls(config.broker.identity) if config else None
         allowed = Access(token, secure=tls is not None)
         line = f"#token={token}" if is_new else ""
-        print_status(f"clients need the token in {folder / access.TOKEN_FILE}")
+        print_status(f"clients need the token in {text(folder / access.TOKEN_FILE)}")
         if tls is None:
             print_status("without an identity there is no TLS: others in this network can read the traffic")
     with ExitStack() as stack:
@@ -54,12 +55,12 @@ def serving(
             print_threshold(service.predictor)
         except InputError as error:
             print_status(f"{error.message}; label pictures to get one")
-        print_status(f"{address}/predict serves {folder}; stop with Ctrl-C")
+        print_status(f"{address}/predict serves {text(folder)}; stop with Ctrl-C")
         if config and labels:
             stack.enter_context(labelling(service, config))
             print_status(f"{address}/label{line} to label pictures")
         elif config is None:
-            print_status(f"{folder}: without settings of a device run; labels need them, or --config")
+            print_status(f"{text(folder)}: without settings of a device run; labels need them, or --config")
         yield service
 
 

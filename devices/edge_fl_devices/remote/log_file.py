@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.files import paths
 from edge_fl.files.paths import encodable
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.endpoint import Endpoint
@@ -98,7 +99,11 @@ def public_text(record: logging.LogRecord, private: tuple[str, ...] = ()) -> str
         text = str(record.msg)
     if record.exc_info and (error := record.exc_info[1]):
         place = next(
-            (f" in {Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-1:]), ""
+            (
+                f" in {paths.text(Path(f.filename).name)}:{f.lineno}"
+                for f in extract_tb(error.__traceback__)[-1:]
+            ),
+            "",
         )
         text += f" ({type(error).__name__}{place})"
     for path in private:
@@ -123,7 +128,7 @@ def _public(argument: object) -> object:
 def private_paths(config: DeviceConfig) -> tuple[str, ...]:
     """Paths and addresses in the settings that say something about the owner's data."""
     data = config.data.partition(":")[2] or config.data
-    resolved = str(Path(data).resolve()) if config.reads_folder else ""
+    resolved = paths.text(Path(data).resolve()) if config.reads_folder else ""
     source = config.capture.source.partition(":")[2]
     return tuple(
         encodable(path)

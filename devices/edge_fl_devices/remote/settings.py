@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.fleet import settings
 from edge_fl.fleet.settings import (
     DEFAULTS,
@@ -97,7 +98,7 @@ def _unusable(values: Mapping[str, Any]) -> dict[str, str]:
     """Why values are of no use on this device at present, by key."""
     folder = Path(str(values.get("data", "folder:/")).removeprefix("folder:"))
     usable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
-    return {} if usable else {"data": f"{folder}: not a folder that the agent can read"}
+    return {} if usable else {"data": f"{text(folder)}: not a folder that the agent can read"}
 
 
 class RemoteSettings:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_fl.errors import ConfigError, DeadlineError
+from edge_fl.files.paths import text
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -69,8 +70,8 @@ def fleet_connector(host: str, port: int, folder: Path, count: int) -> tuple[tup
     }
     if len(devices) < count:
         raise ConfigError(
-            f"{folder}: {len(devices)} identities of devices, expected {count}"
-            f" (create them: edge-fl fleet enrol --baked -n {count} --out {folder})",
+            f"{text(folder)}: {len(devices)} identities of devices, expected {count}"
+            f" (create them: edge-fl fleet enrol --baked -n {count} --out {text(folder)})",
             consequence="nothing was started",
         )
 

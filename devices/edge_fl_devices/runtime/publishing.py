@@ -9,6 +9,7 @@ import msgspec
 
 from edge_fl import config as settings
 from edge_fl.errors import ConfigError, InputError
+from edge_fl.files.paths import text
 from edge_fl.wire import identity
 from edge_fl_devices.config import DeviceBroker, from_options
 from edge_fl_devices.runtime.connector import connector
@@ -47,5 +48,5 @@ def _require_no_agent(folder: Path, used: str) -> None:
             pass
     except InputError as error:
         raise InputError(
-            f"{used}: the agent in {folder} uses this certificate; expected another one (edge-fl fleet enrol NAME-camera, --identity)"
+            f"{used}: the agent in {text(folder)} uses this certificate; expected another one (edge-fl fleet enrol NAME-camera, --identity)"
         ) from error

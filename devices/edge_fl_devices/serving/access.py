@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 
 TOKEN_FILE, COOKIE, HEADER = "token", "edge_fl_token", "X-Edge-FL"
 TOKEN_BYTES = 24
@@ -98,7 +99,7 @@ def token(folder: Path) -> tuple[str, bool]:
         atomic.write(path, created + "\n", private=True)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{path}: {error}; expected a readable token, or a folder to create one in"
+            f"{text(path)}: {error}; expected a readable token, or a folder to create one in"
         ) from error
     return created, True
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.heads import Constant, Ensemble, Gated, Head, Mlp
 from edge_fl.heads.ensemble import TINY
 from edge_fl.heads.gated import EPSILON
@@ -183,7 +184,7 @@ def export(predictor: Predictor, path: Path) -> int:
     try:
         atomic.write(path, payload)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{text(path)}: cannot be written ({error.strerror})") from error
     return len(payload)
 
 

@@ -96,7 +96,7 @@ class Predictor:
         model = predicting(store, Slots(folder / "release"))
         if model is None:
             raise InputError(
-                f"{folder}: no personal model in it, expected the folder of a device that has reported one"
+                f"{text(folder)}: no personal model in it, expected the folder of a device that has reported one"
             )
         self.manifest = model.installed.manifest
         self.installed, self.immediate = model.installed, model.immediate
@@ -200,7 +200,7 @@ def _batches(
     """Yield (names, images) in batches."""
     if not source.exists():
         raise DataError(
-            f"{source}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
+            f"{text(source)}: no such file or folder; expected a picture, a folder of pictures, or an .npz"
         )
     files, is_folder = [source], source.is_dir()
     if is_folder:
@@ -209,9 +209,9 @@ def _batches(
             on_skip(path, reason)
         files = [path for path in listing.files if path.suffix.lower() in pictures.SUFFIXES]
         if not files:
-            raise DataError(f"{source}: no picture in it")
+            raise DataError(f"{text(source)}: no picture in it")
     elif reason := unusable(source):
-        raise DataError(f"{source}: {reason}; expected a picture, a folder of pictures, or an .npz")
+        raise DataError(f"{text(source)}: {reason}; expected a picture, a folder of pictures, or an .npz")
     elif source.suffix == ".npz":
         yield from _from_archive(source, input)
         return
@@ -225,7 +225,7 @@ def _batches(
             yield names, np.stack(images)
     if not count:
         why = "; ".join(named(reason, number, unused.names[reason]) for reason, number in unused.items())
-        raise DataError(f"{source}: no picture in it can be read ({why})")
+        raise DataError(f"{text(source)}: no picture in it can be read ({why})")
 
 
 def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Iterator[_Batch]:
@@ -248,9 +248,11 @@ def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], N
     content = npz.read(source)
     key = next((key for key in X_KEYS if key in content), None)
     if key is None:
-        raise DataError(f"{source}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}")
-    images = arrays.pixels(content[key], f"{source} ({key})")
+        raise DataError(
+            f"{text(source)}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}"
+        )
+    images = arrays.pixels(content[key], f"{text(source)} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
-        names = [f"{source.name}[{start + row}]" for row in range(len(batch))]
+        names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]
         yield names, pictures.fit(batch, input, source)

@@ -18,6 +18,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl_devices.options import (
     FleetOption,
     HostOption,
@@ -189,7 +190,7 @@ def up(
     require_heads(kinds, f"--heads {heads}")
     tree = {
         "dataset": dataset,
-        "data_dir": str(data_dir),
+        "data_dir": os.fspath(data_dir),
         "clients": head_only + trains,
         "partition": partition,
         "beta": beta,
@@ -203,9 +204,9 @@ def up(
             raise ConfigError("--identity and --identities: expected one of them")
         endpoint = broker.address
         ids, connect = fleet_connector(broker.host, endpoint.port, identities, head_only + trains)
-    elif certificate := certificate_in(identity):
+    elif identity and (certificate := certificate_in(identity)):
         raise ConfigError(
-            f"--identity {identity}: a certificate for {certificate.name!r} alone; expected a folder with username and"
+            f"--identity {text(identity)}: a certificate for {certificate.name!r} alone; expected a folder with username and"
             " password, or --identities with a certificate per device"
         )
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from edge_fl.errors import ArtefactError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.wire.blob import Blob
 
 
@@ -66,7 +67,7 @@ class Chunks:
             if (actual := hashlib.file_digest(file, "sha256").hexdigest()) != blob.sha256:
                 self._verified.pop(blob.sha256)  # the next read finds the corrupt chunk
                 raise ArtefactError(
-                    f"{path.name}: sha256 {actual[:8]}, manifest says {blob.sha256[:8]}",
+                    f"{text(path.name)}: sha256 {actual[:8]}, manifest says {blob.sha256[:8]}",
                     "chunk_hash",
                     consequence="not installed",
                 )
@@ -107,7 +108,7 @@ class Chunks:
     def _write(self, blob: Blob, index: int, payload: bytes) -> None:
         path, first = self._path(blob), not self._verified[blob.sha256]
         try:
-            with reporting(f"chunk {index} of {path.name[:8]}"):
+            with reporting(f"chunk {index} of {text(path.name[:8])}"):
                 if first:
                     self.folder.mkdir(parents=True, exist_ok=True)
                 _write_at(path, index * blob.chunk_bytes, payload)
@@ -137,6 +138,6 @@ def _write_at(path: Path, offset: int, payload: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
     try:
         if os.pwrite(descriptor, payload, offset) < len(payload):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
     finally:
         os.close(descriptor)

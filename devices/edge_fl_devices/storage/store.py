@@ -38,6 +38,7 @@ from edge_fl import heads
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.heads import Head
 from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.calibration import UNCALIBRATED, Calibration
@@ -221,7 +222,7 @@ class Store:
             "fit_key": stored.fit_key,
         }
         file = self._head_file(stored.head.extractor)
-        self._write(f"heads/{file.name}", _head_bytes(stored.head, stored.calibration, metadata))
+        self._write(f"heads/{text(file.name)}", _head_bytes(stored.head, stored.calibration, metadata))
         for other in file.parent.glob("*.safetensors"):
             if other != file and other.stem not in extractors:
                 other.unlink(missing_ok=True)

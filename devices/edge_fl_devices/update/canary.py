@@ -50,7 +50,7 @@ def run(tested: Path, folder: Path) -> Answer:
     Raises RunError if it gives no answer, KilledError if a signal ended it, ChildError if the system killed it.
     """
     python = environment.python(tested)
-    command = [str(python), "-I", "-m", "edge_fl_devices.update.canary_child", str(folder)]
+    command = [os.fspath(python), "-I", "-m", "edge_fl_devices.update.canary_child", os.fspath(folder)]
     try:
         child = subprocess.run(
             command,

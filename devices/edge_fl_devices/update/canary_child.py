@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from edge_fl.errors import EdgeFLError
+from edge_fl.files.paths import text
 from edge_fl.release.manifest import canary_images
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_devices.config import DeviceConfig, remembered
@@ -36,7 +37,7 @@ def test(folder: Path) -> Answer:
         importlib.import_module(module)
     config = remembered(folder)
     if config is None:
-        return Answer({"settings": f"{folder}: the settings cannot be read"})
+        return Answer({"settings": f"{text(folder)}: the settings cannot be read"})
     failed = {one.check: one.found for one in run_checks(config) if one.state == "failed"}
     failed |= dict(_connection(config))
     return Answer(failed, _classes(folder))

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ArtefactError, RunError, brief
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl_devices.update.state import COMPLETE
 
 WHEELS = "wheels"
@@ -50,12 +51,12 @@ def python(environment: Path) -> Path:
 
 def distributions(environment: Path) -> dict[str, Distribution]:
     """Return the packages that an environment imports, by name. Raises RunError."""
-    command = [str(python(environment)), "-I", "-c", LIST]
+    command = [os.fspath(python(environment)), "-I", "-c", LIST]
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIST_S, check=True)
         return msgspec.json.decode(done.stdout, type=dict[str, Distribution])
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-        raise RunError(f"{environment}: {brief(error)}", "the running agent stays") from error
+        raise RunError(f"{text(environment)}: {brief(error)}", "the running agent stays") from error
 
 
 def is_complete(environment: Path) -> bool:
@@ -68,7 +69,7 @@ def build(environment: Path, factory: Path, wheels: Iterable[Path]) -> None:
 
     Raises ArtefactError ("enospc", "bad_wheel").
     """
-    with reporting(f"environment {environment.name}"):
+    with reporting(f"environment {text(environment.name)}"):
         for path in environment.iterdir():
             if path.name != WHEELS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -85,7 +86,7 @@ def build(environment: Path, factory: Path, wheels: Iterable[Path]) -> None:
 
 def _install(wheel: Path, environment: Path, paths: dict[str, str]) -> None:
     destination = SchemeDictionaryDestination(
-        paths, str(python(environment)), "posix", bytecode_optimization_levels=(0,)
+        paths, os.fspath(python(environment)), "posix", bytecode_optimization_levels=(0,)
     )
     try:
         with WheelFile.open(wheel) as source:
@@ -93,13 +94,13 @@ def _install(wheel: Path, environment: Path, paths: dict[str, str]) -> None:
             install(source, destination, {"INSTALLER": b"edge-fl\n"})
     except (InstallerError, BadZipFile, ValueError, KeyError) as error:
         raise ArtefactError(
-            f"{wheel.name}: {brief(error)}", "bad_wheel", "the running agent stays"
+            f"{text(wheel.name)}: {brief(error)}", "bad_wheel", "the running agent stays"
         ) from error
 
 
 def _paths(environment: Path) -> dict[str, str]:
     """The folders of a virtual environment by the names of wheels' schemes."""
-    base = {"base": str(environment), "platbase": str(environment)}
+    base = {"base": os.fspath(environment), "platbase": os.fspath(environment)}
     paths = sysconfig.get_paths("venv", base)
     return {name: paths[name] for name in ("purelib", "platlib", "scripts", "data")} | {
         "headers": paths["include"]

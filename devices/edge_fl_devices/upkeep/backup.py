@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.upkeep.folder import give_to_owner, stopped
 
@@ -58,10 +59,10 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
 def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = "") -> int:
     """Write a new file of mode 0600 and return its size. Raises InputError if it exists or the agent runs."""
     if file.exists():
-        raise InputError(f"{file}: exists already, expected a new file")
+        raise InputError(f"{text(file)}: exists already, expected a new file")
     with stopped(folder):
         sources = {
-            str(path.relative_to(folder)): path
+            os.fspath(path.relative_to(folder)): path
             for name in KEPT
             for path in (folder / name, *(folder / name).rglob("*"))
             if path.is_file()
@@ -84,7 +85,7 @@ def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = 
     try:
         atomic.write(file, content, private=True)
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}; expected a writable folder") from error
+        raise InputError(f"{text(file)}: {error.strerror}; expected a writable folder") from error
     return len(content)
 
 
@@ -92,27 +93,27 @@ def read(file: Path, passphrase: str = "") -> tuple[Header, dict[str, bytes]]:
     """The contents of a backup by name. Raises InputError for anything but a complete backup with this passphrase."""
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise InputError(f"{file}: larger than 1 GiB, expected a backup")
+            raise InputError(f"{text(file)}: larger than 1 GiB, expected a backup")
         line, _, payload = file.read_bytes().partition(b"\n")
         header = msgspec.json.decode(line[:MAX_HEADER], type=Header)
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}; expected a backup") from error
+        raise InputError(f"{text(file)}: {error.strerror}; expected a backup") from error
     except msgspec.DecodeError as error:
-        raise InputError(f"{file}: not a backup of 'edge-fl device backup'") from error
+        raise InputError(f"{text(file)}: not a backup of 'edge-fl device backup'") from error
     if hashlib.sha256(payload).hexdigest() != header.sha256:
-        raise InputError(f"{file}: damaged or incomplete")
+        raise InputError(f"{text(file)}: damaged or incomplete")
     if bool(header.salt) != bool(passphrase):
         raise InputError(
-            f"{file}: {'encrypted; expected --passphrase-file' if header.salt else 'not encrypted; expected no --passphrase-file'}"
+            f"{text(file)}: {'encrypted; expected --passphrase-file' if header.salt else 'not encrypted; expected no --passphrase-file'}"
         )
     try:
         if header.salt:
             payload = Fernet(_key(passphrase, base64.b64decode(header.salt))).decrypt(payload)
         return header, dict(_members(payload))
     except InvalidToken as error:
-        raise InputError(f"{file}: wrong passphrase") from error
+        raise InputError(f"{text(file)}: wrong passphrase") from error
     except (tarfile.TarError, OSError, EOFError, ValueError) as error:
-        raise InputError(f"{file}: {error}; expected a backup") from error
+        raise InputError(f"{text(file)}: {error}; expected a backup") from error
 
 
 def restore(contents: dict[str, bytes], folder: Path, identity: Path | None) -> None:

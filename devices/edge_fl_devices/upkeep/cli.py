@@ -15,6 +15,7 @@ from edge_fl.console.confirm import YesOption, confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
 from edge_fl.files import user_text
+from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
 
 DEVICE_FOLDER = Path("device")
@@ -63,12 +64,12 @@ def reset(
     with stopped(folder):
         planned = resetting.plan(folder, labels=labels, identity=identity)
     if not planned.paths:
-        print_status(f"{folder}: nothing to delete")
+        print_status(f"{text(folder)}: nothing to delete")
         return
     confirm(f"Delete {planned.describe()}?", yes)
     resetting.reset(folder, planned)
     kept = [*([] if identity else ["identity", "privacy budget"]), *([] if labels else ["pictures"])]
-    print_status(f"{folder}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
+    print_status(f"{text(folder)}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
 
 
 def backup(
@@ -85,11 +86,11 @@ def backup(
         settings = remembered(folder)
     if settings is None:
         raise InputError(
-            f"{folder}: no settings of a last run, expected the folder of a device that has run (--dir)"
+            f"{text(folder)}: no settings of a last run, expected the folder of a device that has run (--dir)"
         )
     size = backups.back_up(folder, settings, file, _passphrase(passphrase_file, new=True))
     protection = "encrypted" if passphrase_file else "not encrypted: it contains the device's key"
-    print_status(f"{file}: backup of {settings.id}, {units.size(size)}, {protection}")
+    print_status(f"{text(file)}: backup of {settings.id}, {units.size(size)}, {protection}")
 
 
 def restore(
@@ -117,9 +118,9 @@ def restore(
     try:
         settings = msgspec.json.decode(contents.get("settings.json", b""), type=DeviceConfig)
     except msgspec.DecodeError as error:
-        raise InputError(f"{file}: settings that this version cannot read ({error})") from error
+        raise InputError(f"{text(file)}: settings that this version cannot read ({error})") from error
     where = identity or (Path(settings.broker.identity) if settings.broker.identity else None)
-    existing = [str(path) for path in (folder, where) if path and path.is_dir() and any(path.iterdir())]
+    existing = [text(path) for path in (folder, where) if path and path.is_dir() and any(path.iterdir())]
     if existing:
         confirm(f"Replace what {header.device}'s backup contains in {' and '.join(existing)}?", yes)
     try:
@@ -128,9 +129,9 @@ def restore(
         raise InputError(
             f"{error.filename}: {error.strerror}; expected folders to write to (sudo)"
         ) from error
-    into = f" and its identity to {where}" if where else ""
+    into = f" and its identity to {text(where)}" if where else ""
     print_status(
-        f"{header.device}: restored to {folder}{into}; two devices with one identity are quarantined"
+        f"{header.device}: restored to {text(folder)}{into}; two devices with one identity are quarantined"
     )
 
 
@@ -143,7 +144,7 @@ def uninstall(yes: YesOption = False) -> None:
         raise InputError("nothing of 'edge-fl flash' is installed here")
     if os.geteuid() != 0:
         raise InputError("device uninstall: not root, expected sudo")
-    confirm(f"Delete {', '.join(map(str, paths))}, with identity, heads and unlabelled pictures?", yes)
+    confirm(f"Delete {', '.join(map(text, paths))}, with identity, heads and unlabelled pictures?", yes)
     try:
         removal.uninstall(paths)
     except OSError as error:
@@ -153,7 +154,7 @@ def uninstall(yes: YesOption = False) -> None:
     print_status("edge-fl was removed; pictures, and the bundle on the boot partition, stay")
     if left := removal.left_by_dependencies():
         print_status(
-            f"onnxruntime wrote {', '.join(map(str, left))}: delete it if no other program uses onnxruntime"
+            f"onnxruntime wrote {', '.join(map(text, left))}: delete it if no other program uses onnxruntime"
         )
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from edge_fl.errors import InputError
+from edge_fl.files.paths import text
 from edge_fl_devices.storage.store import Store
 
 LEARNED = ("heads", "immediate", "own", "outbox", "release", "features", "drift", "memory.json")
@@ -39,7 +40,7 @@ UNLABELLED = "unlabelled"
 def stopped(folder: Path) -> Iterator[None]:
     """Lock a device's folder while its agent is stopped. Raises InputError if it runs, or if this is no device's folder."""
     if not folder.is_dir() or not any((folder / name).exists() for name in ("lock", *LEARNED, *RECORDS)):
-        raise InputError(f"{folder}: expected the folder of a device that has run (--dir)")
+        raise InputError(f"{text(folder)}: expected the folder of a device that has run (--dir)")
     with ExitStack() as stack:
         try:
             stack.enter_context(Store(folder).owned())

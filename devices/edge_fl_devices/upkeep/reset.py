@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import InputError
+from edge_fl.files.paths import text
 from edge_fl_devices.config import DeviceConfig, remembered
 from edge_fl_devices.upkeep.folder import LEARNED, LEDGERS, RECORDS, UNLABELLED, stopped
 
@@ -59,7 +60,7 @@ def reset(folder: Path, planned: Plan) -> None:
 
 def _required(settings: DeviceConfig | None, folder: Path, option: str) -> DeviceConfig:
     if settings is None:
-        raise InputError(f"{folder}: no settings of a last run, so {option} cannot tell what to delete")
+        raise InputError(f"{text(folder)}: no settings of a last run, so {option} cannot tell what to delete")
     return settings
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge_fl import config as settings
 from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.files.paths import text
 
 SERVICES = ("edge-fl.service", "edge-fl-install.service")
 UNITS = "etc/systemd/system"
@@ -31,7 +32,9 @@ def installed(root: Path = Path("/")) -> list[Path]:
     if data := _data(root / "etc/edge-fl/config.toml"):
         for path in found:
             if data.is_relative_to(path) and data.is_dir():
-                raise InputError(f"the pictures are in {data}: expected them outside {path}; move them first")
+                raise InputError(
+                    f"the pictures are in {data}: expected them outside {text(path)}; move them first"
+                )
     return found
 
 

@@ -27,6 +27,7 @@ from safetensors.numpy import save
 from edge_fl.errors import StatisticsError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import RELEASES, Shape
@@ -167,7 +168,7 @@ class StatisticsOffers:
             return None
 
     def _write(self, name: str, content: bytes) -> None:
-        with reporting(str(self._folder / name)):
+        with reporting(text(self._folder / name)):
             self._folder.mkdir(parents=True, exist_ok=True)
             with atomic.writing(self._folder / name, private=True) as file:
                 file.write(content)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from edge_fl import config
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.files.paths import text
 from edge_fl_server.alerts.rules import KINDS
 from edge_fl_server.registry import Database
 from edge_fl_server.selectors import fleet as selectors
@@ -62,11 +63,11 @@ def path_of(home: Path, fleet: str) -> Path:
 
 def load(path: Path, db: Database, fleet: str) -> AlertSettings:
     """Read the settings; every enabled rule has its kind. Raises ConfigError."""
-    found = config.checked(config.read(path), AlertSettings, str(path)) if path.exists() else AlertSettings()
+    found = config.checked(config.read(path), AlertSettings, text(path)) if path.exists() else AlertSettings()
     rules = {name: Rule() for name in KINDS} | found.rules
     for name, rule in rules.items():
         kind = rule.kind or name
-        where = f"{path}: rules.{name}"
+        where = f"{text(path)}: rules.{name}"
         if kind not in KINDS:
             raise ConfigError(f"{where}.kind: {kind!r}{nearest(kind, KINDS)}")
         if unknown := sorted(set(rule.channels or ()) - found.channels.keys()):

@@ -11,6 +11,7 @@ import typer
 from edge_fl.cli import FormatOption
 from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
+from edge_fl.files.paths import text
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
     RUNS,
@@ -153,7 +154,7 @@ def compare(
     cells = grid.cells(
         base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
     )
-    folder = out or RUNS / f"compare-{(recipe and Path(recipe).stem) or dataset or base.data.dataset}"
+    folder = out or RUNS / f"compare-{text((recipe and Path(recipe).stem) or dataset or base.data.dataset)}"
 
     run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)
     trials, reported = [], cells
@@ -164,7 +165,7 @@ def compare(
             reported = tuning.tuned(cells, trials)
         results = run([*cells, *reported])
     except KeyboardInterrupt:
-        print_status(f"interrupted; finished cells are in {folder}, and the same command resumes")
+        print_status(f"interrupted; finished cells are in {text(folder)}, and the same command resumes")
         raise
     rows = summary.rows(reported, results, target)
     tuned_rows = tuned.rows(trials, cells, reported, results)
@@ -190,7 +191,7 @@ def compare(
 
         with Progress() as progress:
             files = comparison_plots.save(reported, results, folder, progress)
-        print_status(f"plots: {len(files)} files in {folder / 'plots'}")
+        print_status(f"plots: {len(files)} files in {text(folder / 'plots')}")
     if html:
         from edge_fl.console.progress import Progress
         from edge_fl_server.report import comparison_page
@@ -208,7 +209,7 @@ def compare(
         for where, _ in grid.blocks(reported):
             found = comparison_page.block(reported, results, where)
             show_text(f"{found.where}: {comparison_page.verdict(found)}")
-    print_status(f"results: {folder}")
+    print_status(f"results: {text(folder)}")
     if not html:
         print_status(
             "next: repeat the command with --html for a page with plots; no finished cell is run again"
@@ -217,5 +218,5 @@ def compare(
     failed = [cell for key, cell in every.items() if key in results and results[key].failure]
     if failed:
         raise RunError(
-            f"{len(failed)} of {len(every)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {folder}"
+            f"{len(failed)} of {len(every)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {text(folder)}"
         )

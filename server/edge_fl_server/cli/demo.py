@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from edge_fl.console.output import print_status, show_table, show_text
+from edge_fl.files.paths import text
 from edge_fl_server.cli.options import RUNS, RunsOption
 
 
@@ -88,4 +89,4 @@ def _program() -> str:
     here = Path(sys.executable).with_name("edge-fl")
     if shutil.which("edge-fl") or not here.exists():
         return "edge-fl"
-    return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
+    return text(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)

@@ -13,6 +13,7 @@ from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
+from edge_fl.files import paths
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.fleet_tags import registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
@@ -126,10 +127,10 @@ def test(
     with registry(database, home) as db:
         settings = load(path, db, fleet)
     if channel and channel not in settings.channels:
-        raise ConfigError(f"{path}: no channel {channel!r}{nearest(channel, settings.channels)}")
+        raise ConfigError(f"{paths.text(path)}: no channel {channel!r}{nearest(channel, settings.channels)}")
     if not settings.channels:
         raise ConfigError(
-            f'{path}: no channels, expected some, such as ops = "mailto://..." (docs/alerts.md)'
+            f'{paths.text(path)}: no channels, expected some, such as ops = "mailto://..." (docs/alerts.md)'
         )
     for name, url in settings.channels.items():
         if channel in ("", name):

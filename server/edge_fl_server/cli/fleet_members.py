@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -15,6 +16,7 @@ from edge_fl.cli import App
 from edge_fl.console.confirm import YesOption, confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError, RunError, nearest
+from edge_fl.files.paths import text
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
@@ -96,7 +98,7 @@ def rename(
         if not done:
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
-            _edge_fl("fleet", "enrol", new, "--home", str(identities))
+            _edge_fl("fleet", "enrol", new, "--home", os.fspath(identities))
         with acting(db, fleet, "revoke", f"{old}, renamed to {new}"):
             if not done:
                 devices.rename(db, fleet, old, new)
@@ -104,7 +106,7 @@ def rename(
     print_status(f"{old}: renamed to {new}, with its reports and requests; {SERVER_CLEARS}")
     if _has_authority(identities):
         print_status(
-            f"on the device: stop the agent, replace its identity folder by {claim} (a claim, valid for 30 days), start the agent;"
+            f"on the device: stop the agent, replace its identity folder by {text(claim)} (a claim, valid for 30 days), start the agent;"
             " heads, outbox and settings stay. A settings file with id = needs the new name"
         )
     else:
@@ -135,12 +137,12 @@ def _revoke(device: str, identities: Path) -> None:
     """Revoke the certificates of a device, if it has valid ones. Raises RunError."""
     if not _has_authority(identities):
         print_status(
-            f"{device}: no certificate authority in {identities} (--identities), so no certificate was revoked"
+            f"{device}: no certificate authority in {text(identities)} (--identities), so no certificate was revoked"
         )
         return
-    rows = json.loads(_edge_fl("fleet", "certificates", "--format", "json", "--home", str(identities)))
+    rows = json.loads(_edge_fl("fleet", "certificates", "--format", "json", "--home", os.fspath(identities)))
     if any(device in (row["name"], row["device"]) and row["state"] in ("valid", "used") for row in rows):
-        print(_edge_fl("fleet", "revoke", device, "--home", str(identities)), end="")
+        print(_edge_fl("fleet", "revoke", device, "--home", os.fspath(identities)), end="")
 
 
 def _edge_fl(*arguments: str) -> str:

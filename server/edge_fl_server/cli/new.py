@@ -10,6 +10,7 @@ import typer
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, DataError, MethodError
+from edge_fl.files import paths
 
 if TYPE_CHECKING:
     from edge_fl.config import Recipe
@@ -78,9 +79,9 @@ def new(
 
     has_input = backbone_input(ModelConfig(model)) is not None
     text = recipes.recipe_text(name, names, model, has_input=has_input)
-    missing = _missing(config.parse(text, str(path)))
+    missing = _missing(config.parse(text, paths.text(path)))
     recipes.write(path, text)
-    print_status(f"{path}: {len(names)} classes, model {model}; any text editor changes it")
+    print_status(f"{paths.text(path)}: {len(names)} classes, model {model}; any text editor changes it")
     if not has_input:
         print_status(
             f"{model} has no pretrained weights: heads on random features are weak; a backbone such as {recipes.MODEL} has some"

@@ -11,6 +11,7 @@ import typer
 from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import InputError
+from edge_fl.files.paths import text
 from edge_fl_server.cli.options import HOME, FleetOption, HomeOption
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def take_out(
 ) -> None:
     """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
     for key in open_repository(home, fleet).take_out(role, to):
-        print(to / f"{key}.pem")
+        print(text(to / f"{key}.pem"))
 
 
 def add(
@@ -106,5 +107,7 @@ def open_repository(home: Path, fleet: str, elsewhere: list[Path] | None = None)
     from edge_fl_server.release.repository import Repository
 
     if not (home / fleet / "metadata").is_dir():
-        raise InputError(f"{home / fleet}: no releases; expected the --home of a server that has released")
+        raise InputError(
+            f"{text(home / fleet)}: no releases; expected the --home of a server that has released"
+        )
     return Repository(home / fleet, elsewhere=elsewhere or ())

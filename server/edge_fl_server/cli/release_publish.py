@@ -11,6 +11,7 @@ from edge_fl.cli import IdentityOption
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
+from edge_fl.files import paths
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def publish(
         if file:
             if weights:
                 raise ConfigError(
-                    f"--weights {weights}: those of {file} are in the file; expected them with --model"
+                    f"--weights {weights}: those of {paths.text(file)} are in the file; expected them with --model"
                 )
             given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
             exported, description = made_elsewhere(file, given, reference, names)

@@ -11,6 +11,7 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
+from edge_fl.files.paths import text
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
 
@@ -39,7 +40,7 @@ def list_runs(runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> N
     rows = [msgspec.to_builtins(run) for run in results.list_runs(runs)]
     show_table(rows, columns, format)
     if not rows:
-        print_status(f"{runs}: no runs")
+        print_status(f"{text(runs)}: no runs")
 
 
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:

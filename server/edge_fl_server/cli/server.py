@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -105,7 +106,7 @@ def run(
         "broker.host": host,
         "broker.port": port,
         "broker.fleet": fleet,
-        "broker.identity": str(identity) if identity else None,
+        "broker.identity": os.fspath(identity) if identity else None,
         "device": device,
     }
     chosen = config.with_settings(chosen, [*options.settings(given), *(settings or [])])

@@ -5,11 +5,12 @@ Only for commands started by a person. A device builds what a server names, so i
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 
 def allow() -> None:
     """Add the working directory to the import path of this process and its children, after the installed packages."""
-    if (here := str(Path.cwd())) not in sys.path:
+    if (here := os.fspath(Path.cwd())) not in sys.path:
         sys.path.append(here)

@@ -23,6 +23,7 @@ from edge_fl.data import datasets, npz
 from edge_fl.data.samples import Dataset
 from edge_fl.errors import EdgeFLError, InputError, RunError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary, summarise_reports
@@ -115,7 +116,7 @@ def write(result: CellResult, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, msgspec.json.format(msgspec.json.encode(result)))
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); the comparison stops") from error
+        raise RunError(f"{text(path)}: cannot be written ({error.strerror}); the comparison stops") from error
 
 
 def read(cell: Cell, folder: Path) -> CellResult | None:
@@ -126,9 +127,13 @@ def read(cell: Cell, folder: Path) -> CellResult | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise InputError(f"{folder}: not a folder; expected one for the cells of a comparison") from error
+        raise InputError(
+            f"{text(folder)}: not a folder; expected one for the cells of a comparison"
+        ) from error
     except (OSError, msgspec.DecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); remove it to run that cell again") from error
+        raise InputError(
+            f"{text(path)}: cannot be read ({error}); remove it to run that cell again"
+        ) from error
     return msgspec.structs.replace(result, label=cell.label)
 
 

@@ -21,7 +21,7 @@ from edge_fl.console.output import print_status
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
 from edge_fl.errors import RunError
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare import inputs, summary
 from edge_fl_server.compare import jobs as pool
@@ -130,7 +130,9 @@ def _write(path: Path, content: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, content)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); the cells are kept") from error
+        raise RunError(
+            f"{paths.text(path)}: cannot be written ({error.strerror}); the cells are kept"
+        ) from error
     return path
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from edge_fl import methods as known_methods
 from edge_fl.config import DataConfig, Option, Recipe, parse_value, with_settings
 from edge_fl.errors import InputError, nearest
+from edge_fl.files import paths
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl_server.recipes.changes import with_method
@@ -114,7 +115,7 @@ def parse_partition(text: str) -> list[str]:
 def partition_label(data: DataConfig) -> str:
     """Format a partition, such as "dirichlet 0.1", or the name of its file."""
     if data.split:
-        return f"split {Path(data.split).stem}"
+        return f"split {paths.text(Path(data.split).stem)}"
     return " ".join([data.partition, *(f"{getattr(data, key):g}" for key in PARTITIONS[data.partition])])
 
 

@@ -6,6 +6,7 @@ so, and names the command that acts now.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -215,7 +216,7 @@ def revoke(context: PageContext, device: str) -> str:
     if context.identities is None:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
     with Children(lambda name, line: None, {}) as children:
-        words = ("fleet", "revoke", device, "--home", str(context.identities))
+        words = ("fleet", "revoke", device, "--home", os.fspath(context.identities))
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = servers.presence(context.db, context.fleet).online
     return printed + ("." if online else "; the list shows it when a server is online.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterat
         yield
         return
     Database.open(registry).close()  # create it: the dashboard does not
-    options = ["--database", registry, "--fleet", fleet, "--home", str(home), "--port", str(port)]
+    options = ["--database", registry, "--fleet", fleet, "--home", os.fspath(home), "--port", str(port)]
     child = Child(
         "dashboard", ["server", "dashboard", *options], lambda line: print_status(f"dashboard: {line}"), {}
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import EdgeFLError
+from edge_fl.files.paths import text
 from edge_fl_server.dashboard.auth import LOCAL, Access
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location, shown
@@ -46,7 +47,7 @@ class PageContext:
         """A command of edge-fl on this fleet, with the options that differ from their defaults."""
         home = self.home or HOME
         options = [f"--fleet {self.fleet}"] if self.fleet != FLEET else []
-        options += [f"--home {home}"] if home != HOME else []
+        options += [f"--home {text(home)}"] if home != HOME else []
         if self.registry and self.registry != location("", home):
             options.append(f"--database {shown(self.registry)}")
         return " ".join(["edge-fl", words, *options])

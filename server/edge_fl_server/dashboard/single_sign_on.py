@@ -31,7 +31,7 @@ from starlette.responses import RedirectResponse, Response
 
 from edge_fl import toml_tree
 from edge_fl.errors import ConfigError
-from edge_fl.files import user_text
+from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.dashboard.auth import Access, is_loopback, page
@@ -60,25 +60,25 @@ def read(path: Path) -> tuple[Settings, str]:
     """The settings, and the client's secret. Raises ConfigError."""
     try:
         text = user_text.read(path)
-        settings = msgspec.convert(toml_tree.parse(text, str(path)), Settings)
+        settings = msgspec.convert(toml_tree.parse(text, paths.text(path)), Settings)
         secret = os.environ.get(SECRET, "")
         if not secret and settings.client_secret_file:
             secret = user_text.read(path.parent / settings.client_secret_file).strip()
     except (OSError, EncodingError) as error:
         raise ConfigError(
-            f"--oidc {path}: {error}; expected a TOML file, and its client_secret_file"
+            f"--oidc {paths.text(path)}: {error}; expected a TOML file, and its client_secret_file"
         ) from error
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"--oidc {path}: {error}; expected the settings in docs/running-a-fleet.md"
+            f"--oidc {paths.text(path)}: {error}; expected the settings in docs/running-a-fleet.md"
         ) from error
     if not secret:
-        raise ConfigError(f"--oidc {path}: no secret; expected client_secret_file, or {SECRET}")
+        raise ConfigError(f"--oidc {paths.text(path)}: no secret; expected client_secret_file, or {SECRET}")
     for name, url in (("discovery", settings.discovery), ("address", settings.address)):
         parts = urlsplit(url)
         if not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))):
             raise ConfigError(
-                f"--oidc {path}: {name} = {url!r}: expected https://..., or http:// on loopback"
+                f"--oidc {paths.text(path)}: {name} = {url!r}: expected https://..., or http:// on loopback"
             )
     return settings, secret
 

@@ -16,6 +16,7 @@ from typing import Self
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.files.paths import text
 from edge_fl.fleet import tags
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
@@ -251,6 +252,6 @@ def _read_names(path: Path) -> list[str]:
         return []
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path}: {error}; expected the names of revoked devices",
+            f"{text(path)}: {error}; expected the names of revoked devices",
             consequence="the names read before stay revoked",
         ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError, DataError
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl.files.folder import is_system, walk
 
 MODEL = "efficientnet-lite0"
@@ -61,7 +61,9 @@ class PictureFolders:
 def scan(folder: Path) -> PictureFolders:
     """Read the class names from a folder with one folder of pictures per class. Raises DataError for fewer than two."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
+        raise DataError(
+            f"{paths.text(folder)}: no such folder; expected one folder of pictures per class in it"
+        )
     listing = walk(folder)
     places = [path.relative_to(folder).parts for path in listing.files if path.suffix.lower() in SUFFIXES]
     counts = Counter(name for parts in places if len(parts) == 2 and (name := class_of(parts[0])))
@@ -71,26 +73,28 @@ def scan(folder: Path) -> PictureFolders:
         deeper = sorted({parts[1] for parts in places if parts[0] == name and len(parts) > 2})
         if deeper:
             remarks.append(
-                f"{folder / name}: pictures one level too deep, in {_some(deeper)}; expected {folder}/CLASS/PICTURE,"
-                f" or --images {folder / name}"
+                f"{paths.text(folder / name)}: pictures one level too deep, in {_some(deeper)};"
+                f" expected {paths.text(folder)}/CLASS/PICTURE, or --images {paths.text(folder / name)}"
             )
         elif class_of(name) and class_of(name) not in counts:
-            remarks.append(f"{folder / name}: no pictures in it, so it is no class")
+            remarks.append(f"{paths.text(folder / name)}: no pictures in it, so it is no class")
     remarks += [
-        f"{path}: hidden, so it is no class"
+        f"{paths.text(path)}: hidden, so it is no class"
         for path in sorted(folder.iterdir())
         if path.name.startswith(".") and path.is_dir() and not is_system(path.name)
     ]
     remarks += folder_remarks(listing)
     if loose:
         remarks.append(
-            f"{len(loose)} pictures directly in {folder} ({_some(loose)}): move each into the folder of its class,"
-            f" such as {folder / 'CLASS' / loose[0]}"
+            f"{len(loose)} pictures directly in {paths.text(folder)} ({_some(loose)}): move each into the folder of its class,"
+            f" such as {paths.text(folder / 'CLASS' / loose[0])}"
         )
     if len(counts) < 2:
         found = f"pictures of {len(counts)} class{'es' * (not counts)}"
         why = "".join(f"; {remark}" for remark in remarks)
-        raise DataError(f"{folder}: {found}, expected two or more folders with pictures in it{why}")
+        raise DataError(
+            f"{paths.text(folder)}: {found}, expected two or more folders with pictures in it{why}"
+        )
     return PictureFolders(dict(sorted(counts.items())), tuple(remarks))
 
 
@@ -108,7 +112,8 @@ def require_absent(path: Path) -> None:
     """Raise ConfigError if the file exists."""
     if path.exists():
         raise ConfigError(
-            f"{path}: exists; expected a new name, or remove the file first", consequence="it was not changed"
+            f"{paths.text(path)}: exists; expected a new name, or remove the file first",
+            consequence="it was not changed",
         )
 
 
@@ -118,8 +123,8 @@ def write(path: Path, text: str) -> None:
     try:
         atomic.write(path, text)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from error
+        raise ConfigError(f"{paths.text(path)}: cannot be written ({error.strerror})") from error
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + ", ..." * (len(names) > MOST_NAMED)
+    return ", ".join(map(paths.text, names[:MOST_NAMED])) + ", ..." * (len(names) > MOST_NAMED)

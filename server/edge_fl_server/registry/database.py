@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -47,7 +48,7 @@ _INSERT = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 def location(where: str, home: Path) -> str:
     """`where`, or by default a file in the folder `server` next to `home`, the folder of releases."""
-    return where or str(home.parent / "server" / FILE)
+    return where or os.fspath(home.parent / "server" / FILE)
 
 
 class Database:
@@ -226,7 +227,7 @@ def _upgrade(connection: Connection, where: str) -> None:
     from alembic.util import CommandError
 
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", os.fspath(MIGRATIONS))
     config.attributes["connection"] = connection
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))

@@ -12,7 +12,7 @@ from edge_fl.data.pictures import SUFFIXES, PictureError, decode
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError
 from edge_fl.files.folder import walk
-from edge_fl.files.paths import composed
+from edge_fl.files.paths import composed, text
 from edge_fl.inputs import InputSpec
 from edge_fl.seeds import generator
 
@@ -23,7 +23,7 @@ HELD_OUT = 4  # every fourth picture of a class
 def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int = 0) -> ClientData:
     """Pictures of FOLDER/CLASS, at most MOST_PER_CLASS each, for training and validation. Raises DataError for fewer than two classes."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; expected one folder of pictures per class in it")
+        raise DataError(f"{text(folder)}: no such folder; expected one folder of pictures per class in it")
     by_class: dict[str, list[Path]] = {composed(name): [] for name in classes}
     for path in walk(folder).files:
         name = class_of(path.parent.name)
@@ -42,8 +42,8 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
             held_out.append(number % HELD_OUT == HELD_OUT - 1)
     if len(set(labels)) < 2 or not any(held_out):
         raise DataError(
-            f"{folder}: {len(images)} pictures of {len(set(labels))} of the classes {', '.join(classes)}; expected at least {HELD_OUT}"
-            f" in each of two folders named after classes, to calibrate int8"
+            f"{text(folder)}: {len(images)} pictures of {len(set(labels))} of the classes {', '.join(classes)};"
+            f" expected at least {HELD_OUT} in each of two folders named after classes, to calibrate int8"
         )
     samples, held = Samples(np.stack(images), np.array(labels, np.int64)), np.array(held_out)
     empty = samples.take(np.empty(0, np.int64))

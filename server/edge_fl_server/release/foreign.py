@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference, version_converter
 
 from edge_fl.errors import InputError, brief
+from edge_fl.files.paths import text
 from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
 from edge_fl.wire.blob import MAX_BLOB_BYTES
 from edge_fl_server.release.onnx_graph import (
@@ -103,17 +104,19 @@ def _read(path: Path) -> onnx.ModelProto:
         size = path.stat().st_size
         if not 0 < size <= MAX_BLOB_BYTES:
             raise InputError(
-                f"{path}: {size} bytes, expected an ONNX model of at most {MAX_BLOB_BYTES >> 20} MiB"
+                f"{text(path)}: {size} bytes, expected an ONNX model of at most {MAX_BLOB_BYTES >> 20} MiB"
             )
         model = onnx.ModelProto.FromString(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); expected an ONNX model") from error
+        raise InputError(
+            f"{text(path)}: cannot be read ({error.strerror}); expected an ONNX model"
+        ) from error
     except Exception as error:  # protobuf's errors differ between its implementations
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: not an ONNX model ({brief(error)})") from error
+        raise InputError(f"{text(path)}: not an ONNX model ({brief(error)})") from error
     if not model.graph.node or not model.opset_import:
-        raise InputError(f"{path}: not an ONNX model (no graph in it)")
+        raise InputError(f"{text(path)}: not an ONNX model (no graph in it)")
     return model
 
 
@@ -124,7 +127,7 @@ def _inlined(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     try:
         return inliner.inline_local_functions(model)
     except Exception as error:
-        raise InputError(f"{path}: its functions cannot be expanded ({brief(error)})") from error
+        raise InputError(f"{text(path)}: its functions cannot be expanded ({brief(error)})") from error
 
 
 def _require_self_contained(model: onnx.ModelProto, path: Path) -> None:
@@ -133,30 +136,30 @@ def _require_self_contained(model: onnx.ModelProto, path: Path) -> None:
         for node in graph.node:
             if node.domain not in STANDARD:
                 raise InputError(
-                    f"{path}: operator {node.domain}.{node.op_type}, expected standard ONNX operators only; devices have no others"
+                    f"{text(path)}: operator {node.domain}.{node.op_type}, expected standard ONNX operators only; devices have no others"
                 )
     weights_bytes = 0
     for tensor in tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "?")
             raise InputError(
-                f"{path}: weights of {tensor.name!r} are in another file ({brief(place)}), expected one file:"
+                f"{text(path)}: weights of {tensor.name!r} are in another file ({brief(place)}), expected one file:"
                 " onnx.save(model, path, save_as_external_data=False)"
             )
         if tensor.data_type in TYPE_NAMES and tensor.data_type != TensorProto.STRING:
             weights_bytes += int(np.prod(tensor.dims, dtype=object)) * item_bytes(tensor.data_type)
     if weights_bytes > MAX_BLOB_BYTES:
         raise InputError(
-            f"{path}: declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"
+            f"{text(path)}: declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"
         )
 
 
 def _input_shape(model: onnx.ModelProto, path: Path, given: ForeignInput) -> tuple[int, int, int]:
     """Channels, height and width of the only input."""
     if len(values := inputs(model)) != 1:
-        raise InputError(f"{path}: {len(values)} inputs ({named(values)}), expected one image")
+        raise InputError(f"{text(path)}: {len(values)} inputs ({named(values)}), expected one image")
     kind = values[0].type.tensor_type
-    found = f"{path}: input {values[0].name!r} is {typed(values[0])}"
+    found = f"{text(path)}: input {values[0].name!r} is {typed(values[0])}"
     if kind.elem_type != TensorProto.FLOAT:
         raise InputError(f"{found}, expected float [N, C, H, W]")
     if not kind.HasField("shape") or len(kind.shape.dim) != 4:
@@ -178,26 +181,28 @@ def _input_shape(model: onnx.ModelProto, path: Path, given: ForeignInput) -> tup
 
 def _input_spec(shape: tuple[int, int, int], given: ForeignInput, path: Path) -> InputSpec:
     if bool(given.mean) != bool(given.std):
-        raise InputError(f"{path}: expected both --mean and --std, or neither (the model takes pixels 0..1)")
+        raise InputError(
+            f"{text(path)}: expected both --mean and --std, or neither (the model takes pixels 0..1)"
+        )
     for name, values in (("--mean", given.mean), ("--std", given.std)):
         if len(values) not in (0, 1, shape[0]):
             raise InputError(
-                f"{path}: {name} has {len(values)} values, expected 1 or {shape[0]}, one per channel"
+                f"{text(path)}: {name} has {len(values)} values, expected 1 or {shape[0]}, one per channel"
             )
     try:
         return InputSpec(shape, given.mean or (0.0,), given.std or (1.0,), resize=given.resize)  # type: ignore[arg-type]
     except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{text(path)}: {error}") from error
 
 
 def _require_output(model: onnx.ModelProto, path: Path) -> None:
     outputs = list(model.graph.output)
     if len(outputs) != 1:
         raise InputError(
-            f"{path}: {len(outputs)} outputs ({named(outputs)}), expected one with the features: export the model without the others"
+            f"{text(path)}: {len(outputs)} outputs ({named(outputs)}), expected one with the features: export the model without the others"
         )
     kind = outputs[0].type.tensor_type
-    found = f"{path}: output {outputs[0].name!r} is {typed(outputs[0])}"
+    found = f"{text(path)}: output {outputs[0].name!r} is {typed(outputs[0])}"
     if kind.elem_type != TensorProto.FLOAT:
         hint = "; remove the last step, such as ArgMax" if kind.elem_type in (6, 7) else ""
         raise InputError(f"{found}, expected float features [N, d]{hint}")
@@ -219,7 +224,7 @@ def _with_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         return version_converter.convert_version(model, OPSET)
     except Exception as error:  # a C++ error of any type
         raise InputError(
-            f"{path}: opset {found}, expected {MIN_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
+            f"{text(path)}: opset {found}, expected {MIN_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
             f" opset_version={OPSET}"
         ) from error
 
@@ -239,14 +244,14 @@ def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: 
         inferred = shape_inference.infer_shapes(freed, strict_mode=True, data_prop=True)
     except Exception as error:
         raise InputError(
-            f"{path}: shapes do not fit together for a batch of any size ({brief(error)}); {HOW}"
+            f"{text(path)}: shapes do not fit together for a batch of any size ({brief(error)}); {HOW}"
         ) from error
     kind = inferred.graph.output[0].type.tensor_type
     if not kind.HasField("shape"):
         raise InputError(
-            f"{path}: output {freed.graph.output[0].name!r} has no fixed rank, expected features [N, d]"
+            f"{text(path)}: output {freed.graph.output[0].name!r} has no fixed rank, expected features [N, d]"
         )
-    found = f"{path}: output {freed.graph.output[0].name!r} is {typed(inferred.graph.output[0])}"
+    found = f"{text(path)}: output {freed.graph.output[0].name!r} is {typed(inferred.graph.output[0])}"
     _require_vector([dim.dim_value for dim in kind.shape.dim], found)
     if kind.shape.dim[0].dim_value:
         raise InputError(
@@ -289,11 +294,11 @@ def _check(payload: bytes, path: Path) -> None:
     try:
         onnx.checker.check_model(payload, full_check=True)
     except Exception as error:
-        raise InputError(f"{path}: not a valid ONNX model ({brief(one_line(error))})") from error
+        raise InputError(f"{text(path)}: not a valid ONNX model ({brief(one_line(error))})") from error
     try:
         Session(payload)
     except Exception as error:
-        raise InputError(f"{path}: does not load in onnxruntime ({brief(one_line(error))})") from error
+        raise InputError(f"{text(path)}: does not load in onnxruntime ({brief(one_line(error))})") from error
 
 
 def _require_features(payload: bytes, input: InputSpec, path: Path) -> int:
@@ -302,18 +307,18 @@ def _require_features(payload: bytes, input: InputSpec, path: Path) -> int:
     together = _features(payload, images, path)
     if together.ndim != 2 or len(together) != len(images):
         raise InputError(
-            f"{path}: output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
+            f"{text(path)}: output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
         )
     if bad := int((~np.isfinite(together)).sum()):
-        raise InputError(f"{path}: {bad} of {together.size} features of random images are not finite")
+        raise InputError(f"{text(path)}: {bad} of {together.size} features of random images are not finite")
     if not np.ptp(together, axis=0).any():
         raise InputError(
-            f"{path}: the same features for all images, expected features that depend on the image"
+            f"{text(path)}: the same features for all images, expected features that depend on the image"
         )
     alone = np.concatenate([_features(payload, image[None], path) for image in images])
     if (difference := _difference(together, alone)) > PARITY:
         raise InputError(
-            f"{path}: features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
+            f"{text(path)}: features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
             f" {HOW}"
         )
     return int(together.shape[1])
@@ -331,7 +336,7 @@ def _require_unchanged(
     before = np.concatenate([_features(original, image[None], path).reshape(1, -1) for image in raw])
     if (difference := _difference(before, _features(payload, images, path))) > PARITY:
         raise InputError(
-            f"{path}: converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
+            f"{text(path)}: converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
             f" opset_version={OPSET}"
         )
 
@@ -340,12 +345,12 @@ def _require_reference(payload: bytes, reference: Reference, path: Path) -> None
     found = _features(payload, reference.x, path)
     if found.shape != reference.features.shape:
         raise InputError(
-            f"{path}: features {list(found.shape)}, the reference has {list(reference.features.shape)}"
+            f"{text(path)}: features {list(found.shape)}, the reference has {list(reference.features.shape)}"
         )
     if (difference := _difference(reference.features, found)) > REFERENCE_PARITY:
         raise InputError(
-            f"{path}: features differ by {difference:.1e} from the reference, at most {REFERENCE_PARITY:.0e} of the largest; expected the"
-            " same input: --mean, --std"
+            f"{text(path)}: features differ by {difference:.1e} from the reference, at most {REFERENCE_PARITY:.0e} of the largest;"
+            " expected the same input: --mean, --std"
         )
 
 
@@ -355,14 +360,16 @@ def _features(payload: bytes, images: NDArray[np.float32], path: Path) -> NDArra
     except Exception as error:  # onnxruntime's errors share no base class
         reason = one_line(error)
         if any(words in reason for words in OUT_OF_MEMORY):
-            raise InputError(f"{path}: takes too much memory, expected a model for small devices") from error
+            raise InputError(
+                f"{text(path)}: takes too much memory, expected a model for small devices"
+            ) from error
         if len(images) > 1:
             _features(payload, images[:1], path)  # does it fail on one image, too?
             raise InputError(
-                f"{path}: fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
+                f"{text(path)}: fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
             ) from error
         raise InputError(
-            f"{path}: fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})"
+            f"{text(path)}: fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})"
         ) from error
 
 

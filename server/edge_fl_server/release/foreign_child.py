@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from msgspec import Struct
 from edge_fl import signals
 from edge_fl.data import npz
 from edge_fl.errors import DataError, InputError, RunError, brief
+from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_server.release import foreign
 from edge_fl_server.release.foreign import Converted, ForeignInput, Reference
@@ -62,15 +64,15 @@ def read(
 ) -> Converted:
     """Check and convert a model in a child. Raises InputError as `foreign.convert`, also for one that exceeds the limits."""
     if not path.is_file():
-        raise InputError(f"{path}: no such file; expected an ONNX model")
+        raise InputError(f"{text(path)}: no such file; expected an ONNX model")
     with tempfile.TemporaryDirectory(prefix="edge-fl-onnx-") as folder:
         result = Path(folder, "extractor.onnx")
-        request = _Request(str(path), given, str(reference or ""), str(result), limits)
+        request = _Request(os.fspath(path), given, os.fspath(reference or ""), os.fspath(result), limits)
         answer = _ask(request, path, limits)
         if answer.error:
             raise InputError(answer.error)
         if answer.input is None:
-            raise RunError(f"{path}: the child gave no result")
+            raise RunError(f"{text(path)}: the child gave no result")
         return Converted(result.read_bytes(), answer.feature_dim, answer.input, answer.opset, answer.ir)
 
 
@@ -86,7 +88,7 @@ def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
                 break
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"{path}: no result within {limits.deadline_s:g} s; expected a model that returns"
+            f"{text(path)}: no result within {limits.deadline_s:g} s; expected a model that returns"
         ) from error
     if child.returncode == 0 and child.stdout:
         return msgspec.json.decode(child.stdout, type=_Response)
@@ -94,7 +96,7 @@ def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
     if child.returncode < 0 or not last:
         last = [f"the child {signals.ending(child.returncode)}"]
     raise InputError(
-        f"{path}: needs more than {limits.memory_mb} MiB of memory or {limits.cpu_s} s of processor time, or crashes"
+        f"{text(path)}: needs more than {limits.memory_mb} MiB of memory or {limits.cpu_s} s of processor time, or crashes"
         f" ({brief(last[0])}); expected a model that runs on small devices"
     )
 
@@ -114,12 +116,12 @@ def _reference(path: Path) -> Reference:
     content = npz.read(path)
     if not {"x", "features"} <= content.keys():
         raise DataError(
-            f"{path}: holds {', '.join(content) or 'nothing'}; expected x [N, C, H, W] and features [N, d]"
+            f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x [N, C, H, W] and features [N, d]"
         )
     x, features = content["x"], content["features"]
     if x.ndim != 4 or len(x) != len(features) or not len(x):
         raise DataError(
-            f"{path}: x is {list(x.shape)}, features {list(features.shape)}; expected [N, C, H, W] and [N, d]"
+            f"{text(path)}: x is {list(x.shape)}, features {list(features.shape)}; expected [N, C, H, W] and [N, d]"
         )
     scaled = x / np.float32(255) if x.dtype == np.uint8 else x
     return Reference(scaled.astype(np.float32), features.reshape(len(x), -1).astype(np.float32))
@@ -137,7 +139,7 @@ def main() -> None:
         response = _Response(error.message)
     except MemoryError:
         response = _Response(
-            f"{path}: needs more than {request.limits.memory_mb} MiB of memory; expected less"
+            f"{text(path)}: needs more than {request.limits.memory_mb} MiB of memory; expected less"
         )
     else:
         Path(request.result).write_bytes(found.onnx)

@@ -11,6 +11,7 @@ from securesystemslib.signer import CryptoSigner
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 
 
 class Keys:
@@ -66,6 +67,6 @@ def _file(folder: Path, keyid: str) -> Path:
 
 
 def _write(path: Path, pem: bytes) -> None:
-    with reporting(str(path.parent)):
+    with reporting(text(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, pem, private=True)

@@ -15,6 +15,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ArtefactError, EdgeFLError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.wire.blob import Blob, digest
@@ -183,7 +184,7 @@ class Publisher:
                 log.warning(
                     "%s: %s is missing; its chunks cannot be published again",
                     stage,
-                    self._path(blob),
+                    text(self._path(blob)),
                 )
         self._transport.drain(self._limits.drain_s)
         on_sent(total - sent)

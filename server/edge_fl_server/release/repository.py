@@ -18,6 +18,7 @@ higher metadata version; devices reject lower versions.
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
 from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed, target_path
 from edge_fl_server.release.class_growth import require_same_ids
@@ -84,7 +85,7 @@ class Repository(tuf.repository.Repository):
         self._current: dict[str, Metadata[Any]] = {}
         self._written: list[File] = []
         self._lock, self._depth = threading.RLock(), 0
-        with reporting(str(folder)):
+        with reporting(paths.text(folder)):
             self.keys = Keys(folder / "keys", elsewhere)
             self._metadata.mkdir(exist_ok=True)
             self.reload()
@@ -224,7 +225,7 @@ class Repository(tuf.repository.Repository):
                 key=keyid,
                 threshold=root.roles[role].threshold,
                 expires=f"{self._current[role].signed.expires:%Y-%m-%d}",
-                place=str(self.keys.folder_of(keyid) or ""),
+                place=paths.text(self.keys.folder_of(keyid) or ""),
             )
             for role in (Root.type, *ORDER)
             for keyid in root.roles[role].keyids
@@ -333,7 +334,7 @@ class Repository(tuf.repository.Repository):
         return (self._metadata / _file_name(role, self._current[role].signed.version)).read_bytes()
 
     def _from_file(self, role: str, version: int) -> Metadata[Any]:
-        return Metadata.from_file(str(self._metadata / _file_name(role, version)))
+        return Metadata.from_file(os.fspath(self._metadata / _file_name(role, version)))
 
     def _signing_keys(self, role: str, signed: Any) -> list[str]:
         """The available keys of a role; for a new root also those of the previous root, as TUF requires."""

@@ -15,6 +15,7 @@ devices do not use it.
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from edge_fl.errors import ArtefactError, ConfigError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.release.manifest import paths
 from edge_fl_server.release.repository import File, Repository
 
@@ -48,7 +50,7 @@ def export(repository: Repository, folder: Path) -> list[Path]:
             consequence="nothing was exported",
         )
     files, metadata = repository.files(), folder / "metadata"
-    with reporting(str(folder)):
+    with reporting(text(folder)):
         new = _write(metadata, files[:1])  # marks the folder as an export, also after an interruption
         for place in [place for place in wanted if not place.exists()]:
             _copy(wanted[place], place)
@@ -76,8 +78,8 @@ def sign(folder: Path, key: Path) -> list[Path]:
         ) from error
     releases = sorted(place for place in (folder / "targets").glob("*") if place.is_dir())
     if not releases:
-        raise InputError(f"{folder}: no releases; expected a folder of 'edge-fl release export'")
-    with reporting(str(key)):
+        raise InputError(f"{text(folder)}: no releases; expected a folder of 'edge-fl release export'")
+    with reporting(text(key)):
         if not key.exists():
             _create_key(key)
     signed = []
@@ -88,9 +90,9 @@ def sign(folder: Path, key: Path) -> list[Path]:
             config = signing.Config().use_elliptic_key_signer(private_key=key).set_hashing_config(hashed)
         except (ValueError, AttributeError) as error:
             raise InputError(
-                f"{key}: {error}; expected an EC private key in PEM without a password"
+                f"{text(key)}: {error}; expected an EC private key in PEM without a password"
             ) from error
-        with reporting(str(signature)):
+        with reporting(text(signature)):
             config.sign(release, signature)
         signed.append(signature)
     return signed
@@ -111,7 +113,7 @@ def keep(repository: Repository, folder: Path | None) -> None:
         if folder is None:
             _setting(repository).unlink(missing_ok=True)
         else:
-            atomic.write(_setting(repository), str(folder.absolute()))
+            atomic.write(_setting(repository), os.fspath(folder.absolute()))
 
 
 def kept_folder(repository: Repository) -> Path | None:
@@ -131,10 +133,12 @@ def _require_own_folder(repository: Repository, folder: Path) -> None:
     is_repository = folder.resolve() == repository.folder.resolve()
     if is_repository or (inside and not _holds(folder / "metadata" / name, root)):
         problem = (
-            "contains the keys" if is_repository else f"{inside[0].name} in it belongs to something else"
+            "contains the keys"
+            if is_repository
+            else f"{text(inside[0].name)} in it belongs to something else"
         )
         raise InputError(
-            f"{folder}: {problem}; expected a separate folder for this fleet's export",
+            f"{text(folder)}: {problem}; expected a separate folder for this fleet's export",
             consequence="nothing was exported",
         )
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from edge_fl.errors import RunError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 
 COLOURS = tuple("#0077bb #dd7711 #332288 #8c8c8c #7a1f00 #bb4400 #111111".split())
 """At least 3:1 on white; far apart from each other to colour-blind readers, too."""
@@ -137,6 +138,6 @@ def write(path: Path, content: bytes | str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, content)
     except OSError as error:
-        text = f"{path}: cannot be written ({error.strerror})"
-        raise RunError(text, consequence="the run's numbers are unchanged") from error
+        found = f"{text(path)}: cannot be written ({error.strerror})"
+        raise RunError(found, consequence="the run's numbers are unchanged") from error
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +55,11 @@ class Data:
         if not isinstance(self.images, str):
             name = f"{name}-{study.dataset.fingerprint()[:8]}"
             _write(folder / f"{name}.npz", study.dataset)
-            changes = {"dataset": name, "data_dir": str(folder)}
+            changes = {"dataset": name, "data_dir": os.fspath(folder)}
         if self._rows(study.dataset, recipe):
             path = folder / f"{name}-split-{study.split.fingerprint()[:8]}.csv"
             study.split.write_csv(path)
-            changes |= {"split": str(path), "clients": len(study.split.clients)}
+            changes |= {"split": os.fspath(path), "clients": len(study.split.clients)}
         return msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, **changes))
 
     def settings(self) -> dict[str, Any]:

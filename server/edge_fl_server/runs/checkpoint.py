@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ArtefactError, EdgeFLError, RunError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import digest
@@ -82,7 +83,7 @@ def save(
             (folder / f"{old}.safetensors").unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"{folder}: checkpoint of round {round} cannot be written ({error.strerror}); the previous one is kept"
+            f"{text(folder)}: checkpoint of round {round} cannot be written ({error.strerror}); the previous one is kept"
         ) from error
 
 
@@ -94,9 +95,9 @@ def load(folder: Path, *, final: bool = True) -> Checkpoint:
         try:
             return _read(folder, stem)
         except (EdgeFLError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
-            log.warning("%s: damaged (%s); using the previous checkpoint", folder / stem, error)
+            log.warning("%s: damaged (%s); using the previous checkpoint", text(folder / stem), error)
     raise ArtefactError(
-        f"{folder}: no intact checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",
+        f"{text(folder)}: no intact checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",
         consequence="nothing was resumed",
     )
 

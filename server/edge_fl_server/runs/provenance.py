@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -66,7 +67,7 @@ def commit(package: Path) -> Commit | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
+    command = ["git", "-C", os.fspath(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_DEADLINE_S)
     return done.stdout
 

@@ -34,7 +34,7 @@ from edge_fl import config
 from edge_fl.config import Recipe, Source
 from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
-from edge_fl.files import atomic
+from edge_fl.files import atomic, paths
 from edge_fl.metrics import Summary
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
@@ -128,7 +128,7 @@ class Results:
             atomic.write(path / "manifest.json", _json(manifest))
         except OSError as error:
             raise InputError(
-                f"{path}: cannot be created ({error.strerror}); expected a writable folder for results"
+                f"{paths.text(path)}: cannot be created ({error.strerror}); expected a writable folder for results"
             ) from error
         return cls.resume(path)
 
@@ -137,7 +137,7 @@ class Results:
         """Open a run's folder for reading. Raises InputError, which names the existing runs."""
         if not (path / "manifest.json").is_file():
             there = [run.run for run in list_runs(path.parent)]
-            raise InputError(f"{path}: not a run's folder{nearest(path.name, there)}")
+            raise InputError(f"{paths.text(path)}: not a run's folder{nearest(path.name, there)}")
         return cls(path)
 
     @classmethod
@@ -150,12 +150,12 @@ class Results:
         try:
             rounds = (path / round_metrics.FILE).open("ab", buffering=0)
         except OSError as error:
-            raise InputError(f"{path}: cannot be written to ({error.strerror})") from error
+            raise InputError(f"{paths.text(path)}: cannot be written to ({error.strerror})") from error
         try:
             fcntl.flock(rounds, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             rounds.close()
-            raise InputError(f"{path}: another process writes to this run") from error
+            raise InputError(f"{paths.text(path)}: another process writes to this run") from error
         if rounds.tell() and not (path / round_metrics.FILE).read_bytes().endswith(b"\n"):
             rounds.write(b"\n")  # ends a line cut short by a crash; readers skip it
         if after is not None:
@@ -343,7 +343,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); expected a file written by a run") from error
+        raise InputError(
+            f"{paths.text(path)}: cannot be read ({error}); expected a file written by a run"
+        ) from error
 
 
 def _is_held(path: Path) -> bool:
@@ -362,4 +364,6 @@ def _reporting(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path}: results cannot be written ({error.strerror}); the run ends here") from error
+        raise RunError(
+            f"{paths.text(path)}: results cannot be written ({error.strerror}); the run ends here"
+        ) from error

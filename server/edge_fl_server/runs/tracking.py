@@ -6,6 +6,7 @@ Trackers receive the values of round_metrics.jsonl and nothing else. Nothing lea
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_fl.errors import ConfigError, RunError, nearest
+from edge_fl.files.paths import text
 from edge_fl_server.runs.round_metrics import RoundMetrics
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,9 @@ class Tracking:
             try:
                 self._trackers[name] = opener(folder, after)
             except Exception as error:  # third-party libraries raise arbitrary errors
-                raise RunError(f"{folder}: {name} cannot write there ({error}); the run ends here") from error
+                raise RunError(
+                    f"{text(folder)}: {name} cannot write there ({error}); the run ends here"
+                ) from error
 
     def note(self, line: RoundMetrics) -> None:
         self._each(lambda tracker: tracker.note(line.round, scalars(line)))
@@ -102,7 +106,7 @@ def _tensorboard() -> Opener:
 
         def __init__(self, folder: Path, after: int | None) -> None:
             again = None if after is None else after + 1
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=again)
+            self._writer = SummaryWriter(os.fspath(folder / "tensorboard"), purge_step=again)
 
         def note(self, step: int, scalars: Mapping[str, float]) -> None:
             for name, value in scalars.items():
@@ -127,14 +131,14 @@ def _mlflow() -> Opener:
             home.mkdir(exist_ok=True)
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "The ``noload`` loader", DeprecationWarning)
-                self._client = MlflowClient(f"sqlite:///{home}/mlflow.db")
+                self._client = MlflowClient(f"sqlite:///{text(home)}/mlflow.db")
             known = self._client.get_experiment_by_name(folder.name)
             experiment = (
                 known.experiment_id
                 if known
                 else self._client.create_experiment(folder.name, (home / "artifacts").as_uri())
             )
-            name = folder.name if after is None else f"{folder.name}, after round {after}"
+            name = folder.name if after is None else f"{text(folder.name)}, after round {after}"
             self._run = self._client.create_run(experiment, run_name=name).info.run_id
 
         def note(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl_devices.flash.bundle import File
 
 
@@ -45,4 +46,6 @@ class Target(ABC):
 def require_writable(path: Path) -> None:
     """Raise ConfigError if the path is read-only."""
     if not os.access(path, os.W_OK):
-        raise ConfigError(f"{path}: is read-only (a card's lock switch?)", consequence="nothing was written")
+        raise ConfigError(
+            f"{text(path)}: is read-only (a card's lock switch?)", consequence="nothing was written"
+        )

@@ -11,6 +11,7 @@ from typing import final
 
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl_devices.flash.bundle import File
 from edge_fl_devices.flash.targets.base import Target, require_writable
 from edge_fl_devices.flash.targets.boot_partition import supported_pythons
@@ -18,7 +19,7 @@ from edge_fl_devices.flash.targets.boot_partition import supported_pythons
 
 class _Folder(Target):
     def __init__(self, folder: Path) -> None:
-        self._folder, self.name = folder, str(folder)
+        self._folder, self.name = folder, text(folder)
 
     def read(self, path: str) -> bytes | None:
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from edge_fl.errors import ConfigError, RunError
+from edge_fl.files.paths import text
 from edge_fl_devices.flash.bundle import File
 from edge_fl_devices.flash.targets.base import Target, require_writable
 from edge_fl_devices.flash.targets.boot_partition import supported_pythons
@@ -30,10 +31,10 @@ class Image(Target):
     is_boot_partition = True
 
     def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
+        self._path, self.name = path, text(path)
         if stat.S_ISBLK(path.stat().st_mode):
             check_removable(path)
-        self._at = f"{path}@@{partition(path)}"
+        self._at = f"{text(path)}@@{partition(path)}"
 
     def pythons(self) -> tuple[str, ...]:
         listing = self._run("mdir", "-b", "::/").decode("utf-8", "replace").splitlines()
@@ -56,7 +57,9 @@ class Image(Target):
             self._start("mdel", _pattern(path))
 
     def write(self, files: Sequence[File]) -> None:
-        for folder in sorted({str(parent) for file in files for parent in Path(file.path).parents} - {"."}):
+        for folder in sorted(
+            {os.fspath(parent) for file in files for parent in Path(file.path).parents} - {"."}
+        ):
             self._start("mmd", "-D", "s", _new(folder))  # fails if the folder exists
         for file in files:
             source = str(file.content) if isinstance(file.content, Path) else "-"
@@ -103,9 +106,9 @@ def partition(path: Path) -> int:
         with path.open("rb") as file:
             sector = file.read(SECTOR)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; expected an image or a card") from error
+        raise ConfigError(f"{text(path)}: {error.strerror}; expected an image or a card") from error
     not_an_image = ConfigError(
-        f"{path}: not an image of a card (no partition table with a FAT partition in front); "
+        f"{text(path)}: not an image of a card (no partition table with a FAT partition in front); "
         "expected an unpacked .img of 64-bit Raspberry Pi OS"
     )
     if len(sector) < SECTOR or sector[510:] != b"\x55\xaa":
@@ -125,13 +128,13 @@ def check_removable(path: Path, sys: Path = SYS, mounts: Path = MOUNTS) -> None:
     disk = device.parent if (device / "partition").exists() else device
     if _text(disk / "removable") != "1" and _text(disk / "device" / "type") != "SD":
         raise ConfigError(
-            f"{path}: is a disk that is not removable; expected a card or a USB stick, or an image file"
+            f"{text(path)}: is a disk that is not removable; expected a card or a USB stick, or an image file"
         )
     used = [line.split()[:2] for line in _text(mounts).splitlines()]
     for source, folder in used:
         if source.startswith("/dev/") and Path(source).name.startswith(disk.name):
             raise ConfigError(
-                f"{path}: {source} is mounted at {folder}; give that folder (--boot {folder}) or unmount it"
+                f"{text(path)}: {source} is mounted at {folder}; give that folder (--boot {folder}) or unmount it"
             )
 
 

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.wire.diagnostics import Diagnostics, signed_content
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.mqtt.devices.queries import Answer
@@ -26,7 +27,7 @@ from edge_fl_server.mqtt.devices.queries import Answer
 def require_new(out: Path | None) -> None:
     """Raise InputError if `out` exists: a bundle is evidence and not overwritten."""
     if out and out.exists():
-        raise InputError(f"--out {out}: exists already, expected a new folder or .zip file")
+        raise InputError(f"--out {text(out)}: exists already, expected a new folder or .zip file")
 
 
 def write(answer: Answer, fleet: str, out: Path | None = None) -> Path:
@@ -48,7 +49,7 @@ def write(answer: Answer, fleet: str, out: Path | None = None) -> Path:
             for name, content in files.items():
                 atomic.write(out / name, content, private=True)
     except OSError as error:
-        raise InputError(f"--out {out}: {error.strerror}; expected a writable folder") from error
+        raise InputError(f"--out {text(out)}: {error.strerror}; expected a writable folder") from error
     return out
 
 

@@ -15,6 +15,7 @@ from packaging.version import Version
 from edge_fl.errors import InputError, brief
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease, AgentWheel
 from edge_fl.wire.blob import describe
@@ -76,7 +77,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; expected a wheel", "nothing was signed") from error
+        raise InputError(f"{text(path)}: {error.strerror}; expected a wheel", "nothing was signed") from error
 
 
 def _described(name: str, payload: bytes) -> AgentWheel:

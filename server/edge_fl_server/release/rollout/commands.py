@@ -18,6 +18,7 @@ from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest
 from edge_fl.secure.signatures import Authorities
@@ -93,7 +94,7 @@ class ReleaseCommands:
         """The repository of the fleet's releases. Raises InputError if nothing was released."""
         folder = self.home / self.fleet
         if not (folder / "metadata").is_dir():
-            raise InputError(f"{folder}: no releases in it; expected --home of a server that released")
+            raise InputError(f"{text(folder)}: no releases in it; expected --home of a server that released")
         return Repository(folder)
 
     def rows(self) -> list[dict[str, object]]:

@@ -21,6 +21,7 @@ from tuf.api.metadata import Role, Timestamp
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.fleet.fields import ServerSignature
 from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
@@ -91,12 +92,14 @@ class Director:
         The lock is not that of the repository, which is held while a release is published and its assignments are signed.
         """
         path: Path = self.repository.folder / "signed"
-        with reporting(str(path)), path.with_suffix(".lock").open("wb") as lock:
+        with reporting(text(path)), path.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 used = int(path.read_text()) if path.exists() else 0
             except ValueError as error:
-                raise InputError(f"{path}: {error}; expected the highest number of a signature") from error
+                raise InputError(
+                    f"{text(path)}: {error}; expected the highest number of a signature"
+                ) from error
             first = max(used, int(self.clock() * 1e6))
             atomic.write(path, f"{first + RESERVED}\n")
             return first

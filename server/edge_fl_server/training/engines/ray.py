@@ -167,7 +167,7 @@ def _home(folder: Path) -> Iterator[None]:
     """
     (folder / "ray_bootstrap_config.yaml").write_text("{}")
     before = os.environ.get("HOME")
-    os.environ |= {"HOME": str(folder), USER_HOME: before or ""}
+    os.environ |= {"HOME": os.fspath(folder), USER_HOME: before or ""}
     try:
         yield
     finally:
