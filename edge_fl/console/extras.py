@@ -30,7 +30,7 @@ def hint(error: BaseException) -> str:
 def _smallest_extras() -> dict[str, str]:
     requirements = metadata.requires("edge-fl") or []
     return {
-        _normal(name[0].partition(".")[0]): extra  # ruamel.yaml is imported from ruamel
+        _normal(name[0]): extra
         for extra in LARGEST_FIRST
         for requirement in requirements
         if re.search(rf"extra == ['\"]{extra}['\"]", requirement)

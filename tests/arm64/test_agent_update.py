@@ -17,7 +17,6 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.release.agent import AgentUpdate
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.flash.first_boot import START
 from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update.launcher import MAX_STARTS
@@ -100,9 +99,7 @@ def installed(folder: Path, broker: Mosquitto, issue: Issue) -> Pi:
     flash = site.flash(card, "127.0.0.1", broker, identity, folder / "releases")
     assert main([*flash, "--images", str(site.pictures(folder / "images"))]) == 0
     pi = Pi(card, userland.copy(base, folder / "pi"))
-    for command in first_boot(pi):
-        if command != START:  # there is no systemd in there
-            pi.run(*command)
+    pi.run(*first_boot(pi))
     pi.run(*entry(pi, INSTALLER, "ExecStart").split())
     return pi
 

@@ -13,12 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.flash.first_boot import START
 from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_server.release import website
 from tests.arm64 import site, userland
@@ -51,9 +49,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
 
     pi = Pi(card, userland.copy(base, tmp_path / "pi"))
     wheelhouse = bytes_in(pi.boot / "edge-fl/wheels")
-    for command in first_boot(pi):
-        if command != START:  # there is no systemd in there
-            pi.run(*command)
+    pi.run(*first_boot(pi))
     pi.run(*entry(pi, INSTALLER, "ExecStart").split())  # as systemd does at the next boot
     assert (pi.boot / "edge-fl/install.log").read_text().endswith("edge-fl: install rc=0\n")
     assert (pi.boot / "cmdline.txt").read_text() == f"{cards.CMDLINE}\n" and not (
@@ -106,13 +102,9 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
         )
 
 
-def first_boot(pi: Pi) -> list[list[str]]:
-    """Return the commands that the card makes systemd or cloud-init run once."""
-    words = (pi.boot / "cmdline.txt").read_text().partition(" systemd.run=")[2]
-    if words:
-        return [["/bin/sh", words.split()[0]]]
-    commands: list[list[str]] = YAML(typ="safe").load((pi.boot / "user-data").read_text())["runcmd"]
-    return commands
+def first_boot(pi: Pi) -> list[str]:
+    """Return the command that the card makes systemd run once."""
+    return ["/bin/sh", (pi.boot / "cmdline.txt").read_text().partition(" systemd.run=")[2].split()[0]]
 
 
 def entry(pi: Pi, unit: str, name: str) -> str:

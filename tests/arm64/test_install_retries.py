@@ -26,7 +26,7 @@ from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.flash.bundle import FOLDER
 from edge_fl_devices.flash.card_contents import CardContents, with_pi_paths
 from edge_fl_devices.flash.changes import apply_changes, plan_changes
-from edge_fl_devices.flash.first_boot import INSTALL_SCRIPT, START
+from edge_fl_devices.flash.first_boot import INSTALL_SCRIPT
 from edge_fl_devices.flash.targets.image import Image
 from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_devices.flash.wheels import Wheelhouse, gather
@@ -128,11 +128,7 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 def boot_once(pi: Pi, system: dict[str, bytes]) -> None:
     """Run what the card runs at its first boot only."""
-    commands = first_boot(pi)
-    assert (commands[-1] == START) == (system is cards.TRIXIE)
-    for command in commands:
-        if command != START:  # there is no systemd in there
-            pi.run(*command)
+    pi.run(*first_boot(pi))
     assert is_enabled(pi, INSTALLER) and not is_enabled(pi, SERVICE)
 
 

@@ -12,7 +12,7 @@ from edge_fl_devices.flash.targets.base import Target
 
 CLUSTER_BYTES = 32768  # largest cluster of a FAT partition: the space of the smallest file
 SPARE_BYTES = 4 << 20
-BOOT_FILES = ("cmdline.txt", "firstrun.sh", first_boot.USER_DATA)
+BOOT_FILES = ("cmdline.txt", "firstrun.sh")
 
 
 def plan_changes(
@@ -53,11 +53,10 @@ def list_changes(new: Sequence[File], old: Sequence[str]) -> list[dict[str, obje
 
 def _boot_files(target: Target, *, is_new: bool) -> list[File]:
     """Return the changed boot files; none when the bundle is installed and unchanged."""
-    installed = target.read(LOG) is not None
-    if installed and not is_new:
+    if target.read(LOG) is not None and not is_new:
         return []
-    cmdline, firstrun, user_data = (_text(target, name) for name in BOOT_FILES)
-    edits = first_boot.edit_boot_files(cmdline or "", firstrun, user_data, installed=installed)
+    cmdline, firstrun = (_text(target, name) for name in BOOT_FILES)
+    edits = first_boot.edit_boot_files(cmdline or "", firstrun)
     return [File(name, text.encode()) for name, text in edits.items() if _text(target, name) != text]
 
 

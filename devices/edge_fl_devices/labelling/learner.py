@@ -156,15 +156,13 @@ class Learner:
             return self._model.current()
         return None
 
-    def prediction(self, name: str) -> Prediction | None:
-        """Predict a picture of the pool from its features; None without a head or before the features are known."""
+    def prediction(self, name: str, key: bytes) -> Prediction | None:
+        """Predict a picture from the features of its file's key; None without a head or before the features are known."""
         predictor, release = self.predictor(), self._release
         if predictor is None or release is None or predictor.extractor is not release.extractor:
             return None
-        with suppress(FileNotFoundError):
-            z = release.rows.find(file_key(self._pool.folder / name))
-            return next(predictor.from_features(z, [name], TOP)) if z is not None else None
-        return None
+        z = release.rows.find(key)
+        return next(predictor.from_features(z, [name], TOP)) if z is not None else None
 
     def _run(self) -> None:
         idle_s = 0.0

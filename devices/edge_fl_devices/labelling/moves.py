@@ -9,21 +9,23 @@ A lock serialises all changes, of other processes too. A picture that a power cu
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edge_fl.data.class_names import flaw
+from edge_fl.data.class_names import LONGEST, flaw
 from edge_fl.errors import DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.folder import walk
-from edge_fl.files.paths import composed, text
+from edge_fl.files.paths import JOINERS, composed, text
 from edge_fl_devices.capture.pool import Pool
 
 FOLDER, DISCARDED, LOCK = "labelling", "discarded", ".lock"
 KEPT_DISCARDED = 50
+LONGEST_FILE_NAME = 255  # bytes
 NOTHING = "nothing was changed"
 
 
@@ -66,12 +68,16 @@ class Moves:
             path.unlink(missing_ok=True)
             atomic.flush_to_disk(path.parent)
 
-    def add_class(self, name: str) -> None:
-        """Create the folder of a class. Raises DataError for a name that is unusable or differs from another one only in case."""
+    def add_class(self, name: str, known: Iterable[str] = ()) -> None:
+        """Create the folder of a class.
+
+        Raises DataError for a name that is unusable or already there: as a folder or among the `known` classes, in whatever case and
+        Unicode form.
+        """
         _require_class_name(name)
-        folders = walk(self.data).folders
-        if similar := [other for other in folders if other != name and other.lower() == name.lower()]:
-            raise DataError(f"class {name!r}: there is {similar[0]!r}; expected another name", NOTHING)
+        for other in (*walk(self.data).folders, *known):
+            if _folded(other) == _folded(name):
+                raise DataError(f"class {name!r}: {other!r} is already there", NOTHING)
         with self._locked():
             (self.data / name).mkdir(parents=True, exist_ok=True)
 
@@ -108,6 +114,21 @@ class Moves:
             with (self._folder / LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
+
+
+def shortened(name: str) -> tuple[str, str]:
+    """Return what a class is named that is asked for by this name, in NFC, and a remark if it is shorter."""
+    whole = composed(name).strip()
+    kept = whole[:LONGEST]
+    while len(os.fsencode(kept)) > LONGEST_FILE_NAME:
+        kept = kept[:-1]
+    kept = kept.rstrip(JOINERS).strip()
+    remark = f"cut at {len(kept)} characters, of {len(whole)}" if kept != whole else ""
+    return kept, remark
+
+
+def _folded(name: str) -> str:
+    return composed(composed(name).casefold())
 
 
 def _require_class_name(name: str) -> None:

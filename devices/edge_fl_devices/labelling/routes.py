@@ -60,10 +60,11 @@ T = TypeVar("T")
 
 
 class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of skip and discard; `client` is a random id of the page in a tab."""
+    """Body of skip and discard; `client` is a random id of the page in a tab, name and version are those of the picture that it shows."""
 
     client: str
     name: str
+    version: str
 
 
 class LabelAction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +72,7 @@ class LabelAction(Struct, frozen=True, forbid_unknown_fields=True):
 
     client: str
     name: str
+    version: str
     class_name: str
 
 
@@ -95,7 +97,7 @@ def routes(session: Session, capture: Capture, access: Access, lock: threading.L
         return Route(lambda request: respond(_body(request, kind)), own_page=True)
 
     def picture(request: Request) -> Answer:
-        path = session.pool.path(request.query.get("name", ""))
+        path = session.picture(request.query.get("name", ""), request.query.get("version", ""))
         return Answer(path, MEDIA_TYPES[path.suffix], SAFE)
 
     def frame(request: Request) -> Any:
@@ -118,11 +120,13 @@ def routes(session: Session, capture: Capture, access: Access, lock: threading.L
         ),
         ("GET", "/api/label/picture"): Route(picture, own_page=True),
         ("POST", "/api/label/label"): act(
-            LabelAction, lambda body: session.label(body.client, body.name, body.class_name)
+            LabelAction, lambda body: session.label(body.client, body.name, body.version, body.class_name)
         ),
-        ("POST", "/api/label/skip"): act(PictureAction, lambda body: session.skip(body.client, body.name)),
+        ("POST", "/api/label/skip"): act(
+            PictureAction, lambda body: session.skip(body.client, body.name, body.version)
+        ),
         ("POST", "/api/label/discard"): act(
-            PictureAction, lambda body: session.discard(body.client, body.name)
+            PictureAction, lambda body: session.discard(body.client, body.name, body.version)
         ),
         ("POST", "/api/label/undo"): act(UndoAction, lambda body: session.undo(body.client, body.action)),
         ("POST", "/api/label/class"): act(

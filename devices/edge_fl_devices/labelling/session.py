@@ -6,15 +6,17 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from edge_fl.errors import DataError
 from edge_fl_devices.capture.pool import Pool
+from edge_fl_devices.labelling.feature_rows import file_key
 from edge_fl_devices.labelling.learner import Learner
-from edge_fl_devices.labelling.moves import NOTHING, Moves
+from edge_fl_devices.labelling.moves import NOTHING, Moves, shortened
 from edge_fl_devices.labelling.offers import Offers
 
 KEPT_ACTIONS = 200
@@ -39,10 +41,19 @@ class Guess:
 
 
 @dataclass(frozen=True)
+class Upcoming:
+    """A picture of the pool: its name and the version of its file, which changes with the contents."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
 class Shown:
     """A picture to label, with where and when (seconds since 1970) it was taken and the most probable classes."""
 
     name: str
+    version: str
     source: str
     time: float
     guesses: tuple[Guess, ...] = ()
@@ -57,7 +68,7 @@ class View:
     """
 
     picture: Shown | None
-    upcoming: tuple[str, ...]
+    upcoming: tuple[Upcoming, ...]
     unlabelled: int
     classes: tuple[ClassCount, ...]
     accuracy: float | None
@@ -79,6 +90,15 @@ class Done:
 
 
 @dataclass(frozen=True)
+class NewClass:
+    """A class that was added, under its name, with how that differs from what was asked for, and the view after it."""
+
+    name: str
+    remark: str
+    view: View
+
+
+@dataclass(frozen=True)
 class _Action:
     kind: Literal["label", "skip", "discard"]
     name: str
@@ -87,7 +107,10 @@ class _Action:
 
 @dataclass
 class Session:
-    """Several people may label at once: every action names its picture and is refused if that was labelled or deleted meanwhile."""
+    """Several people may label at once: every action names its picture and the version of its file.
+
+    It is refused unless that picture was last given to this client, to no other one since, and its file is still the same.
+    """
 
     pool: Pool
     moves: Moves
@@ -101,13 +124,12 @@ class Session:
         """Return what a client sees: its next picture, and the progress."""
         progress, predictor = self.learner.progress, self.learner.predictor()
         order = self.learner.order(self.pool.names())
-        with self._lock:
-            names = self._offers.next(client, order, self.clock(), 1 + UPCOMING)
+        offered = self._offer(client, order)
         calibration = predictor.calibration if predictor else None
         measured = len(calibration.right) if calibration else 0
         return View(
-            self._shown(names[0]) if names else None,
-            tuple(names[1:]),
+            self._shown(offered[0]) if offered else None,
+            offered[1:],
             len(order),
             tuple(
                 ClassCount(name, count, not progress.classes or name in progress.classes)
@@ -123,20 +145,22 @@ class Session:
             progress.problem,
         )
 
-    def label(self, client: str, name: str, class_name: str) -> Done:
+    def label(self, client: str, name: str, version: str, class_name: str) -> Done:
         """Label a picture. Raises DataError if there is no such class or picture, ArtefactError for a full disk."""
         if class_name not in self.learner.counts:
             known = ", ".join(self.learner.counts) or "none yet"
             raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
+        self._require_on_screen(client, name, version)
         return self._done(client, _Action("label", name, self.moves.label(name, class_name)))
 
-    def discard(self, client: str, name: str) -> Done:
+    def discard(self, client: str, name: str, version: str) -> Done:
         """Remove a picture that shows nothing to learn from. Raises as `label`."""
+        self._require_on_screen(client, name, version)
         return self._done(client, _Action("discard", name, self.moves.discard(name)))
 
-    def skip(self, client: str, name: str) -> Done:
-        """Offer a picture again after all others. Raises DataError if it is gone."""
-        self.pool.path(name)
+    def skip(self, client: str, name: str, version: str) -> Done:
+        """Offer a picture again after all others. Raises DataError if it is not on this client's screen."""
+        self._require_on_screen(client, name, version)
         with self._lock:
             self._offers.skip(name)
         return self._done(client, _Action("skip", name))
@@ -156,11 +180,51 @@ class Session:
         self.learner.look()
         return self.view(client)
 
-    def add_class(self, client: str, name: str) -> View:
-        """Create the folder of a class. Raises DataError for an unusable name, ArtefactError for a full disk."""
-        self.moves.add_class(name.strip())
+    def add_class(self, client: str, name: str) -> NewClass:
+        """Create the folder of a class, with at most LONGEST characters of its name.
+
+        Raises DataError for an unusable name or one that is already there, ArtefactError for a full disk.
+        """
+        added, remark = shortened(name)
+        self.moves.add_class(added, self.learner.counts)
         self.learner.count()
-        return self.view(client)
+        return NewClass(added, remark, self.view(client))
+
+    def picture(self, name: str, version: str) -> Path:
+        """Return the file of a picture. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
+        path = self.pool.path(name)
+        if version not in ("", self._version(name)):
+            raise DataError(f"{name}: the file was changed since it was offered", NOTHING)
+        return path
+
+    def _offer(self, client: str, order: Sequence[str]) -> tuple[Upcoming, ...]:
+        """Return the next pictures of a client, those left out that are deleted at this moment."""
+        left = list(order)
+        while True:
+            with self._lock:
+                names = self._offers.next(client, left, self.clock(), 1 + UPCOMING)
+            offered = [Upcoming(name, version) for name in names if (version := self._version(name))]
+            if not names or (offered and offered[0].name == names[0]):
+                return tuple(offered)
+            left.remove(names[0])
+
+    def _require_on_screen(self, client: str, name: str, version: str) -> None:
+        """Raise DataError unless the client was given this picture, with the contents that it has now."""
+        self.picture(name, version or "unknown")
+        with self._lock:
+            given = self._offers.on_screen(client)
+        if given != name:
+            raise DataError(
+                f"{name}: not the picture that this page was last given"
+                f" ({given or 'none'}); it may be on another person's screen",
+                NOTHING,
+            )
+
+    def _version(self, name: str) -> str:
+        """Return the version of a picture's file; "" if it is gone."""
+        with suppress(FileNotFoundError):
+            return file_key(self.pool.folder / name).hex()
+        return ""
 
     def _done(self, client: str, action: _Action) -> Done:
         id = secrets.token_hex(8)
@@ -173,7 +237,9 @@ class Session:
             self.learner.look()
         return Done(id, self.view(client))
 
-    def _shown(self, name: str) -> Shown:
-        entry, found = self.pool.entries().get(name), self.learner.prediction(name)
+    def _shown(self, offered: Upcoming) -> Shown:
+        entry = self.pool.entries().get(offered.name)
+        found = self.learner.prediction(offered.name, bytes.fromhex(offered.version))
         guesses = tuple(Guess(each.label, each.probability) for each in found.top) if found else ()
-        return Shown(name, entry.source if entry else "", entry.time if entry else 0.0, guesses)
+        source, time_s = (entry.source, entry.time) if entry else ("", 0.0)
+        return Shown(offered.name, offered.version, source, time_s, guesses)

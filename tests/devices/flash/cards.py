@@ -16,9 +16,20 @@ BOOKWORM = {
 }
 TRIXIE = BOOKWORM | {
     "issue.txt": b"Raspberry Pi reference 2025-11-24\nGenerated using pi-gen, stage2\n",
-    "user-data": b"#cloud-config\n# Set by Raspberry Pi Imager\nhostname: pi-07\nssh_pwauth: false\n",
-    "meta-data": b"instance-id: rpi-1\n",
+    "cmdline.txt": f"{CMDLINE} ds=nocloud;i=rpi-1\n".encode(),
+    "user-data": b"""#cloud-config
+# Set by Raspberry Pi Imager
+hostname: pi-07
+ssh_pwauth: "no"  # a word, not a boolean
+keyboard: {layout: 'no', model: "on"}
+bootcmd:
+  - [ "at", "12:30", 'yes' ]
+packages: [ ]
+""",
+    "meta-data": b"instance-id: rpi-1\ndsmode: local\n",
+    "network-config": b"version: 2\nwifis:\n  wlan0:\n    access-points: {\"on\": {password: '12:30'}}\n",
 }
+CLOUD_INIT = ("user-data", "meta-data", "network-config")
 ARMHF = BOOKWORM | {"kernel7.img": b"kernel", "kernel7l.img": b"kernel"}
 START = 8192  # sectors; the first partition of the published images begins at 8 MiB or, as here, at 4 MiB
 SECTOR = 512

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
-from ruamel.yaml import YAML
 
 from edge_fl.errors import ConfigError
 from edge_fl_devices.flash.first_boot import (
-    ENABLE,
     FIRSTRUN,
     FIRSTRUN_PATH,
     INSTALL_COMMAND,
     INSTALL_SCRIPT,
     KERNEL_OPTIONS,
-    START,
     add_install_call,
     add_kernel_options,
-    add_runcmd,
-    edit_boot_files,
 )
 from tests.devices.flash.cards import CMDLINE
 
+GENERATOR = Path("/lib/systemd/system-generators/systemd-run-generator")
 IMAGER = """#!/bin/bash
 
 set +e
@@ -71,47 +70,22 @@ def test_a_script_that_imager_did_not_write_is_rejected(strange: str) -> None:
         add_install_call(strange)
 
 
-@pytest.mark.parametrize(
-    ("before", "expected"),
-    [
-        ("#cloud-config\n", [ENABLE, START]),
-        ("#cloud-config\n# only\n# comments\n", [ENABLE, START]),
-        ("#cloud-config\nhostname: pi-07\nssh_pwauth: false # as it was\n", [ENABLE, START]),
-        ("#cloud-config\nruncmd:\n- [ls, -l]\n# the end\n", [["ls", "-l"], ENABLE, START]),
-        ("#cloud-config\nruncmd: []\nhostname: pi-07\n", [ENABLE, START]),
-    ],
-)
-def test_cloud_init_enables_and_starts_the_installation_and_keeps_the_rest(
-    before: str, expected: list[list[str]]
+@pytest.mark.skipif(not GENERATOR.exists(), reason="no systemd here")
+def test_systemd_makes_a_unit_of_the_command_line_that_runs_the_script_and_boots_again(
+    tmp_path: Path,
 ) -> None:
-    edited = add_runcmd(before)
-    tree = YAML(typ="safe").load(edited)
-    assert tree.pop("runcmd") == expected
-    assert tree == {k: v for k, v in (YAML(typ="safe").load(before) or {}).items() if k != "runcmd"}
-    assert edited.startswith("#cloud-config\n")
-    assert [line for line in before.splitlines() if "#" in line and line not in edited] == []
-    assert add_runcmd(edited) == edited
-
-
-@pytest.mark.parametrize(
-    ("strange", "why"),
-    [
-        ("hostname: pi-07\n", "under the line #cloud-config"),
-        ("#cloud-config\n- a list\n", "expected a mapping"),
-        ("#cloud-config\nruncmd: ls\n", "runcmd is not a list"),
-        ("#cloud-config\na: b: c\n", "not YAML"),
-        ("#!/bin/sh\n", "expected a mapping"),
-    ],
-)
-def test_user_data_that_are_not_cloud_inits_are_rejected(strange: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        add_runcmd(strange)
-
-
-def test_cloud_init_runs_once_and_a_booted_card_gets_the_script() -> None:
-    assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=False)) == ["user-data"]
-    assert list(edit_boot_files(CMDLINE, None, "#cloud-config\n", installed=True)) == [
-        "firstrun.sh",
-        "cmdline.txt",
-    ]
-    assert list(edit_boot_files(CMDLINE, None, None, installed=False)) == ["firstrun.sh", "cmdline.txt"]
+    folders = [tmp_path / name for name in ("normal", "early", "late")]
+    for folder in folders:
+        folder.mkdir()
+    cmdline = add_kernel_options(f"{CMDLINE} ds=nocloud;i=rpi-imager-1764000000").strip()
+    subprocess.run(
+        [GENERATOR, *folders], env={"SYSTEMD_PROC_CMDLINE": cmdline}, check=True, capture_output=True
+    )
+    unit = (folders[0] / "kernel-command-line.service").read_text()
+    assert f"ExecStart={FIRSTRUN_PATH}\n" in unit and "SuccessAction=reboot\n" in unit
+    target = (
+        folders[0] / "default.target"
+    ).resolve()  # instead of multi-user.target, which starts cloud-init
+    assert target.name == "kernel-command-line.target"
+    requires = [line for line in target.read_text().splitlines() if line.startswith("Requires=")]
+    assert requires == ["Requires=kernel-command-line.service"]

@@ -52,7 +52,6 @@ def flash(target: Target, contents: MakeContents) -> list[str]:
         ),
         (cards.BOOKWORM | {"issue.txt": b"Raspberry Pi"}, "of an unknown date"),
         (cards.BOOKWORM | {"firstrun.sh": b"#!/bin/sh\n"}, "firstrun.sh: not written by"),
-        (cards.TRIXIE | {"user-data": b"[1, 2"}, "user-data: not YAML"),
         (cards.BOOKWORM | {"cmdline.txt": b"\xff\xfe"}, "cmdline.txt: not UTF-8"),
     ],
 )
@@ -71,12 +70,24 @@ def test_bookworm_installs_through_its_kernel_command_line(card: MakeCard, conte
     assert bookworm.read("edge-fl/wheels/tiny-1.0-py3-none-any.whl") == b"a wheel"
 
 
-def test_trixie_installs_through_cloud_init(card: MakeCard, contents: MakeContents) -> None:
-    trixie = card(cards.TRIXIE)
+@pytest.mark.parametrize("flashed_before", [False, True])
+def test_trixie_installs_through_its_kernel_command_line_whether_it_has_booted_or_not(
+    card: MakeCard, contents: MakeContents, flashed_before: bool
+) -> None:
+    """cloud-init reads user-data once for each instance-id: a card that has booted shows nothing of it on its boot partition."""
+    files = dict(cards.TRIXIE)
+    if flashed_before:  # by a version that changed user-data, after the first boot: nothing happened
+        files["user-data"] += b"\nruncmd:\n- [sh, /boot/firmware/edge-fl/install.sh, --first-boot]\n"
+    trixie = card(files)
     written = flash(trixie, contents)
-    assert written[-1] == "user-data" and "cmdline.txt" not in written
+    assert written[-2:] == ["firstrun.sh", "cmdline.txt"]
+    line = (trixie.read("cmdline.txt") or b"").decode()
+    assert (
+        line == files["cmdline.txt"].decode().strip() + KERNEL_OPTIONS + "\n" and "ds=nocloud;i=rpi-1" in line
+    )
     assert "edge-fl/requirements-3.13.txt" in written and "edge-fl/requirements-3.11.txt" not in written
-    assert b"hostname: pi-07" in (trixie.read("user-data") or b"")
+    for name in cards.CLOUD_INIT:  # no value in them can change, and no password or host key be set again
+        assert trixie.read(name) == files[name]
 
 
 def test_a_card_of_either_release_gets_both_pythons(card: MakeCard, contents: MakeContents) -> None:
@@ -103,12 +114,11 @@ def test_a_card_that_has_booted_is_left_alone_until_something_is_new(
     target = card(cards.TRIXIE)
     new, old = plan_changes(target, contents)
     apply_changes(target, new, old)
-    log = type(new[0])(LOG, b"installed")
-    target.write([log])
-    target.remove(["edge-fl/identity/client.key"])  # moved to the Pi by the installation
+    file = type(new[0])
+    target.write([file(LOG, b"installed"), file("cmdline.txt", cards.TRIXIE["cmdline.txt"])])
+    target.remove(["firstrun.sh", "edge-fl/identity/client.key"])  # as the script and the installation do
     assert flash(target, contents) == []
     both = flash(target, lambda pythons: contents(("3.11", *pythons)))
-    # cloud-init would ignore a second change of user-data
     assert both == ["edge-fl/requirements-3.11.txt", MANIFEST, "firstrun.sh", "cmdline.txt"]
 
 

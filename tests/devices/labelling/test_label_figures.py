@@ -111,7 +111,13 @@ def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_
         child = child_of(process.pid)
         for number in range(LABELS):
             before = store.immediate_head(sha256)
-            body = {"client": "me", "name": view["picture"]["name"], "class_name": CLASSES[number % 10]}
+            picture = view["picture"]
+            body = {
+                "client": "me",
+                "name": picture["name"],
+                "version": picture["version"],
+                "class_name": CLASSES[number % 10],
+            }
             started_s, done_s = time.monotonic(), processor_s(process.pid) + processor_s(child)
             view = post(address, "/api/label/label", body)["view"]
             while (

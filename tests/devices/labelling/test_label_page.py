@@ -37,13 +37,14 @@ def accuracy(config: Any) -> float:
 
 
 def shown(visit: Visit, before: str) -> str:
-    """Wait for another picture than `before` -> its name."""
+    """Wait until another picture than `before` can be labelled -> its name."""
     visit.page.wait_for_function(
-        "before => document.querySelector('#picture').complete && !document.querySelector('#picture').src.endsWith(before)",
+        "before => !document.querySelector('#picture').hidden && !document.querySelector('#skip').disabled"
+        " && !document.querySelector('#picture').src.includes('name=' + before + '&')",
         arg=before or "?",
     )
     source: str = visit.page.eval_on_selector("#picture", "picture => picture.src")
-    return source.partition("name=")[2]
+    return source.partition("name=")[2].partition("&")[0]
 
 
 def keep(page: Any, name: str) -> None:

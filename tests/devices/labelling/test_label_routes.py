@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -20,6 +21,11 @@ from edge_fl_devices.serving.http_server import Service
 from tests.devices.labelling.fruit import desk, device, fill, fruit, name_of
 
 
+def which(view: dict[str, Any]) -> dict[str, str]:
+    """The picture of a view, as an action names it."""
+    return {key: view["picture"][key] for key in ("name", "version")}
+
+
 def test_two_people_label_at_once(tmp_path: Path) -> None:
     config = device(tmp_path)
     truth = fill(config, 2)
@@ -28,11 +34,14 @@ def test_two_people_label_at_once(tmp_path: Path) -> None:
         _, yours, _ = site.request("GET", "/api/label/view?client=you")
         first, second = mine["picture"]["name"], yours["picture"]["name"]
         assert first != second
-        status, done = site.act("label", "me", name=first, class_name=truth[first])
+        for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
+            status, answer = site.act(what, "you", **which(mine), **body)
+            assert status == 422 and "not the picture that this page was last given" in answer["error"]
+        status, done = site.act("label", "me", **which(mine), class_name=truth[first])
         assert status == 200 and done["view"]["picture"]["name"] not in (first, second)
-        status, answer = site.act("label", "you", name=first, class_name="banana")
+        status, answer = site.act("label", "you", **which(mine), class_name="banana")
         assert status == 422 and "was labelled or dropped" in answer["error"]
-        status, answer = site.act("label", "you", name=second, class_name="nut")
+        status, answer = site.act("label", "you", **which(yours), class_name="nut")
         assert status == 422 and "expected one of apple" in answer["error"]
         status, view = site.act("undo", "me", action=done["action"])
         assert status == 200 and view["picture"]["name"] == first and view["unlabelled"] == 12
@@ -44,16 +53,71 @@ def test_a_picture_that_is_deleted_on_the_screen_is_refused_and_the_next_one_com
     config = device(tmp_path)
     fill(config, 1)
     with desk(config) as site:
-        name = site.request("GET", "/api/label/view?client=me")[1]["picture"]["name"]
+        view = site.request("GET", "/api/label/view?client=me")[1]
+        name = view["picture"]["name"]
         (Path(config.folder) / "unlabelled" / name).unlink()
         for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
-            status, answer = site.act(what, name=name, **body)
+            status, answer = site.act(what, **which(view), **body)
             assert status == 422 and name in answer["error"]
         assert site.request("GET", f"/api/label/picture?name={name}")[0] == 422
         _, view, _ = site.request("GET", "/api/label/view?client=me")
         assert view["picture"]["name"] != name and view["unlabelled"] == 5
-        assert site.act("discard", name=view["picture"]["name"])[0] == 200
-        assert site.act("skip", name=site.session.view("me").picture.name)[0] == 200  # type: ignore[union-attr]
+        status, done = site.act("discard", **which(view))
+        assert status == 200
+        assert site.act("skip", **which(done["view"]))[0] == 200
+
+
+def test_a_picture_whose_file_was_changed_since_it_was_shown_is_refused(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    fill(config, 1)
+    with desk(config) as site:
+        view = site.request("GET", "/api/label/view?client=me")[1]
+        before, (name, version) = dict(which(view)), which(view).values()
+        (Path(config.folder) / "unlabelled" / name).write_bytes(fruit(3, 77))
+        for what, body in (("label", {"class_name": "apple"}), ("skip", {}), ("discard", {})):
+            status, answer = site.act(what, **before, **body)
+            assert status == 422 and "changed since it was offered; nothing was changed" in answer["error"]
+        path = f"/api/label/picture?name={name}&version="
+        assert site.request("GET", path + version)[0] == 422
+        after = site.request("GET", "/api/label/view?client=me")[1]
+        assert which(after)["name"] == name and which(after)["version"] != version
+        assert site.request("GET", path + which(after)["version"])[1] == fruit(3, 77)
+        assert site.act("label", **which(after), class_name="carrot")[0] == 200
+
+
+def test_a_page_that_did_not_look_for_a_minute_cannot_label_what_another_one_shows(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    fill(config, 1)
+    clock = [0.0]
+    with desk(config) as site:
+        site.session.clock = lambda: clock[0]
+        mine = site.request("GET", "/api/label/view?client=me")[1]
+        clock[0] += 61
+        assert site.act("skip", **which(mine))[0] == 200  # on no other screen meanwhile
+        mine = site.request("GET", "/api/label/view?client=me")[1]
+        clock[0] += 61
+        yours = site.request("GET", "/api/label/view?client=you")[1]
+        assert yours["picture"]["name"] == mine["picture"]["name"]
+        status, answer = site.act("label", **which(mine), class_name="apple")
+        assert status == 422 and "may be on another person's screen" in answer["error"]
+        assert site.act("label", "you", **which(yours), class_name="apple")[0] == 200
+
+
+def test_a_new_class_is_named_in_nfc_cut_with_a_word_and_refused_if_it_is_there(tmp_path: Path) -> None:
+    with desk(device(tmp_path)) as site:
+        status, added = site.act("class", name="Mu\N{COMBINING DIAERESIS}ll \N{TOMATO}")
+        assert (status, added["name"], added["remark"]) == (200, "M\xfcll \N{TOMATO}", "")
+        assert added["view"]["classes"][-1]["name"] == added["name"]
+        for again in ("M\xfcll \N{TOMATO}", "m\xfcLL \N{TOMATO}", "MU\N{COMBINING DIAERESIS}LL \N{TOMATO}"):
+            status, answer = site.act("class", name=again)
+            assert status == 422 and "'M\xfcll \N{TOMATO}' is already there" in answer["error"]
+        status, answer = site.act("class", name="Apple")  # a class of the release, which has no folder yet
+        assert status == 422 and "'apple' is already there" in answer["error"]
+        status, added = site.act("class", name="long " * 30)
+        assert (len(added["name"]), added["remark"]) == (99, "cut at 99 characters, of 149")
+        assert sorted(path.name for path in site.images.iterdir()) == sorted(
+            ["M\xfcll \N{TOMATO}", added["name"]]
+        )
 
 
 def test_only_pictures_of_the_pool_are_answered(tmp_path: Path) -> None:
@@ -87,9 +151,9 @@ def test_a_frame_is_added_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "error"),
     [
-        ("label", b"{", "expected client, name, class_name"),
+        ("label", b"{", "expected client, name, version, class_name"),
         ("label", b'{"client":"me","name":"x"}', "class_name"),
-        ("skip", b'{"client":"me","name":3}', "expected client, name"),
+        ("skip", b'{"client":"me","name":3}', "expected client, name, version"),
         ("class", b'{"client":"me","name":"../up"}', "cannot be the name of a folder"),
         ("undo", b'{"client":"me","action":"none"}', "too long ago"),
     ],
@@ -107,7 +171,7 @@ def test_other_web_sites_reach_nothing(tmp_path: Path) -> None:
     fill(config, 1)
     with desk(config) as site:
         view, own = "/api/label/view?client=me", f"127.0.0.1:{site.service.port}"
-        body = {"client": "me", "name": site.session.pool.names()[0]}
+        body = {"client": "me"} | which(site.request("GET", view)[1])
         assert site.request("GET", view, Host="attacker.example")[0] == 403  # DNS rebinding
         assert site.request("GET", view, Host="localhost:1", Origin="http://localhost:1")[0] == 200
         assert site.request("POST", "/api/label/skip", body, Origin="http://attacker.example")[0] == 403

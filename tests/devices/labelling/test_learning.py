@@ -41,7 +41,7 @@ def teach(site: Desk, truth: dict[str, str], count: int) -> None:
     for _ in range(count):
         picture = site.session.view("me").picture
         assert picture
-        site.session.label("me", picture.name, truth[picture.name])
+        site.session.label("me", picture.name, picture.version, truth[picture.name])
 
 
 def accuracy(home: Path, per_class: int = 10) -> float:
@@ -131,7 +131,7 @@ def test_undo_and_a_picture_that_is_damaged(tmp_path: Path) -> None:
         site.session.learner.look()
         name = site.session.view("me").picture
         assert name
-        done = site.session.label("me", name.name, truth[name.name])
+        done = site.session.label("me", name.name, name.version, truth[name.name])
         assert site.learned().measured <= 7
         view = site.session.undo("me", done.action)
         assert view.picture and view.picture.name == name.name
@@ -147,7 +147,7 @@ def test_a_class_that_the_release_does_not_name_waits_for_one_that_does(tmp_path
         teach(site, truth, 6)
         name = site.session.view("me").picture
         assert name
-        done = site.session.label("me", name.name, "quince")
+        done = site.session.label("me", name.name, name.version, "quince")
         classes = {each.name: each for each in done.view.classes}
         assert classes["quince"].pictures == 1 and not classes["quince"].learned and classes["plum"].learned
         assert site.learned().measured <= 6

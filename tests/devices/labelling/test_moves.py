@@ -13,8 +13,8 @@ from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files import atomic
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.labelling import moves as module
-from edge_fl_devices.labelling.moves import Moves
-from edge_fl_devices.labelling.offers import OFFER_S, Offers
+from edge_fl_devices.labelling.moves import Moves, shortened
+from edge_fl_devices.labelling.offers import FORGOTTEN_S, OFFER_S, Offers
 from tests.devices.labelling.fruit import CAPTURE, fruit
 
 
@@ -147,14 +147,24 @@ def test_a_picture_that_a_power_cut_left_in_both_places_counts_as_labelled(
         ("", "is empty"),
         ("a/b", "cannot be the name"),
         (".hidden", "cannot be the name"),
-        ("Apple", "there is 'apple'"),
+        ("apple", "'apple' is already there"),
+        ("Apple", "'apple' is already there"),
+        ("A\N{COMBINING ACUTE ACCENT}PFEL", "'\xe1pfel' is already there"),
     ],
 )
 def test_an_unusable_class_name_is_refused(moves: Moves, name: str, reason: str) -> None:
     moves.add_class("apple")
     with pytest.raises(DataError, match=reason):
-        moves.add_class(name)
+        moves.add_class(name, ["\xe1pfel"])
     assert [path.name for path in moves.data.iterdir()] == ["apple"]
+
+
+def test_a_long_name_of_a_class_is_cut_with_a_remark() -> None:
+    assert shortened(" Mu\N{COMBINING DIAERESIS}ll ") == ("M\xfcll", "")
+    assert shortened("x" * 101) == ("x" * 100, "cut at 100 characters, of 101")
+    tomato = "\N{TOMATO}" * 90
+    kept, remark = shortened(tomato)  # the name of a folder has at most 255 bytes
+    assert len(kept.encode()) == 252 and remark == "cut at 63 characters, of 90"
 
 
 def test_two_people_see_different_pictures_and_a_screen_stays_as_it_is() -> None:
@@ -163,7 +173,22 @@ def test_two_people_see_different_pictures_and_a_screen_stays_as_it_is() -> None
     assert offers.next("me", ["c", "b", "a"], 1, 2) == ["a", "c"]
     assert offers.next("you", ["c", "a"], 2) == ["c"]
     assert offers.next("you", ["a"], 3) == []
+    assert offers.on_screen("me") == "a" and offers.on_screen("you") == ""
     assert offers.next("you", ["a"], 3 + OFFER_S) == ["a"]
+    assert offers.on_screen("me") == "" and offers.on_screen("you") == "a"
+
+
+def test_a_page_that_was_away_keeps_its_picture_unless_another_one_was_given_it() -> None:
+    offers, order = Offers(), ["a", "b"]
+    offers.next("me", order, 0)
+    offers.next("you", order, 2 * OFFER_S)
+    assert offers.on_screen("me") == "" and offers.on_screen("you") == "a"
+    assert offers.next("me", order, 2 * OFFER_S) == ["b"]
+    offers.show("me", "a", 2 * OFFER_S)  # an undo: it stays where it is
+    assert offers.on_screen("me") == "b" and offers.on_screen("you") == "a"
+    assert offers.next("me", ["a", "b"], 4 * OFFER_S) == ["b"]  # as before, although its time was over
+    offers.next("new", [], 4 * OFFER_S + FORGOTTEN_S + OFFER_S)
+    assert offers.on_screen("me") == ""
 
 
 def test_skipped_pictures_come_last_and_come_back() -> None:

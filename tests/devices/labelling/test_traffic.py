@@ -66,7 +66,7 @@ def test_labelling_sends_numbers_only(mosquitto: Mosquitto, tmp_path: Path) -> N
                 for _ in range(15):
                     picture = site.session.view("me").picture
                     assert picture
-                    site.session.label("me", picture.name, truth[picture.name])
+                    site.session.label("me", picture.name, picture.version, truth[picture.name])
                 assert site.learned().head == "cosine"
                 report = server.wait_for(DEVICE, "rpt", lambda report: report.samples == 15)
         finally:

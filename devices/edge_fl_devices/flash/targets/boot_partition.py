@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from datetime import date
 
 from edge_fl.errors import ConfigError
-from edge_fl_devices.flash.first_boot import USER_DATA
 from edge_fl_devices.flash.wheels import PYTHONS
 
 BOOKWORM, TRIXIE = date(2023, 10, 10), date(2025, 10, 1)  # dates of the first images
+USER_DATA = "user-data"  # of cloud-init, which Trixie has
 REQUIRED = ("config.txt", "cmdline.txt", "issue.txt")
 # a 64-bit image has only kernel8.img and kernel_2712.img
 ONLY_32_BIT = ("kernel.img", "kernel7.img", "kernel7l.img")

@@ -1,18 +1,22 @@
 "use strict";
-/* One picture at a time: a key or a tap labels, skips or discards it, and the answer brings the next one. The picture on the screen and its
-   preselected class stay as they are while a new head is fitted, so that no key hits something else than was seen. */
+/* One picture at a time: a key or a tap labels, skips or discards it, and the answer brings the next one. No key hits something else than was
+   seen: the picture on the screen, its preselected class and the keys of the classes stay as they are while a new head is fitted; nothing
+   can be done to a picture before it has been on the screen for SEEN_MS, less than a person takes to recognise one; nothing is queued. */
 
-const POLL_MS = 2000, BUSY_MS = 400;
+const POLL_MS = 2000, BUSY_MS = 400, SEEN_MS = 250, LOAD_MS = 15000;
 const $ = (id) => document.getElementById(id);
 const client = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
-const done = [];
+const done = [], images = new Map();
 let view = null, shown = null, selected = "", waiting = false, timer = 0;
+let state = "loading";  // of the picture `shown`: "loading", "failed" or "seen"
+let pressed = null, isKeyDown = false;  // what was on the screen when the last key or button went down
+let turn = 0;  // counts actions: an answer to a look from before an action is out of date
 
 async function request(path, body) {
   const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
   const response = await fetch(path, { ...options, headers: { "X-Edge-FL": "label" }, cache: "no-store" });
   const content = await response.json();
-  if (!response.ok) throw new Error(content.error);
+  if (!response.ok) throw Object.assign(new Error(content.error), { isRefused: true });
   return content;
 }
 
@@ -25,23 +29,76 @@ async function enter() {
   if (!response.ok) throw new Error((await response.json()).error);
 }
 
-const address = (name) => "/api/label/picture?name=" + encodeURIComponent(name);
+const address = (picture) => "/api/label/picture?name=" + encodeURIComponent(picture.name) + "&version=" + picture.version;
 const percent = (share) => Math.round(100 * share) + " %";
+const isSame = (one, other) => Boolean(one && other) && one.name === other.name && one.version === other.version;
 
 function adopt(fresh) {
+  const before = view ? view.classes : [];
   view = fresh;
-  const name = view.picture ? view.picture.name : "";
-  if (name !== (shown ? shown.name : "")) {
+  arrange(before, isSame(view.picture, shown));
+  if (!isSame(view.picture, shown)) {
     shown = view.picture;
-    preselect();
-    $("picture").hidden = !shown;
-    if (shown) $("picture").src = address(shown.name);
-    for (const next of view.upcoming) new Image().src = address(next);
+    selected = "";
+    state = "loading";
+    $("picture").hidden = true;
+    if (shown) bring(shown);
+  } else if (shown && state === "failed") {
+    bring(shown);
   } else if (shown && !shown.guesses.length && view.picture.guesses.length) {
-    shown = view.picture;
-    if (!selected) preselect();
+    shown.guesses = view.picture.guesses;
+    if (!selected && !$("picture").hidden) preselect();
   }
+  const kept = new Set([shown, ...view.upcoming].filter(Boolean).map(address));
+  for (const name of images.keys()) if (!kept.has(name)) images.delete(name);
+  view.upcoming.forEach(load);
   draw();
+}
+
+/* Classes keep their places, and so their keys; new ones follow, and none goes while a picture is on the screen. */
+function arrange(before, keepAll) {
+  const found = new Map(view.classes.map((each) => [each.name, each]));
+  const old = before.map((each) => found.get(each.name) || (keepAll && each)).filter(Boolean);
+  const names = new Set(before.map((each) => each.name));
+  view.classes = [...old, ...view.classes.filter((each) => !names.has(each.name))];
+}
+
+/* The element of a picture, which loads once. */
+function load(picture) {
+  const name = address(picture);
+  if (!images.has(name)) images.set(name, Object.assign(new Image(), { id: "picture", alt: "Picture to label", src: name }));
+  return images.get(name);
+}
+
+/* Puts a picture on the screen once it is decoded. One that cannot be loaded is tried again with every look at the device. */
+async function bring(picture) {
+  if (picture.isPending) return;
+  picture.isPending = true;
+  const image = load(picture), isFirst = state === "loading";
+  const isLate = new Promise((_, reject) => setTimeout(reject, LOAD_MS));
+  try {
+    await Promise.race([image.decode(), isLate]);
+  } catch {
+    if (image.complete) images.delete(address(picture));
+    if (shown !== picture) return;
+    state = "failed";
+    draw();
+    if (isFirst) poll();
+    return;
+  } finally {
+    picture.isPending = false;
+  }
+  if (shown !== picture) return;
+  state = "loading";
+  image.hidden = false;
+  $("picture").replaceWith(image);
+  preselect();
+  draw();
+  setTimeout(() => {
+    if (shown !== picture) return;
+    state = "seen";
+    draw();
+  }, SEEN_MS);
 }
 
 function preselect() {
@@ -55,21 +112,20 @@ function draw() {
   $("accuracy").title = view.accuracy === null ? "" : "cross-validated on " + view.measured + " labelled pictures";
   $("labelled").textContent = labelled;
   $("unlabelled").textContent = view.unlabelled;
-  $("empty").hidden = Boolean(shown);
-  $("empty").textContent = view.unlabelled
-    ? "The other pictures are on the screens of other people."
-    : "No picture to label. New ones come from a camera, a watched folder, or POST /frame.";
-  const guess = shown && shown.guesses.find((each) => each.label === selected);
-  $("picture").alt = shown ? "Picture to label" : "";
-  $("caption").textContent = !shown ? "" : [
+  const isVisible = !$("picture").hidden, isSeen = Boolean(shown) && state === "seen";
+  $("empty").hidden = isVisible;
+  $("empty").textContent = isVisible ? "" : absent();
+  const guess = isVisible && shown.guesses.find((each) => each.label === selected);
+  $("caption").textContent = !isVisible ? "" : [
     shown.guesses.map((each) => each.label + " " + percent(each.probability)).join(" · ") || "no prediction yet",
     shown.time ? new Date(1000 * shown.time).toLocaleString() : "",
   ].filter(Boolean).join("  –  ");
-  $("accept").firstChild.textContent = selected ? (guess && guess === shown.guesses[0] ? "Accept " : "Label as ") + selected + (guess ? " (" + percent(guess.probability) + ")" : "") : view.classes.length ? "Select a class" : "Add a class first";
-  const idle = Boolean(shown) && !waiting;
+  $("accept").firstChild.textContent = accepted(isVisible, guess);
+  const idle = isSeen && !waiting;
   $("accept").disabled = !idle || !selected;
-  $("skip").disabled = $("discard").disabled = !idle;
-  $("undo").disabled = waiting || !done.length;
+  $("discard").disabled = !idle;
+  $("skip").disabled = !idle && (waiting || !shown || state !== "failed");
+  $("undo").disabled = waiting || !done.length || (Boolean(shown) && state === "loading");
   drawClasses();
   const outside = view.classes.filter((each) => !each.learned);
   $("rule").hidden = !outside.length;
@@ -78,6 +134,21 @@ function draw() {
     : "";
   $("status").textContent = status();
   $("status").classList.toggle("problem", Boolean(view.problem));
+}
+
+function absent() {
+  if (shown && state === "failed") return "This picture cannot be shown: " + shown.name + ". The page tries again; Skip goes on to the next one.";
+  if (shown) return "Loading the picture ...";
+  return view.unlabelled
+    ? "The other pictures are on the screens of other people."
+    : "No picture to label. New ones come from a camera, a watched folder, or POST /frame.";
+}
+
+function accepted(isVisible, guess) {
+  if (!view.classes.length) return "Add a class first";
+  if (!isVisible) return shown ? "No picture yet" : "No picture";
+  if (!selected) return "Select a class";
+  return (guess && guess === shown.guesses[0] ? "Accept " : "Label as ") + selected + (guess ? " (" + percent(guess.probability) + ")" : "");
 }
 
 /* Buttons are changed in place: one that is replaced between press and release gets no click. */
@@ -89,7 +160,7 @@ function drawClasses() {
     element.append(document.createElement("kbd"), document.createElement("span"), document.createElement("small"));
     element.children[0].textContent = number < 9 ? number + 1 : "0";
     element.children[0].hidden = number > 9;
-    element.onclick = () => label(view.classes[number].name);
+    element.onclick = click(() => label(view.classes[number].name));
     box.append(element);
   }
   view.classes.forEach((each, number) => {
@@ -98,7 +169,7 @@ function drawClasses() {
     element.children[2].textContent = each.pictures;
     element.classList.toggle("waits", !each.learned);
     element.setAttribute("aria-pressed", String(each.name === selected));
-    element.disabled = !shown || waiting;
+    element.disabled = !shown || state !== "seen" || waiting;
   });
 }
 
@@ -118,11 +189,12 @@ function say(text, problem = false) {
 async function act(work) {
   if (waiting) return;
   waiting = true;
+  turn += 1;
   draw();
   try {
     await work();
   } catch (error) {
-    await refresh();
+    await refresh().catch(() => {});
     say(error.message, true);
   }
   waiting = false;
@@ -130,30 +202,47 @@ async function act(work) {
   plan();
 }
 
-async function perform(path, body, text) {
-  const answer = await request(path, { client, name: shown.name, ...body });
+/* The picture is that of the moment of the key or click. */
+const perform = (path, body, text) => act(async () => {
+  const { name, version } = shown, answer = await request(path, { client, name, version, ...body });
   done.push([answer.action, text]);
   say(text);
   adopt(answer.view);
-}
+});
 
-const label = (name) => act(() => perform("/api/label/label", { class_name: name }, "Labelled: " + name));
-const skip = () => act(() => perform("/api/label/skip", {}, "Skipped"));
-const discard = () => act(() => perform("/api/label/discard", {}, "Discarded"));
+const label = (name) => perform("/api/label/label", { class_name: name }, "Labelled: " + name);
+const skip = () => perform("/api/label/skip", {}, "Skipped");
+const discard = () => perform("/api/label/discard", {}, "Discarded");
 
 const undo = () => act(async () => {
-  const [action, text] = done.pop();
-  const fresh = await request("/api/label/undo", { client, action });
+  const [action, text] = done[done.length - 1];
+  let fresh;
+  try {
+    fresh = await request("/api/label/undo", { client, action });
+  } catch (error) {
+    if (error.isRefused) done.pop();
+    throw error;
+  }
+  done.pop();
   say("Undone: " + text);
   adopt(fresh);
 });
 
 const addClass = (name) => act(async () => {
-  const fresh = await request("/api/label/class", { client, name });
-  say("New class: " + name);
+  const added = await request("/api/label/class", { client, name });
+  say("New class: " + added.name + (added.remark ? " (" + added.remark + ")" : ""));
   close();
-  adopt(fresh);
+  adopt(added.view);
 });
+
+/* A click counts for the picture on which its button went down, and a double click once. Screen readers click without pressing. */
+function click(work) {
+  return (event) => {
+    if ((event.detail > 0 || isKeyDown) && pressed !== shown) return;
+    if (event.detail > 1 && event.pointerType === "mouse") return say("The second click of a double click was ignored.");
+    work();
+  };
+}
 
 function open() {
   $("new").hidden = false;
@@ -167,7 +256,8 @@ function close() {
 }
 
 async function refresh() {
-  adopt(await request("/api/label/view?client=" + client));
+  const before = turn, fresh = await request("/api/label/view?client=" + client);
+  if (turn === before) adopt(fresh);
 }
 
 function plan() {
@@ -186,37 +276,51 @@ async function poll() {
   plan();
 }
 
-$("accept").onclick = () => label(selected);
-$("skip").onclick = skip;
-$("discard").onclick = discard;
-$("undo").onclick = undo;
+$("accept").onclick = click(() => label(selected));
+$("skip").onclick = click(skip);
+$("discard").onclick = click(discard);
+$("undo").onclick = click(undo);
 $("add").onclick = open;
 $("cancel").onclick = close;
-$("picture").onerror = () => { if (shown) poll(); };
 $("new").onsubmit = (event) => {
   event.preventDefault();
   if ($("name").value.trim()) addClass($("name").value.trim());
 };
 
+const press = () => { pressed = state === "loading" ? null : shown; };
+document.addEventListener("pointerdown", press, true);
 document.addEventListener("keydown", (event) => {
+  if (!event.repeat) press();
+  isKeyDown = true;
+}, true);
+document.addEventListener("keyup", () => setTimeout(() => { isKeyDown = false; }), true);
+window.addEventListener("blur", () => { isKeyDown = false; });
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && event.repeat) return event.preventDefault();  // it would press a focused button again and again
   if (event.key === "Escape") return close();
   if (!$("new").hidden || event.ctrlKey || event.metaKey || event.altKey || !view) return;
-  const keys = { s: skip, d: discard, u: undo, n: open };
+  const buttons = { s: "skip", d: "discard", u: "undo", n: "add" };
   if (event.key === "Enter" && event.target.tagName !== "BUTTON") {
-    if (!$("accept").disabled) label(selected);
+    pressOnce(event, $("accept"));
   } else if (/^[0-9]$/.test(event.key)) {
-    const found = view.classes[(Number(event.key) + 9) % 10];
-    if (found && shown) label(found.name);
+    pressOnce(event, $("classes").children[(Number(event.key) + 9) % 10]);
   } else if (event.key.startsWith("Arrow") && view.classes.length) {
     const step = event.key === "ArrowDown" || event.key === "ArrowRight" ? 1 : -1, count = view.classes.length;
     const at = view.classes.findIndex((each) => each.name === selected);
-    selected = view.classes[at < 0 ? 0 : (at + step + count) % count].name;
+    if (!$("picture").hidden) selected = view.classes[at < 0 ? 0 : (at + step + count) % count].name;
     draw();
-  } else if (keys[event.key.toLowerCase()]) {
-    const isOff = { u: "undo", s: "skip", d: "discard" }[event.key.toLowerCase()];
-    if (!isOff || !$(isOff).disabled) keys[event.key.toLowerCase()]();
+  } else if (buttons[event.key.toLowerCase()]) {
+    pressOnce(event, $(buttons[event.key.toLowerCase()]));
   } else return;
   event.preventDefault();
 });
+
+/* A key does what its button does, if it can be pressed; a key that is held down does it once. */
+function pressOnce(event, button) {
+  if (button && !event.repeat && !button.disabled) button.click();
+}
+
+document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 
 enter().then(refresh).then(plan).catch((error) => say(error.message, true));
