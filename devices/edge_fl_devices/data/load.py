@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from edge_fl import __version__
+from edge_fl.capability import version
 from edge_fl.data import pictures
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
+from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.data.split import SPLIT, Split
-from edge_fl_devices.data.stream import ImageStream, collect
+from edge_fl_devices.data.stream import ImageStream, collect, facts_of
+
+FEATURES = "features"
+"""The folder of what is known of pictures, in the device's own."""
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 """Returns the device's data for these classes and this input, as they are now."""
@@ -53,7 +60,8 @@ def streamer(config: DeviceConfig, files: frozenset[bytes] | None = None) -> Str
     """Return a function that reads the data that these settings name in batches; `files` as of `DataSpec`."""
 
     def data(classes: tuple[str, ...], input: InputSpec) -> ImageStream:
-        return _stream(config, DataSpec(classes, input, files=files))
+        spec = DataSpec(classes, input, files=files)
+        return _stream(config, replace(spec, index=_index(config, spec)))
 
     return data
 
@@ -74,7 +82,7 @@ def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
             for _ in stream:
                 pass
             return stream.report
-        spec = _with_settings(spec, config)
+        spec = _with_settings(replace(spec, index=_index(config, spec)), config)
         return record.remember(Path(config.folder), sources.count(folder, spec), spec)
 
 
@@ -91,13 +99,27 @@ def recording(config: DeviceConfig) -> Iterator[None]:
 def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     """Stream the data that these settings name; its report is stored for `device status`."""
     spec = _with_settings(spec, config)
-    split = Split(config.test_fraction, config.validation_fraction, config.seed, config.id)
+    split = _split(config)
     content = sources.read(config.data, spec)
 
     def remember(report: DataReport) -> DataReport:
         return record.remember(Path(config.folder), report, spec)
 
-    return ImageStream(content, split, f"{config.data}: ", remember)
+    return ImageStream(content, split, f"{config.data}: ", remember, spec.index)
+
+
+def _split(config: DeviceConfig) -> Split:
+    return Split(config.test_fraction, config.validation_fraction, config.seed, config.id)
+
+
+def _index(config: DeviceConfig, spec: DataSpec) -> PictureIndex | None:
+    """What is known of the pictures in this size; None for other data, and before the first release."""
+    if not config.reads_folder or spec.input is None:
+        return None
+    key = _split(config).key
+    decoders = (__version__, version("pillow"), version("pillow-heif"))  # other ones may give other pixels
+    reading = (decoders, spec.input, spec.limits, key)
+    return PictureIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key))
 
 
 def _with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +21,15 @@ from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, ou
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError
-from edge_fl.files.folder import unusable, walk
+from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
 from edge_fl_devices.data.report import DataReport, Skipped
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
-from edge_fl_devices.data.spec import DataSpec, SourceData
+from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData
 from edge_fl_devices.data.split import require_two
 
 BATCH = 32
@@ -94,10 +96,16 @@ def _counted(files: Iterable[Path], digests: frozenset[bytes] | None) -> Iterato
 
 
 def count(location: str, spec: DataSpec) -> DataReport:
-    """Count the pictures of a folder by their headers, in little memory; they may differ in size. Raises DataError."""
+    """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError."""
     found = scan(location, spec)
     counts = [0] * len(found.classes)
     for path, label in found.files:
+        if known := _known(path, spec.index):
+            if known.reason:
+                found.skipped.add(path, _refusal(path, known), found.root)
+            else:
+                counts[label] += 1
+            continue
         try:
             pictures.check(path, spec.limits)
         except PictureError as error:
@@ -113,38 +121,94 @@ def count(location: str, spec: DataSpec) -> DataReport:
 def folder(location: str, spec: DataSpec) -> SourceData:
     """Read `<location>/<class name>/*.png|jpg|...`; other files and folders outside the class list are skipped and counted.
 
-    The pictures are decoded in a thread, one at a time.
+    The pictures are decoded in a thread, one at a time; not those whose facts in `spec.index` are enough.
     """
     found = scan(location, spec)
     batches = ahead(_batches(_decoded(found, spec)))
     skipped = found.skipped
-    return SourceData(found.classes, batches, skipped=skipped, hints=found.hints, names=skipped.names)
+    return SourceData(
+        found.classes,
+        batches,
+        skipped=skipped,
+        hints=found.hints,
+        names=skipped.names,
+        total=len(found.files),
+    )
 
 
-def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[tuple[Images, int]]:
+class _Picture(NamedTuple):
+    """A picture with its class id; its pixels [C, H, W], unless its facts are enough; and its facts, if there is an index."""
+
+    label: int
+    pixels: Images | None
+    facts: PictureFacts | None
+
+
+def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
     first, usable = None, 0
     for path, label in found.files:
-        try:
-            picture = pictures.decode(path, spec.input, spec.limits)
-        except PictureError as error:
-            found.skipped.add(path, error, found.root)
+        facts = _known(path, spec.index)
+        pixels = None
+        if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
+            facts, pixels = _read(path, spec)
+        if facts and facts.reason:
+            found.skipped.add(path, _refusal(path, facts), found.root)
             continue
-        first = picture.shape if first is None else first
-        if picture.shape != first:
-            raise DataError(
-                f"{path}: {list(picture.shape)}, but the first image is {list(first)}; expected one shape"
-            )
+        if pixels is not None:
+            first = pixels.shape if first is None else first
+            if pixels.shape != first:
+                raise DataError(
+                    f"{text(path)}: {list(pixels.shape)}, but the first image is {list(first)}; expected one shape"
+                )
         usable += 1
         if usable > spec.limits.max_images:
             break
-        yield picture, label
+        yield _Picture(label, pixels, facts)
     found.require(usable, spec)
 
 
-def _batches(pictures: Iterator[tuple[Images, int]]) -> Iterator[Samples]:
-    while batch := list(islice(pictures, BATCH)):
-        images, labels = zip(*batch, strict=True)
-        yield Samples(np.stack(images), np.array(labels, np.int64))
+def _known(path: Path, index: PictureIndex | None) -> PictureFacts | None:
+    """What the index knows of a file."""
+    with suppress(OSError):
+        return index.find(path, path.stat()) if index else None
+    return None
+
+
+def _read(path: Path, spec: DataSpec) -> tuple[PictureFacts | None, Images | None]:
+    """Decode a file, and let the index know what it is: with another content its facts are others, too."""
+    index = spec.index
+    try:
+        stat = path.stat() if index else None
+        pixels = pictures.decode(path, spec.input, spec.limits)
+    except OSError:
+        return PictureFacts(reason=UNREADABLE), None
+    except PictureError as error:
+        facts = PictureFacts(reason=error.reason, detail=error.detail)
+        if index and stat and not error.passing:
+            index.add(path, stat, facts)
+        return facts, None
+    if index is None or stat is None:
+        return None, pixels
+    facts = index.facts(pixels)
+    index.add(path, stat, facts)
+    return facts, pixels
+
+
+def _refusal(path: Path, facts: PictureFacts) -> PictureError:
+    """The error with which a file was skipped."""
+    return PictureError(path, facts.reason, facts.detail)
+
+
+def _batches(read: Iterator[_Picture]) -> Iterator[Pictures]:
+    while batch := list(islice(read, BATCH)):
+        rows = [row for row, picture in enumerate(batch) if picture.pixels is not None]
+        pixels = [picture.pixels for picture in batch if picture.pixels is not None]
+        yield Pictures(
+            np.array([picture.label for picture in batch], np.int64),
+            np.stack(pixels) if pixels else np.empty((0, 0, 0, 0), np.uint8),
+            np.array(rows, np.int64),
+            [picture.facts for picture in batch if picture.facts is not None],
+        )
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edge_fl.data.limits import LIMITS, PictureLimits
-from edge_fl.data.samples import Samples
+from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
 
 Policy = Literal["newest", "reservoir"]
 
@@ -21,7 +22,7 @@ class DataSpec:
     Both are unknown before the first release: then the source's own classes count, and all images that are read must have one shape.
     `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
     (0: all), and `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
-    `files`: the digests of the files that count (`location.file_digest`); None: all.
+    `files`: the digests of the files that count (`location.file_digest`); None: all. `index`: what is known of the files, if anything.
     """
 
     classes: tuple[str, ...] = ()
@@ -31,6 +32,7 @@ class DataSpec:
     keep: int = 0
     policy: Policy = "newest"
     files: frozenset[bytes] | None = None
+    index: PictureIndex | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for key in ("classes", "only"):
@@ -41,17 +43,32 @@ UNKNOWN = DataSpec()
 """Before the first release."""
 
 
+@dataclass(frozen=True, eq=False)
+class Pictures:
+    """Some pictures in the order of reading: class ids y int64 [n], and what is known of each, if anything.
+
+    x uint8 [m, C, H, W] are the pixels of the `rows` int64 [m]: of all pictures, or only of those whose facts are not enough.
+    """
+
+    y: Labels
+    x: Images
+    rows: Indices
+    facts: Sequence[PictureFacts] = ()
+
+
 @dataclass(frozen=True)
 class SourceData:
     """Content of a source, in batches to be read once; those of train, validation and test in this order where the source defines a split.
 
     `sizes` are the numbers of samples of the three sets, None without a split. `skipped` counts unused files by reason; it is complete
     after the last batch, as are `names`, the first files of each reason. `hints` suggest classes for folders outside the class list.
+    `total` is the number of files to read, 0 if it is unknown.
     """
 
     classes: tuple[str, ...]
-    batches: Iterable[Samples]
+    batches: Iterable[Samples | Pictures]
     sizes: tuple[int, int, int] | None = None
     skipped: Mapping[str, int] = field(default_factory=dict)
     hints: tuple[str, ...] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    total: int = 0

@@ -68,3 +68,9 @@ def position(image: Array, key: bytes) -> float:
 def hashed(content: bytes | memoryview, key: bytes) -> float:
     """Hash content and key to a number in 0..1."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=key).digest(), "big") / 2**64
+
+
+def key(image: Array) -> bytes:
+    """Return the sha256 of an image's shape and pixels."""
+    header = f"{image.dtype}{image.shape}".encode()
+    return hashlib.sha256(header + np.ascontiguousarray(image).tobytes()).digest()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edge_fl.data.limits import LIMITS
-from edge_fl.data.samples import ClientData, Labels, Samples
+from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.sources import resized
-from edge_fl_devices.data.spec import SourceData
-from edge_fl_devices.data.split import SPLIT, Sets, Split, position
+from edge_fl_devices.data.spec import Pictures, SourceData
+from edge_fl_devices.data.split import SPLIT, Sets, Split, key, position
 
 
 def _unchanged(report: DataReport) -> DataReport:
@@ -21,7 +23,7 @@ def _unchanged(report: DataReport) -> DataReport:
 
 
 class ImageStream:
-    """Iterate over it once, completely; afterwards `labels`, `sets` and `report` are known.
+    """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
     labels: class ids int64 [n] in the order of reading. sets: the rows of the three sets in that order. `where` begins the messages of
     errors, `remember` completes the report.
@@ -37,7 +39,9 @@ class ImageStream:
         split: Split = SPLIT,
         where: str = "",
         remember: Callable[[DataReport], DataReport] = _unchanged,
+        index: PictureIndex | None = None,
     ) -> None:
+        self.index, self.total = index, content.total
         self._content, self._split, self._where, self._remember = content, split, where, remember
 
     @classmethod
@@ -49,12 +53,20 @@ class ImageStream:
 
     def __iter__(self) -> Iterator[Samples]:
         """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
+        for batch in self.pictures():
+            yield Samples(batch.x, batch.y)
+
+    def pictures(self) -> Iterator[Pictures]:
+        """As iterating, with the facts of each picture; the pixels of those that the source's index does not want are left out."""
         content = self._content
         labels: list[Labels] = [np.empty(0, np.int64)]
         positions: list[float] = []
         for batch in content.batches:
-            if content.sizes is None:
-                positions += [position(image, self._split.key) for image in batch.x]
+            if isinstance(batch, Samples):
+                batch = Pictures(batch.y, batch.x, np.arange(len(batch)))
+            if not batch.facts:
+                batch = replace(batch, facts=[facts_of(image, self._split.key) for image in batch.x])
+            positions += [each.position for each in batch.facts]
             labels.append(batch.y)
             yield batch
         self.labels = np.concatenate(labels)
@@ -68,6 +80,11 @@ class ImageStream:
         self.report = self._remember(
             DataReport(content.classes, counts, content.skipped, content.hints, names=content.names)
         )
+
+
+def facts_of(image: Array, split_key: bytes) -> PictureFacts:
+    """Return what the split and the fit need of an image [C, H, W]."""
+    return PictureFacts(key(image), position(image, split_key))
 
 
 def _consecutive(sizes: tuple[int, int, int]) -> Sets:

@@ -1,14 +1,16 @@
-"""Cache of computed features on disk: one file per extractor with a row per image.
+"""Cache of computed features on disk: FOLDER/SHA256.rows, one file per extractor with a row per image.
 
 The keys are the sha256 of the extractor and of the image's pixels: features never outlive a new release or a changed picture, and one new
-picture does not cause the others to be extracted again.
+picture does not cause the others to be extracted again. Rows are appended in steps, each with a checksum, so an extraction that is killed
+keeps what it has computed. `edge_fl_devices.data.picture_index` knows the keys of unchanged files.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
 import os
-import zipfile
+import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,9 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 
 KEY_BYTES = 32
+MAGIC = b"edge-fl features 1\n"
+HEADER = struct.Struct(f"<{len(MAGIC)}sId")  # MAGIC, number of features, milliseconds for one image
+SUFFIX = ".rows"
 Features = NDArray[np.float32]
 
 
@@ -38,40 +43,82 @@ class FeatureCache:
         self._folder, self._entries = folder, entries
 
     def read(self, extractor: str, dim: int) -> KnownFeatures:
-        """Return what is known of an extractor, given by its sha256, and mark it as used; nothing if the file is missing or damaged."""
+        """Return what is known of an extractor, given by its sha256, and mark it as used; damaged rows are left out."""
         path = self._path(extractor)
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-                keys, z, latency_ms = content["keys"], content["z"], float(content["latency_ms"])
+            content = path.read_bytes()
             os.utime(path)
-        except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile):
+            magic, stored_dim, latency_ms = HEADER.unpack_from(content)
+        except (OSError, struct.error):
             return KnownFeatures()
-        if keys.shape != (len(z), KEY_BYTES) or keys.dtype != np.uint8 or z.shape != (len(keys), dim):
+        if magic != MAGIC or stored_dim != dim:
             return KnownFeatures()
-        if z.dtype != np.float32 or not np.isfinite(z).all():
-            return KnownFeatures()
-        return KnownFeatures(dict(zip(map(bytes, keys), z, strict=True)), latency_ms)
+        latency_ms = latency_ms if math.isfinite(latency_ms) and latency_ms > 0 else 0.0
+        whole = (len(content) - HEADER.size) // _row(dim).itemsize  # a power cut may leave part of a row
+        stored = np.frombuffer(content, _row(dim), whole, HEADER.size)
+        rows = {
+            row["key"].tobytes(): row["z"]
+            for row in stored
+            if _checksum(row) == row["crc"] and np.isfinite(row["z"]).all()
+        }
+        return KnownFeatures(rows, latency_ms)
+
+    def append(self, extractor: str, known: KnownFeatures) -> None:
+        """Add features to what is stored of an extractor. Raises ArtefactError if they cannot be written."""
+        path, payload = self._path(extractor), _encoded(known)
+        with reporting("feature cache"):
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                self.write(extractor, known)
+                return
+            step = _row(_dim(known)).itemsize
+            end = HEADER.size + max(0, size - HEADER.size) // step * step
+            with path.open("r+b") as file:
+                if file.read(HEADER.size)[: HEADER.size - 8] != payload[: HEADER.size - 8]:
+                    end = 0  # damaged, or of another version
+                file.truncate(end)
+                file.seek(0)
+                file.write(payload[: HEADER.size])  # the time for one image, as measured last
+                file.seek(max(end, HEADER.size))
+                file.write(payload[HEADER.size :])
+                file.flush()
+                os.fsync(file.fileno())
 
     def write(self, extractor: str, known: KnownFeatures) -> None:
         """Replace what is stored of an extractor. Raises ArtefactError if it cannot be written."""
-        keys = np.frombuffer(b"".join(known.rows), np.uint8).reshape(-1, KEY_BYTES)
         with reporting("feature cache"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with atomic.writing(self._path(extractor)) as file:
-                np.savez(file, keys=keys, z=np.stack([*known.rows.values()]), latency_ms=known.latency_ms)
+            atomic.write(self._path(extractor), _encoded(known), private=True)
             self._evict()
 
     def _path(self, extractor: str) -> Path:
-        return self._folder / f"{extractor}.npz"
+        return self._folder / f"{extractor}{SUFFIX}"
 
     def _evict(self) -> None:
-        files = [path for path in self._folder.iterdir() if path.suffix in (".npz", ".npy")]
-        oldest_first = sorted(files, key=lambda path: path.stat().st_mtime_ns)
+        files = [path for path in self._folder.iterdir() if path.suffix in (SUFFIX, ".npz", ".npy")]
+        oldest_first = sorted(files, key=lambda path: (path.suffix == SUFFIX, path.stat().st_mtime_ns))
         for path in oldest_first[: -self._entries]:
             path.unlink(missing_ok=True)
 
 
-def key(image: NDArray[np.uint8]) -> bytes:
-    """Return the sha256 of an image's shape and pixels."""
-    header = f"{image.dtype}{image.shape}".encode()
-    return hashlib.sha256(header + np.ascontiguousarray(image).tobytes()).digest()
+def _row(dim: int) -> np.dtype[np.void]:
+    return np.dtype([("key", f"V{KEY_BYTES}"), ("z", "<f4", (dim,)), ("crc", "<u4")])
+
+
+def _dim(known: KnownFeatures) -> int:
+    return len(next(iter(known.rows.values()), ()))
+
+
+def _checksum(row: np.void) -> int:
+    return zlib.crc32(row["key"].tobytes() + row["z"].tobytes())
+
+
+def _encoded(known: KnownFeatures) -> bytes:
+    """Header and rows."""
+    dim = _dim(known)
+    rows = np.zeros(len(known.rows), _row(dim))
+    for row, (image, z) in zip(rows, known.rows.items(), strict=True):
+        row["key"], row["z"] = np.void(image), z
+        row["crc"] = _checksum(row)
+    return HEADER.pack(MAGIC, dim, known.latency_ms) + rows.tobytes()

@@ -17,7 +17,7 @@ import edge_fl
 from edge_fl.errors import DataError
 from edge_fl_devices.board import benchmark
 from edge_fl_devices.board.memory import return_freed_blocks
-from edge_fl_devices.child import decode, encode, serve
+from edge_fl_devices.child import decode, encode, progress, serve
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.features.child_loader import FeatureRequest, Inspection
@@ -69,7 +69,10 @@ def answer(payload: bytes) -> bytes:
         return encode(inspect(request))
     releases = [Installed(manifest, Path(file), {}, pending=False) for file, manifest in request.releases]
     loader = LocalFeatureLoader(
-        load.streamer(request.config, request.files), Path(request.config.folder), threads=0
+        load.streamer(request.config, request.files),
+        Path(request.config.folder),
+        threads=0,
+        progress=progress,
     )
     with load.recording(request.config):
         return encode(loader(releases))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,18 @@ import numpy as np
 from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.child import Progress, ignore
+from edge_fl_devices.data.load import FEATURES as FOLDER
+from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
 from edge_fl_devices.data.stream import ImageStream
-from edge_fl_devices.features.cache import FeatureCache, KnownFeatures, key
+from edge_fl_devices.features.cache import FeatureCache, Features, KnownFeatures
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.storage.slots import Installed
 
-FOLDER = "features"
 LATENCY_RUNS = 3
+STEP_IMAGES, STEP_S = 64, 5.0
 ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
 """Returns the device's images for these classes and this input, in memory or in batches."""
 
@@ -29,11 +32,15 @@ ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
 class LocalFeatureLoader:
     """A `FeatureLoader` that caches features below `folder`, the device's own folder. `threads`: as of `Extractor`.
 
-    Images are read once per input, in batches that are forgotten; an extractor is loaded for the first image without cached features.
+    Images are read once per input, in batches that are forgotten; those whose features are known are not decoded. An extractor is loaded
+    for the first image without cached features. `progress` takes how many images are done.
     """
 
-    def __init__(self, read_data: ReadData, folder: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self, read_data: ReadData, folder: Path, *, threads: int = 1, progress: Progress = ignore
+    ) -> None:
         self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FOLDER), threads
+        self._progress = progress
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         by_input: dict[InputSpec, list[Installed]] = {}
@@ -56,20 +63,41 @@ class LocalFeatureLoader:
     def _extract(
         self, releases: Sequence[Installed], classes: tuple[str, ...], input: InputSpec
     ) -> _Extracted:
-        """Read all images in one size and compute what is unknown of their features."""
+        """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
         stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
         extractions = {
             release.manifest.extractor.sha256: _Extraction(release, self._cache, self._threads)
             for release in releases
         }
+        if stream.index:
+            stream.index.wants = lambda key: any(key not in each for each in extractions.values())
         keys: list[bytes] = []
-        for batch in stream:
-            batch_keys = [key(image) for image in batch.x]
-            for extraction in extractions.values():
-                extraction.add(batch.x, batch_keys)
-            keys += batch_keys
+        kept, kept_s = 0, time.monotonic()
+        try:
+            for batch in stream.pictures():
+                batch_keys = [facts.key for facts in batch.facts]
+                decoded = [batch_keys[row] for row in batch.rows]
+                for extraction in extractions.values():
+                    extraction.add(batch.x, decoded)
+                keys += batch_keys
+                if len(keys) - kept >= STEP_IMAGES or time.monotonic() - kept_s >= STEP_S:
+                    _keep(extractions.values(), stream.index)
+                    kept, kept_s = len(keys), time.monotonic()
+                self._progress(len(keys), max(stream.total, len(keys)))
+        finally:
+            _keep(extractions.values(), stream.index)
+        if stream.index:
+            stream.index.tidy()
         return _Extracted(extractions, keys, stream.sets, stream.labels)
+
+
+def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
+    """Write what was computed since the last call: whoever is killed now, or expires, goes on from here."""
+    for extraction in extractions:
+        extraction.keep()
+    if index:
+        index.flush()
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +125,14 @@ class _Extraction:
         self._sha256 = release.manifest.extractor.sha256
         known = cache.read(self._sha256, release.manifest.feature_dim)
         self._rows, self._latency_ms = dict(known.rows), known.latency_ms
+        self._new: dict[bytes, Features] = {}
         self._extractor: Extractor | None = None
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._rows
+
     def add(self, images: Images, keys: Sequence[bytes]) -> None:
-        """Compute the features that are not known yet."""
+        """Compute the features of images [n, C, H, W] with these keys that are not known yet."""
         unknown = [row for row, image in enumerate(keys) if image not in self._rows]
         if not unknown:
             return
@@ -108,15 +140,25 @@ class _Extraction:
             self._extractor = Extractor(self._release.extractor, self._release.manifest, self._threads)
             self._latency_ms = latency_ms(self._extractor, images[unknown[:1]])
         z = self._extractor.features(images[unknown])
-        self._rows.update(zip((keys[row] for row in unknown), z, strict=True))
+        new = dict(zip((keys[row] for row in unknown), z, strict=True))
+        self._rows.update(new)
+        self._new.update(new)
+
+    def keep(self) -> None:
+        """Write what was computed since the last call. Raises ArtefactError for a full disk."""
+        if self._new:
+            self._cache.append(self._sha256, KnownFeatures(self._new, self._latency_ms))
+            self._new = {}
 
     def features(self, keys: Sequence[bytes], sets: Sets, labels: Labels) -> ClientFeatures:
         """Return the features of the three sets; those of images that are gone are dropped from the cache."""
-        z = np.stack([self._rows[image] for image in keys])
-        if self._extractor:
-            rows = {image: self._rows[image] for image in keys}
+        rows = {image: self._rows[image] for image in keys}
+        if len(rows) < len(self._rows):
             self._cache.write(self._sha256, KnownFeatures(rows, self._latency_ms))
-        train, validation, test = (FeatureSet(z[rows], labels[rows]) for rows in sets)
+            self._rows, self._new = rows, {}
+        self.keep()
+        z = np.stack([rows[image] for image in keys])
+        train, validation, test = (FeatureSet(z[part], labels[part]) for part in sets)
         return ClientFeatures(train, validation, test, self._latency_ms)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -20,40 +18,9 @@ import pytest
 from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
 from tests.devices.images import picture
+from tests.devices.opened import Opened
 
 WAIT_S = 60.0
-IN_OPEN, IN_ACCESS = 0x20, 0x1
-EVENT = struct.Struct("iIII")
-
-
-class Opened:
-    """What processes open and list in the folders that it watches, by inotify. Close it after use."""
-
-    def __init__(self, *folders: Path) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        assert self.descriptor >= 0
-        for folder in folders:
-            watch = libc.inotify_add_watch(
-                self.descriptor, os.fsencode(folder), ctypes.c_uint32(IN_OPEN | IN_ACCESS)
-            )
-            assert watch >= 0, os.strerror(ctypes.get_errno())
-
-    def close(self) -> None:
-        os.close(self.descriptor)
-
-    def read(self) -> list[str]:
-        """The names that were opened since the last call; "" for a folder itself."""
-        names = []
-        try:
-            events = os.read(self.descriptor, 2**20)
-        except BlockingIOError:
-            return []
-        while events:
-            *_, length = EVENT.unpack_from(events)
-            names.append(events[EVENT.size : EVENT.size + length].rstrip(b"\0").decode())
-            events = events[EVENT.size + length :]
-        return names
 
 
 @contextmanager
