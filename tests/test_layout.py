@@ -293,6 +293,49 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+def unguarded(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, code) of threads and timers made without a guard, and of work given to a pool whose result nobody reads."""
+    pools = "ThreadPoolExecutor" in ast.unparse(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module="threading", names=names) if {"Thread", "Timer"} & {
+                n.name for n in names
+            }:
+                yield node.lineno, ast.unparse(node)
+            case ast.Call(func=ast.Attribute(value=ast.Name("threading"), attr="Thread" | "Timer")):
+                yield node.lineno, ast.unparse(node)
+            case ast.ClassDef(bases=bases) if any("threading." in ast.unparse(base) for base in bases):
+                yield node.lineno, f"class {node.name}"
+            case ast.Expr(ast.Call(func=ast.Attribute(attr="submit"), args=[first, *_])) if pools:
+                if not ast.unparse(first).startswith("threads.guarded("):
+                    yield node.lineno, ast.unparse(node)
+
+
+def test_every_background_thread_is_guarded() -> None:
+    """An exception would end it without a word: `edge_fl.threads` starts them all."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {code}"
+        for path in SOURCES
+        if path != ROOT / "edge_fl/threads.py"
+        for line, code in unguarded(ast.parse(path.read_text()))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading\nthreading.Thread(target=run).start()",
+        "import threading\nthreading.Timer(1, run)",
+        "from threading import Event, Thread",
+        "import threading\nclass Worker(threading.Thread): ...",
+        "from concurrent.futures import ThreadPoolExecutor\npool.submit(run)",
+    ],
+)
+def test_the_search_for_unguarded_threads_finds_each_kind(code: str) -> None:
+    assert len(list(unguarded(ast.parse(code)))) == 1
+
+
 def test_constraints_pin_every_direct_dependency_and_hold_no_address() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]

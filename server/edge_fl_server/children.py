@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ class Child:
         self.name = name
         self.last_line = ""
         self._printed: list[str] = []
+        self._drained = threading.Event()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "edge_fl", *arguments],
             stdin=subprocess.DEVNULL,
@@ -48,7 +50,9 @@ class Child:
         assert self._process.stderr and self._process.stdout
         outputs = ((self._process.stderr, on_line), (self._process.stdout, self._printed.append))
         self._readers = [
-            threads.once(partial(self._read, stream, take), f"edge-fl-output-{name}")
+            threads.lasting(
+                partial(self._read, stream, take), f"edge-fl-output-{name}", stopped=self._drained
+            )
             for stream, take in outputs
         ]
         for reader in self._readers:
@@ -82,6 +86,7 @@ class Child:
         """Wait until all output has been read."""
         for reader in self._readers:
             reader.join(GOODBYE_S)
+        self._drained.set()
         for stream in (self._process.stdout, self._process.stderr):
             if stream:
                 stream.close()

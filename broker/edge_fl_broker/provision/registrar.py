@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import Self
 
+from edge_fl import threads
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
@@ -32,7 +32,7 @@ class Registrar:
         self._authority, self._topics = authority, Topics(fleet)
         self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
         self._endpoint = identity.read(authority.home / FOLDERS["registrar"]).endpoint(host, port)
-        self._thread = threading.Thread(target=self._work, name="edge-fl-registrar", daemon=True)
+        self._thread = threads.lasting(self._work, "edge-fl-registrar")
 
     def __enter__(self) -> Self:
         # with a session: requests that arrive while the registrar reconnects wait at the broker

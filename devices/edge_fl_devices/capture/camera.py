@@ -7,6 +7,7 @@ the last one read. OpenCV reads V4L2 devices, RTSP, HTTP and files; picamera2, w
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import os
 import re
@@ -20,9 +21,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, InputError
 from edge_fl.files.paths import text
+
+log = logging.getLogger(__name__)
 
 Pixels = NDArray[np.uint8]
 EXPECTED = "expected the number of a camera, an rtsp:// or http:// address, or a video file"
@@ -81,7 +85,7 @@ class Camera:
         self._wanted = self._ended = False
         self._frame: Frame | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge-fl-camera", daemon=True)
+        self._thread = threads.once(self._run, "edge-fl-camera")
         self._thread.start()
 
     def newest(self) -> Frame | None:
@@ -108,19 +112,29 @@ class Camera:
         try:
             started_s, first = time.monotonic(), self.grabbed
             while not self._stopped.is_set():
-                if not self._source.grab():
+                if not self._grab():
                     if self._source.fps or not self._reopen():
                         return
                     continue
-                self.grabbed += 1
-                if self._wanted:
-                    self._hand_over()
                 if self._source.fps:
                     due_s = started_s + (self.grabbed - first) / self._source.fps
                     self._stopped.wait(max(0.0, due_s - time.monotonic()))
         finally:
             self._source.close()
             self._end()
+
+    def _grab(self) -> bool:
+        """Grab a frame and hand it over if one is wanted; any exception of the library that reads is an interruption."""
+        try:
+            if not self._source.grab():
+                return False
+            self.grabbed += 1
+            if self._wanted:
+                self._hand_over()
+        except Exception:
+            log.exception("camera %s: unexpected error", self.name)
+            return False
+        return True
 
     def _hand_over(self) -> None:
         pixels = self._source.retrieve()
@@ -140,7 +154,9 @@ class Camera:
             self._source.close()
             try:
                 self._source = _open(self._address, self._limits)
-            except (InputError, ConnectError):
+            except Exception as error:
+                if not isinstance(error, InputError | ConnectError):
+                    log.exception("camera %s: unexpected error", self.name)
                 pause_s = min(2 * pause_s, self._limits.max_retry_s)
             else:
                 self.interrupted = False

@@ -16,6 +16,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import EdgeFLError
 from edge_fl.fleet.settings import Budget
@@ -51,7 +52,12 @@ class Capture:
         self._added = Counter[str]()
         self._source: PictureSource | None = None
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge-fl-capture", daemon=True)
+        self._thread = threads.lasting(
+            self._run,
+            "edge-fl-capture",
+            stopped=self._stopped,
+            report=lambda why: self._become("waiting", why),
+        )
 
     def start(self) -> None:
         """Start the thread, if there is a source."""

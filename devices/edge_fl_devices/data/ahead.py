@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from queue import Full, Queue
 from typing import TypeVar
 
+from edge_fl import threads
+
 T = TypeVar("T")
 WAIT_S = 0.1
 
@@ -33,7 +35,7 @@ def ahead(items: Iterator[T], most: int = 1) -> Iterator[T]:
         except BaseException as error:
             put(error)
 
-    thread = threading.Thread(target=run, name="ahead", daemon=True)
+    thread = threads.once(run, "edge-fl-ahead")
     thread.start()
     try:
         while (entry := made.get()) is not None:

@@ -19,6 +19,7 @@ import msgspec
 from edge_fl import signals
 from edge_fl.errors import ArtefactError, ChildError, KilledError
 from edge_fl.release.manifest import Manifest, encode
+from edge_fl_devices.board import imports
 from edge_fl_devices.child import KILLS, again_if_killed, environment
 from edge_fl_devices.storage.slots import Installed
 
@@ -55,10 +56,11 @@ def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimi
     Raises ChildError, MemoryError if the child itself cannot run, which says nothing about the model.
     """
     started_s = time.monotonic()
-    try:
-        reason = again_if_killed(lambda: _run(extractor, manifest, limits))
-    except CrashedError as error:
-        reason = f"{signals.ending(error.code)}, {KILLS} times in a row"
+    with imports.naming("numpy", "onnxruntime"):
+        try:
+            reason = again_if_killed(lambda: _run(extractor, manifest, limits))
+        except CrashedError as error:
+            reason = f"{signals.ending(error.code)}, {KILLS} times in a row"
     return CanaryResult(reason == "ok", reason, time.monotonic() - started_s)
 
 

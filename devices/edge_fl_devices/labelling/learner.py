@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl import heads
+from edge_fl import heads, threads
 from edge_fl.data import pictures
 from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError
@@ -105,7 +105,9 @@ class Learner:
         self._working = False
         self._killed: dict[type, tuple[object, list[KilledError]]] = {}
         self._changed, self._stopped = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge-fl-labelling", daemon=True)
+        self._thread = threads.lasting(
+            self._run, "edge-fl-labelling", stopped=self._stopped, report=lambda why: self._show(problem=why)
+        )
 
     def start(self) -> None:
         """Look up the classes, and start the thread."""

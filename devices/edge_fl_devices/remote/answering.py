@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from edge_fl import threads
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire import diagnostics
 from edge_fl.wire.blob import describe, split
@@ -82,7 +84,12 @@ class Responder:
         if reason or not self._busy.acquire(blocking=False):
             deliver(QueryAnswered(QueryReply(query.id, reason=reason or BUSY)))
             return
-        threading.Thread(target=self._answer, args=(query, state, deliver), daemon=True).start()
+        try:
+            threads.once(partial(self._answer, query, state, deliver), "edge-fl-query").start()
+        except RuntimeError as error:  # no more threads available
+            self._busy.release()
+            log.warning("query for %s: %s", query.what, error)
+            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
 
     def _answer(self, query: Query, state: AgentState, deliver: Deliver) -> None:
         try:

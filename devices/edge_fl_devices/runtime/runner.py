@@ -14,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 
+from edge_fl import threads
 from edge_fl_devices.agent import events
 from edge_fl_devices.board.systemd_notify import Notifier
 from edge_fl_devices.runtime.device import Device
@@ -61,7 +63,9 @@ class Runner:
     def submit(self, device: Device, job: RunnerJob) -> None:
         """Run a job in a worker thread and deliver its event."""
         self._working.add(device)
-        self._pool.submit(self._run_job, device, job)
+        self._pool.submit(
+            threads.guarded(partial(self._run_job, device, job), f"edge-fl-work, {device.name}")
+        )
 
     def is_working(self, device: Device) -> bool:
         """Return whether a job of this device is running or queued."""

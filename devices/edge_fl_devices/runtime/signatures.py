@@ -72,6 +72,8 @@ class Verifier:
                 self.trust.refresh(files.__getitem__)
         except (EdgeFLError, OSError) as error:
             log.warning("%s: %s", self.device, error)
+        except Exception:  # the messages that wait must get their verdict all the same
+            log.exception("%s: the trusted metadata could not be refreshed", self.device)
         return KeysRefreshed()
 
     def retried(self) -> Iterator[Received]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from edge_fl import threads
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.transport import Event, Listener, Packet, Transport
 from edge_fl_devices.agent.events import UpdateChanged
@@ -77,7 +78,9 @@ def updating(config: DeviceConfig, device: Device, runner: Runner, trust: Trust)
     device.desire_update = updater.desire
     result.listen = transfers.put
     stopped = threading.Event()
-    thread = threading.Thread(target=partial(updater.run, transfers, trust, stopped), daemon=True)
+    thread = threads.lasting(
+        partial(updater.run, transfers, trust, stopped), "edge-fl-updates", stopped=stopped
+    )
     thread.start()
     try:
         yield result

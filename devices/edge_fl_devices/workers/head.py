@@ -147,7 +147,8 @@ class HeadWorker(Worker):
             case Refresh() if isinstance(material, Mapping):
                 return self._refresh(job, material)
             case Install():
-                self._slots.install(job.manifest, check=self.check)
+                with record.noting_deaths(self.store.folder):
+                    self._slots.install(job.manifest, check=self.check)
                 return Installed(job.manifest.release)
             case Fit():
                 with record.noting_deaths(self.store.folder):

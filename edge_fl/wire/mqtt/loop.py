@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from edge_fl import threads
+
 log = logging.getLogger(__name__)
 
 HANDSHAKES = 64
@@ -70,7 +72,7 @@ class MqttLoop:
         self._woken = True
         with self._lock:
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="edge-fl-mqtt", daemon=True)
+                self._thread = threads.lasting(self._run, "edge-fl-mqtt")
                 self._thread.start()
         try:
             self._waker.send(b"\0")

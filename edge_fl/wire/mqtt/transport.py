@@ -19,6 +19,7 @@ from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags, MQTTMessage
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
+from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, ProtocolError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt import client, tls
@@ -176,7 +177,7 @@ class MqttTransport(Transport):
         self._state = State.CONNECTING
         self._attempts += 1
         # resolver, TCP and TLS block, so each attempt has its own thread
-        attempt = threading.Thread(target=self._attempt, name="edge-fl-connect", daemon=True)
+        attempt = threads.once(self._attempt, "edge-fl-connect")
         try:
             attempt.start()
         except RuntimeError as error:  # no more threads available

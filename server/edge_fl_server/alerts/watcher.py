@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import EdgeFLError
 from edge_fl_server.alerts import settings as alert_settings
@@ -160,19 +162,19 @@ def watching(
             *(Sender(place, settings, channel).send for channel in channels),
         ]
         closing_now = threading.Event()
-        threads = [
-            threading.Thread(
-                target=_repeat, args=(step, closing_now, poll_s), name="edge-fl-alerts", daemon=True
+        watchers = [
+            threads.lasting(
+                partial(_repeat, step, closing_now, poll_s), "edge-fl-alerts", stopped=closing_now
             )
             for step in steps
         ]
-        for thread in threads:
+        for thread in watchers:
             thread.start()
         try:
             yield
         finally:
             closing_now.set()
-            for thread in threads:
+            for thread in watchers:
                 thread.join(CLOSE_S)
 
 

@@ -7,7 +7,6 @@ enough to be written atomically.
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from edge_fl import threads
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl_server.compare import cell as cells
 from edge_fl_server.compare.cell import CellResult
@@ -80,7 +80,7 @@ def _progress_pipe(watch: Watch) -> Iterator[Connection]:
         while payload := receiver.recv_bytes():
             watch(msgspec.json.decode(payload, type=Count))
 
-    thread = threading.Thread(target=listen, name="edge-fl-cells", daemon=True)
+    thread = threads.lasting(listen, "edge-fl-cells")
     thread.start()
     try:
         yield sender

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
@@ -102,7 +103,7 @@ class ServerConnection:
         self._lost = ""
         self._commands = 0
         self._handlers["server_state"].append(self._on_server_state)
-        self._thread = threading.Thread(target=self._receive, name="edge-fl-server", daemon=True)
+        self._thread = threads.lasting(self._receive, "edge-fl-server", stopped=self._closing)
         self._background = ThreadPoolExecutor(1, "edge-fl-background")
         self._tasks: set[str] = set()
         self.transport: Transport | None = None
@@ -122,7 +123,9 @@ class ServerConnection:
         """Run a task on the background thread, one after the other; skip it if a task of that name is already queued."""
         if name not in self._tasks:
             self._tasks.add(name)
-            self._background.submit(self._run_task, name, task)
+            self._background.submit(
+                threads.guarded(partial(self._run_task, name, task), f"edge-fl-background, {name}")
+            )
 
     def open(self) -> None:
         """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
@@ -144,7 +147,7 @@ class ServerConnection:
         self.epoch = state.epoch + 1 if state else 1
         self.transport = self._connect(client_id(self.topics.fleet), self._state(online=False), self._deliver)
         self._thread.start()
-        threading.Thread(target=self._publish_beats, name="edge-fl-beat", daemon=True).start()
+        threads.lasting(self._publish_beats, "edge-fl-beat", stopped=self._closing).start()
         self.transport.wait_connected(self._limits.connect_s)
         if not self._connected.wait(self._limits.connect_s):
             raise ConnectError(
@@ -279,8 +282,6 @@ class ServerConnection:
             task()
         except EdgeFLError as error:
             log.warning("server: %s", error)
-        except Exception:
-            log.exception("server: %s failed", name)
 
     def _on_server_state(self, received: Received) -> None:
         """Yield to a newer server, which has the lease: two servers of one name would keep disconnecting each other."""

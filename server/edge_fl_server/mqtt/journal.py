@@ -15,6 +15,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from edge_fl import threads
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files.paths import text
 from edge_fl.fleet import tags
@@ -75,7 +76,7 @@ class Journal:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self.on_failure: Callable[[str], None] = lambda reason: None
-        self._thread = threading.Thread(target=self._run, name="edge-fl-journal", daemon=True)
+        self._thread = threads.once(self._run, "edge-fl-journal")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -9,12 +9,12 @@ import heapq
 import logging
 import math
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+from edge_fl import threads
 from edge_fl.errors import ConfigError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Listener, Packet, Transport
@@ -141,4 +141,4 @@ def _restart(machine: str, commands: Restarts, down_s: float) -> None:
                 log.error("chaos: %s: %s", machine, error)
             time.sleep(wait_s)
 
-    threading.Thread(target=run, name=f"edge-fl-restart-{machine}", daemon=True).start()
+    threads.once(run, f"edge-fl-restart-{machine}").start()

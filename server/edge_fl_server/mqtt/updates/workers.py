@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from edge_fl import threads
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
@@ -182,7 +183,7 @@ class SharedInbox(Inbox):
         self._round_requests: dict[str, RoundRequest] = {}
         shared_reports.clear(journal.db, journal.fleet)
         self._closing = threading.Event()
-        threading.Thread(target=self._poll, name="edge-fl-shared-reports", daemon=True).start()
+        threads.lasting(self._poll, "edge-fl-shared-reports", stopped=self._closing).start()
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
         self._round_requests[round_request.id] = round_request
@@ -210,10 +211,19 @@ class SharedInbox(Inbox):
         while not self._closing.wait(POLL_S):
             try:
                 for shared in shared_reports.validated(self.journal.db, self.journal.fleet):
-                    self._deliver(shared)
+                    self._try(shared)
                     shared_reports.remove(self.journal.db, shared.number)
             except EdgeFLError as error:
                 log.warning("%s", error)
+
+    def _try(self, shared: SharedReport) -> None:
+        """Deliver a report; one that fails unexpectedly must not keep back those after it. Raises EdgeFLError: it is delivered later."""
+        try:
+            self._deliver(shared)
+        except EdgeFLError:
+            raise
+        except Exception:
+            log.exception("%s: report %s could not be delivered; dropped", shared.device, shared.id)
 
     def _deliver(self, shared: SharedReport) -> None:
         round_request, report = self._round_requests.get(shared.id), shared.report

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from edge_fl import threads
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
@@ -102,7 +103,7 @@ class RolloutCoordinator:
         connection.on_connected(lambda lost: self._republish(chunks=lost))
         self._roster.on_change(lambda before, now: self._assign(now))
         self._closed, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="edge-fl-rollout", daemon=True)
+        self._thread = threads.lasting(self._run, "edge-fl-rollout", stopped=self._closed)
         self._thread.start()
 
     @property

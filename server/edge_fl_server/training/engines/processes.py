@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
+from edge_fl.threads import once
 from edge_fl_server.training.engines import folders
 
 PRELOADED = ["edge_fl_server.training.engines.worker"]
@@ -139,7 +140,7 @@ def end(workers: int) -> None:
 
 def end_with_parent() -> None:
     """End this child process when its parent, or the fork server that started it, has ended in any way."""
-    threading.Thread(target=_await_parent, name="edge-fl-parent", daemon=True).start()
+    once(_await_parent, "edge-fl-parent").start()
 
 
 def _await_parent() -> None:
