@@ -79,13 +79,9 @@ def known(trees: Iterable[ast.Module]) -> Known:
                 match node:
                     case ast.FunctionDef(name=name, returns=ast.expr() as returns):
                         declared["functions"][name].add(_annotated(returns, found))
-                    case ast.ClassDef(body=body):
-                        for each in body:
-                            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                                declared["fields"][each.target.id].add(_annotated(each.annotation, found))
-                            elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                                for name, kind in _assigned_fields(each, found):
-                                    declared["fields"][name].add(kind)
+                    case ast.ClassDef():
+                        for name, kind in _fields(node, found):
+                            declared["fields"][name].add(kind)
                     case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() as value):
                         declared["aliases"][name].add(_annotated(value, found))
         for kind, names in declared.items():
@@ -94,6 +90,15 @@ def known(trees: Iterable[ast.Module]) -> Known:
         for values in declared.values():
             values.clear()
     return found
+
+
+def _fields(owner: ast.ClassDef, known: Known) -> Iterator[tuple[str, str]]:
+    """The fields that a class declares, and those that its __init__ assigns."""
+    for each in owner.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            yield each.target.id, _annotated(each.annotation, known)
+        elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            yield from _assigned_fields(each, known)
 
 
 def _assigned_fields(init: ast.FunctionDef, known: Known) -> Iterator[tuple[str, str]]:
@@ -108,7 +113,7 @@ def _assigned_fields(init: ast.FunctionDef, known: Known) -> Iterator[tuple[str,
                 )
                 for one, value in pairs:
                     if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self":
-                        yield one.attr, _Scope(arguments, known, "").kind(value)
+                        yield one.attr, _Scope(arguments, known, {}).kind(value)
 
 
 def _arguments(arguments: ast.arguments) -> list[ast.arg]:
@@ -140,8 +145,10 @@ def _alike(inner: ast.Tuple) -> bool:
 
 
 class _Scope:
-    def __init__(self, names: Kinds, known: Known, owner: str) -> None:
-        self.names, self._known, self._owner = names, known, owner
+    """What names mean at one place; `own`: the fields of the class around it."""
+
+    def __init__(self, names: Kinds, known: Known, own: Kinds) -> None:
+        self.names, self.own, self._known = names, own, known
 
     def kind(self, node: ast.expr | None) -> str:
         match node:
@@ -161,6 +168,8 @@ class _Scope:
                     return NAMES
                 if name in ("files", "folders") and "listing" in ast.unparse(value):
                     return PATHS if name == "files" else NAMES
+                if isinstance(value, ast.Name) and value.id == "self" and name in self.own:
+                    return self.own[name]
                 return self._known.fields.get(name, "")
             case ast.Subscript(value=value, slice=index):
                 kind = self.kind(value)
@@ -201,7 +210,7 @@ class _Scope:
         return self.kind(node) if isinstance(node, ast.Call) else ""
 
     def inside(self, generators: list[ast.comprehension]) -> _Scope:
-        scope = _Scope(dict(self.names), self._known, self._owner)
+        scope = _Scope(dict(self.names), self._known, self.own)
         for each in generators:
             scope.bind(each.target, scope.item(each.iter))
             for condition in each.ifs:
@@ -247,10 +256,10 @@ class _Finder:
                     names.pop(each.arg, None)
                     if kind := _annotated(each.annotation, self.known):
                         names[each.arg] = kind
-                self.body(node.body, _Scope(names, self.known, ""))
+                self.body(node.body, _Scope(names, self.known, scope.own))
                 return
             case ast.ClassDef():
-                self.body(node.body, _Scope(dict(scope.names), self.known, node.name))
+                self.body(node.body, _Scope(dict(scope.names), self.known, dict(_fields(node, self.known))))
                 return
             case ast.Assign(targets=targets, value=value):
                 self.expression(value, scope, naming=False)
@@ -318,7 +327,7 @@ class _Finder:
                     for name, kind in scope.names.items()
                     if name not in {a.arg for a in _arguments(arguments)}
                 }
-                self.expression(body, _Scope(names, self.known, ""), naming=False)
+                self.expression(body, _Scope(names, self.known, scope.own), naming=False)
                 return
             case ast.BinOp(left=left, op=ast.Div(), right=right):
                 self.expression(left, scope, naming=False)
@@ -370,7 +379,7 @@ class _Finder:
 def findings(tree: ast.Module, known: Known) -> list[Finding]:
     """The places of a module where a path becomes text in another way than by `edge_fl.files.paths`."""
     finder = _Finder(known)
-    finder.body(tree.body, _Scope({}, known, ""))
+    finder.body(tree.body, _Scope({}, known, {}))
     return finder.found
 
 

@@ -218,6 +218,7 @@ class Store:
             str(found)                                          # 9
         if (last := made(1)):
             f"{last.suffix}"                                    # 10
+        f"{self._file}"                                         # 11
     def good(self, path: Path, count: int, name: str) -> None:
         f"{text(path)}: {count} {name} {path.stat().st_size}"
         path.with_name(f"{path.name}.part")
@@ -233,7 +234,7 @@ def test_the_search_for_formatted_paths_finds_planted_ones_and_nothing_else() ->
     tree = ast.parse(PLANTED)
     found = path_rule.findings(tree, path_rule.known([tree]))
     marked = [number for number, line in enumerate(PLANTED.splitlines(), 1) if "  # " in line]
-    assert sorted(finding.line for finding in found) == marked and len(marked) == 10
+    assert sorted(finding.line for finding in found) == marked and len(marked) == 11
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -29,6 +29,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.files import paths
 from edge_fl.metrics import summarise
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, Child, Children
@@ -279,7 +280,7 @@ class _Folder:
 
     def print_line(self, name: str, line: str) -> None:
         """Print a line of a child."""
-        self._keep |= str(self.path) in line
+        self._keep |= os.fspath(self.path) in line
         _print_line(name, line)
 
     def __enter__(self) -> Self:
@@ -287,7 +288,7 @@ class _Folder:
 
     def __exit__(self, *_: object) -> None:
         if self._keep:
-            print_status(f"kept: {self.path}")
+            print_status(f"kept: {paths.text(self.path)}")
         else:
             shutil.rmtree(self.path, ignore_errors=True)
 

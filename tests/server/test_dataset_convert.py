@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,19 @@ def test_folders_of_pictures_become_a_dataset_with_their_names(
     assert dataset.classes == ("cat", "dog") and dataset.samples.y.tolist() == [0, 0, 1, 1]
     fitted = pictures.fit(x[[1, 3, 0, 2]].transpose(0, 3, 1, 2), InputSpec((3, 16, 16)))
     assert np.array_equal(dataset.samples.x, fitted)
+
+
+def test_folders_of_one_class_in_two_unicode_forms_become_one(tmp_path: Path) -> None:
+    folder = tmp_path / "pictures"
+    for row, name in enumerate(("müll", unicodedata.normalize("NFD", "müll"), "glas", "Glas")):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (row, 0, 0)).save(folder / name / os.fsdecode(b"caf\xe9.png"))
+    _, left_out, remarks = convert_pictures(folder, "waste", tmp_path, 8)
+    assert left_out == 0 and [remark.partition(" are")[0] for remark in remarks] == [
+        "classes 'Glas' and 'glas'"
+    ]
+    dataset = datasets.load("waste", tmp_path)
+    assert dataset.classes == ("Glas", "glas", "müll") and sorted(dataset.samples.y) == [0, 1, 2, 2]
 
 
 def test_a_folder_without_pictures_is_rejected(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
+from edge_fl.files.paths import text
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import RESERVED, Role, role_of
 
@@ -95,7 +96,7 @@ class Register:
         except FileNotFoundError:
             return ()
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{self.path}: {error}; expected the register of certificates") from error
+            raise ConfigError(f"{text(self.path)}: {error}; expected the register of certificates") from error
 
     @contextmanager
     def changing(self) -> Iterator[list[Issued]]:
@@ -107,8 +108,8 @@ class Register:
                 rows = list(before)
                 yield rows
                 if len(rows) > MAX_ISSUED:
-                    raise ConfigError(f"{self.path}: {len(rows)} certificates, at most {MAX_ISSUED}")
+                    raise ConfigError(f"{text(self.path)}: {len(rows)} certificates, at most {MAX_ISSUED}")
                 if tuple(rows) != before:
                     atomic.write(self.path, msgspec.json.format(msgspec.json.encode(rows), indent=1))
         except OSError as error:
-            raise ConfigError(f"{self.path}: {error.strerror}; expected a writable folder") from error
+            raise ConfigError(f"{text(self.path)}: {error.strerror}; expected a writable folder") from error

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from stat import S_ISREG
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,7 @@ from edge_fl.data.pictures import PictureError
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
+from edge_fl.files.paths import text
 from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
 from edge_fl_devices.capture.settings import MB, CaptureConfig
 
@@ -97,7 +99,7 @@ class Pool:
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
         entry = Entry(name, source, self._clock(), hash)
         try:
-            with reporting(str(self.folder)):
+            with reporting(text(self.folder)):
                 return self._add(entry, content)
         except ArtefactError as error:
             return Added("", "disk full" if error.why == "enospc" else "not writable", error.message)
@@ -209,14 +211,15 @@ class Pool:
         with suppress(FileNotFoundError):  # no picture was added yet
             for path in self.folder.iterdir():
                 with suppress(FileNotFoundError):  # removed by another process
-                    if path.suffix in STARTS.values() and not path.name.startswith("."):
-                        sizes[path.name] = path.stat().st_size
+                    state = path.lstat()  # a link would show another file on the label page
+                    if path.suffix in STARTS.values() and path.name[0] != "." and S_ISREG(state.st_mode):
+                        sizes[path.name] = state.st_size
         return sizes
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the pool; other failures of the disk become ArtefactError."""
-        with reporting(str(self.folder)):
+        with reporting(text(self.folder)):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (self.folder / LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

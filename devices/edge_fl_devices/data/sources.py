@@ -59,12 +59,16 @@ class LabelledFolder:
     def require(self, usable: int, spec: DataSpec) -> None:
         """Raise DataError for no usable picture or too many."""
         if usable > spec.limits.max_images:
-            raise DataError(f"{self.root}: more than {spec.limits.max_images} images; at most {spec.limits}")
+            raise DataError(
+                f"{text(self.root)}: more than {spec.limits.max_images} images; at most {spec.limits}"
+            )
         if not usable:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
             where = arrays.shortened(self.classes) or "a folder per class"
             hints = "".join(f"; {hint}" for hint in self.hints)
-            raise DataError(f"{self.root}: no usable image ({why}); expected pictures in {where}{hints}")
+            raise DataError(
+                f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
+            )
 
 
 def scan(location: str, spec: DataSpec) -> LabelledFolder:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 
 KEY_BYTES = 16
 SPARE_ROWS = 500
@@ -32,7 +33,7 @@ class FeatureRows:
 
     def __init__(self, folder: Path, extractor: str, dim: int) -> None:
         self.path, self._dim = folder / f"{extractor}.rows", dim
-        with reporting(str(self.path)):
+        with reporting(text(self.path)):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for other in folder.glob("*.rows"):
                 if other != self.path:
@@ -43,7 +44,7 @@ class FeatureRows:
                 self.path, self.path.stat().st_size // size * size
             )  # a power cut may leave part of a row
         with (
-            reporting(str(self.path)),
+            reporting(text(self.path)),
             self.path.open("rb") as file,
         ):  # not mapped, which would count as memory
             self._index = {
@@ -69,7 +70,7 @@ class FeatureRows:
         """Append the features z [d] of a file. Raises ArtefactError for a full disk."""
         record = np.zeros((), _record(self._dim))
         record["key"], record["z"] = np.void(key), z
-        with reporting(str(self.path)), self.path.open("ab") as file:
+        with reporting(text(self.path)), self.path.open("ab") as file:
             end = file.tell()
             try:
                 file.write(record.tobytes())
@@ -85,7 +86,7 @@ class FeatureRows:
         used = {key: row for key in keys if (row := self._index.get(key)) is not None}
         if len(self._index) <= 2 * len(used) + SPARE_ROWS:
             return
-        with self._lock, reporting(str(self.path)):
+        with self._lock, reporting(text(self.path)):
             with atomic.writing(self.path, private=True) as file:
                 for row in used.values():
                     file.write(_mapped(self.path, self._dim)[row].tobytes())

@@ -109,7 +109,7 @@ class Moves:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with reporting(f"{self.data} or {text(self._folder)}"):
+        with reporting(f"{text(self.data)} or {text(self._folder)}"):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (self._folder / LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -221,7 +221,7 @@ class RemoteSettings:
         try:
             atomic.write(self._file, msgspec.json.encode(kept), private=True)
         except OSError as error:
-            log.warning("%s: %s", self._file.name, error.strerror)
+            log.warning("%s: %s", text(self._file.name), error.strerror)
             return False
         self._kept = kept
         return True

@@ -103,12 +103,12 @@ class Store:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise InputError(f"{self.folder}: {error.strerror}; expected a writable folder") from error
+            raise InputError(f"{text(self.folder)}: {error.strerror}; expected a writable folder") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
-            raise InputError(f"{self.folder}: another agent runs in this folder") from error
+            raise InputError(f"{text(self.folder)}: another agent runs in this folder") from error
         finally:
             os.close(descriptor)
 

@@ -74,8 +74,8 @@ class Updates:
     def state(self) -> UpdateState:
         """Return the state; that of a new installation if it is damaged or belongs to another one."""
         found = read_json(self.home / STATE, UpdateState)
-        if found is None or found.factory != str(self.factory):
-            return UpdateState(str(self.factory))
+        if found is None or found.factory != os.fspath(self.factory):
+            return UpdateState(os.fspath(self.factory))
         return found
 
     def save(self, state: UpdateState) -> None:

@@ -19,6 +19,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.files.paths import text
 from edge_fl_server.dashboard import prometheus
 from edge_fl_server.dashboard.auth import Login, is_loopback
 from edge_fl_server.dashboard.context import PageContext
@@ -56,12 +57,12 @@ class Settings:
             raise ConfigError(f"token of {len(self.token)} characters: expected at least {MIN_TOKEN}")
         if bool(self.certificate) != bool(self.key):
             raise ConfigError("TLS: expected both a certificate and its key")
-        if self.certificate:
+        if self.certificate and self.key:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
             except OSError as error:  # ssl.SSLError is one
                 raise ConfigError(
-                    f"{self.certificate}, {self.key}: {error.strerror or error}; expected a certificate and its key (PEM)",
+                    f"{text(self.certificate)}, {text(self.key)}: {error.strerror or error}; expected a certificate and its key (PEM)",
                     consequence="no dashboard was started",
                 ) from error
 

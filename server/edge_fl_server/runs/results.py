@@ -190,7 +190,7 @@ class Results:
     def append_round(self, record: RoundMetrics) -> None:
         """Append one line to the round metrics and pass it to the trackers. Raises RunError if it cannot be written."""
         if self._rounds is None:
-            raise RunError(f"{self.path}: opened to read; use Results.resume to write")
+            raise RunError(f"{paths.text(self.path)}: opened to read; use Results.resume to write")
         with _reporting(self.path):
             self._rounds.write(round_metrics.encode(record))
         self._tracking.note(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,32 @@ def test_a_label_moves_the_picture_and_undo_moves_it_back(moves: Moves, pool: Po
     assert first not in pool.names()
     moves.put_back(path)
     assert pool.path(first).read_bytes() == content and not path.exists()
+
+
+def test_a_label_goes_into_the_folder_that_has_the_class_in_another_unicode_form(
+    moves: Moves, pool: Pool, tmp_path: Path
+) -> None:
+    apart = unicodedata.normalize("NFD", "müll")
+    (tmp_path / "images" / apart).mkdir(parents=True)
+    first, second, _ = pool.names()
+    assert moves.label(first, "müll").parent == tmp_path / "images" / apart
+    assert moves.label(second, "glas").parent == tmp_path / "images" / "glas"
+
+
+def test_a_label_goes_into_a_folder_on_another_disk(moves: Moves, pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "apple").symlink_to(tmp_path / "disk")
+    first = pool.names()[0]
+    assert moves.label(first, "apple").exists() and (tmp_path / "disk" / first).is_file()
+
+
+def test_a_link_among_the_pictures_of_the_pool_shows_nothing(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("not a picture")
+    (pool.folder / "link.jpg").symlink_to(tmp_path / "secret")
+    assert "link.jpg" not in pool.names() and len(pool.names()) == 3
+    with pytest.raises(DataError, match="not among the pictures"):
+        pool.path("link.jpg")
 
 
 def test_a_discarded_picture_can_be_put_back_until_the_next_start(

@@ -65,6 +65,16 @@ def test_flags_also_delete_pictures_and_identity(device: Path) -> None:
     assert files(device.parent / "pictures") == {"dog/notes.txt"}
 
 
+def test_a_reset_deletes_no_picture_behind_a_link_to_a_folder(device: Path) -> None:
+    disk, pictures = device.parent / "disk", device.parent / "pictures"
+    disk.mkdir()
+    (disk / "1.png").write_text("x")
+    (pictures / "bird").symlink_to(disk)
+    (pictures / "dog" / "3.png").symlink_to(disk / "1.png")
+    assert main(["device", "reset", "--dir", str(device), "--labels", "--yes"]) == 0
+    assert files(disk) == {"1.png"} and {path.name for path in pictures.rglob("*.*")} == {"notes.txt"}
+
+
 def test_a_reset_asks_and_needs_a_stopped_agent(device: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(device)
     assert main(["device", "reset", "--dir", str(device)]) == 4

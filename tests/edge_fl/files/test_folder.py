@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from edge_fl.files.folder import ABOVE, BROKEN_LINK, CIRCLE, READ_ALREADY, walk
+import edge_fl
+from edge_fl.files.folder import ABOVE, BROKEN_LINK, CIRCLE, READ_ALREADY, SYSTEM_FILES, SYSTEM_FOLDERS, walk
 
 SYSTEM = (
     "@eaDir/1.jpg/SYNOPHOTO_THUMB.jpg", "__MACOSX/._1.jpg", "$RECYCLE.BIN/1.jpg", "System Volume Information/x", "lost+found/1.jpg",
@@ -42,6 +44,13 @@ def test_what_operating_systems_leave_is_ignored_at_every_depth_and_counted(tmp_
     assert names(tmp_path) == ["cat/1.jpg", "recycle/2.jpg"] and found.folders == ["cat", "recycle"]
     assert found.skipped == [] and found.system.total() == 2 * len(SYSTEM)
     assert found.system["@eaDir"] == found.system["._*"] == found.system[".trash-*"] == 2
+
+
+def test_the_documentation_lists_every_name_of_a_system() -> None:
+    page = (Path(edge_fl.__file__).parents[1] / "docs" / "devices.md").read_text("utf-8")
+    listed = page.partition("**System folders**")[2].partition("\n\n")[0].lower()
+    found = set(re.findall(r"`([^`]+)`", listed))
+    assert found == {name.strip() for name in (*SYSTEM_FOLDERS, *SYSTEM_FILES)}
 
 
 @pytest.mark.parametrize("name", ["@EADIR", "Lost+Found", "thumbs.DB"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import unicodedata
+
 import pytest
 from PIL import Image
 
@@ -36,6 +40,21 @@ def pictures(tmp_path, monkeypatch):
             Image.new("RGB", (12, 8), (9, 9, 9)).save(path)
     (tmp_path / "pictures" / "empty").mkdir()
     return tmp_path / "pictures"
+
+
+def test_folders_are_compared_in_one_unicode_form_and_similar_ones_are_named(pictures, capsys):
+    for name in (unicodedata.normalize("NFD", "müll"), "müll", "Cat", "@eaDir"):
+        shutil.copytree(pictures / "cat", pictures / name)
+    (pictures / os.fsdecode(b"caf\xe9")).mkdir()
+    (pictures / "farm" / "cow").rename(pictures.parent / "birds")
+    (pictures / "bird").symlink_to("../birds")
+    assert main(["new", "pets", "--images", "pictures", *SMALL]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "müll: 4 pictures" in lines and "bird: 1 picture" in lines
+    assert "folder 'caf\\xe9': its name is not UTF-8, so it is no class; rename it" in lines
+    assert "classes 'Cat' and 'cat' are similar; if they are the same, put them in one folder" in lines
+    assert "1 folders and files of operating systems were ignored: @eaDir" in lines
+    assert find("pets.toml").data.classes == ["Cat", "bird", "cat", "dog house", "müll"]
 
 
 def test_classes_are_the_folders_with_pictures_and_everything_else_is_named(pictures, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 from PIL import Image
 
@@ -28,6 +30,12 @@ def test_pictures_of_the_classes_are_resized_and_every_fourth_is_held_out(folder
     assert data.train.shape == (3, 8, 8)
     assert data.train.counts(3).tolist() == [6, 3, 0]
     assert data.validation.counts(3).tolist() == [2, 1, 0]
+
+
+def test_classes_are_compared_in_one_unicode_form(folder):
+    (folder / "dog").rename(folder / unicodedata.normalize("NFD", "müll"))
+    data = calibration.pictures(folder, ("cat", "müll"), INPUT)
+    assert data.train.counts(2).tolist() == [6, 3]
 
 
 def test_fewer_than_two_classes_are_one_line(folder):
