@@ -14,6 +14,7 @@ from edge_fl.data import pictures
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.picture_index import PictureIndex
@@ -73,8 +74,11 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
         return collect(stream), stream.report
 
 
-def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
-    """Summarise the data that these settings name; the pictures of a folder are not decoded. Raises DataError as `load`."""
+def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore) -> DataReport:
+    """Summarise the data that these settings name; the pictures of a folder are not decoded. Raises DataError as `load`.
+
+    progress: takes how many pictures are counted.
+    """
     with recording(config):
         kind, folder = location.parsed(config.data)
         if kind != "folder":
@@ -83,7 +87,7 @@ def count_for(config: DeviceConfig, spec: DataSpec) -> DataReport:
                 pass
             return stream.report
         spec = _with_settings(replace(spec, index=_index(config, spec)), config)
-        return record.remember(Path(config.folder), sources.count(folder, spec), spec)
+        return record.remember(Path(config.folder), sources.count(folder, spec, progress), spec)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from edge_fl.errors import DataError
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
@@ -99,11 +100,13 @@ def _counted(files: Iterable[Path], digests: frozenset[bytes] | None) -> Iterato
                 yield path
 
 
-def count(location: str, spec: DataSpec) -> DataReport:
+def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataReport:
     """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError."""
     found = scan(location, spec)
     counts = [0] * len(found.classes)
-    for path, label in found.files:
+    for number, (path, label) in enumerate(found.files):
+        if number % BATCH == 0:
+            progress(number, len(found.files))
         if known := _known(path, spec.index):
             if known.reason:
                 found.skipped.add(path, _refusal(path, known), found.root)

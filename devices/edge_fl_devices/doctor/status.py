@@ -13,7 +13,7 @@ from edge_fl_devices.board import usage
 from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
 from edge_fl_devices.data.report import named
-from edge_fl_devices.features import drift
+from edge_fl_devices.features import drift, progress
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
@@ -37,6 +37,8 @@ def read(folder: Path) -> list[dict[str, object]]:
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
     rows |= _data_rows(record.read(folder))
+    if reading := progress.read(folder):
+        rows["under way"] = str(reading)
     if moved := drift.measured(folder):
         rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"
     if (used := usage.read(folder)).day:

@@ -21,9 +21,10 @@ from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.onnx_runtime import Runtime
+from edge_fl_devices.features.progress import ReadingProgress
 from edge_fl_devices.storage.slots import Installed
 
-DEADLINE_S = 1800.0  # ResNet-18 at 224 pixels on a slow board: 5 images a second
+DEADLINE_S = 600.0  # without progress; a step is at most 32 pictures, or an .npz
 BOARD_DEADLINE_S = 120.0  # below half of the unit's TimeoutStartSec: the agent is not ready before
 
 
@@ -61,20 +62,20 @@ class Inspection(Struct, frozen=True):
 class ChildFeatureLoader:
     """A `FeatureLoader` that starts a child process; the child reads the data again each time, as they are now (`current`).
 
-    One child works at a time: a board has no memory for two.
+    One child works at a time: a board has no memory for two. `progress` follows it.
     """
 
     def __init__(self, config: DeviceConfig, children: Children, current: CurrentData | None = None) -> None:
         self._config, self._children = config, children
         self._current = current or CurrentData(config)
+        self.progress = ReadingProgress(Path(config.folder))
         self._working = threading.Lock()
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
         given = [(str(release.extractor), release.manifest) for release in releases]
         now = self._current.now()
-        loaded = decode(
-            self._request(FeatureRequest(self._config, given, files=now.files), DEADLINE_S), LoadedFeatures
-        )
+        request = FeatureRequest(self._config, given, files=now.files)
+        loaded = decode(self._request(request, DEADLINE_S, "features"), LoadedFeatures)
         return dataclasses.replace(loaded, stamp=now.stamp)
 
     def inspect_board(self) -> Inspection:
@@ -87,11 +88,15 @@ class ChildFeatureLoader:
 
     def _inspect(self, request: FeatureRequest, deadline_s: float) -> Inspection:
         try:
-            return decode(self._request(request, deadline_s), Inspection)
+            return decode(self._request(request, deadline_s, "headers"), Inspection)
         except (EdgeFLError, MemoryError) as error:
             record.remember_problem(Path(self._config.folder), record.failure_word(error), str(error))
             raise
 
-    def _request(self, request: FeatureRequest, deadline_s: float) -> bytes:
+    def _request(self, request: FeatureRequest, deadline_s: float, what: str) -> bytes:
         with self._working, imports.naming("numpy", "onnxruntime"):
-            return self._children.request(encode(request), deadline_s)
+            self.progress.begin(what)
+            try:
+                return self._children.request(encode(request), deadline_s, self.progress)
+            finally:
+                self.progress.end()

@@ -44,7 +44,7 @@ def inspect(request: FeatureRequest) -> Inspection:
         return inspection
     try:
         spec = dataclasses.replace(_data_spec(installed), files=request.files)
-        return replace(inspection, report=load.count_for(config, spec))
+        return replace(inspection, report=load.count_for(config, spec, progress))
     except DataError as error:
         return replace(inspection, trouble=str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
+from edge_fl_devices.features.progress import ReadingProgress
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PrecisionLimits
@@ -53,6 +55,7 @@ from edge_fl_devices.workers.worker import MakeWorker
 log = logging.getLogger(__name__)
 
 CONNECT_S = 15.0
+READING_S = 60.0  # between lines about a slow reading of the pictures
 UNKNOWN_OPSET = 99  # of a board that is not measured: the canary tells what it runs
 
 
@@ -117,7 +120,7 @@ def run_device(
         progress.print(f"{config.id}: {capability.notes[0]}; {COUNTING}; broker {config.broker.endpoint}")
         runner.add(agent, update.through(connect))
         threads.once(partial(_wait_connected, agent, progress.print), "edge-fl-connecting").start()
-        status = _StatusDisplay(agent, progress)
+        status = _StatusDisplay(agent, progress, loader.progress)
 
         def done() -> bool:
             tick()
@@ -276,11 +279,12 @@ def _wait_connected(agent: Device, show: Callable[[str], None]) -> None:
 
 
 class _StatusDisplay:
-    """Prints each new status and shows the progress of downloads."""
+    """Prints each new status, shows the progress of downloads, and prints that of a slow reading of the pictures."""
 
-    def __init__(self, agent: Device, progress: Progress) -> None:
-        self._agent, self._progress = agent, progress
+    def __init__(self, agent: Device, progress: Progress, reading: ReadingProgress) -> None:
+        self._agent, self._progress, self._reading = agent, progress, reading
         self._line = ""
+        self._reading_at_s = -math.inf
         self._fetching: Count | None = None
 
     def update(self) -> None:
@@ -290,6 +294,9 @@ class _StatusDisplay:
             self._progress(before._replace(done=before.of))
         if self._fetching:
             self._progress(self._fetching)
+        if (reading := self._reading.current) and reading.at_s - self._reading_at_s >= READING_S:
+            self._reading_at_s = reading.at_s
+            self._progress.print(f"{self._agent.name}: {reading}")
         if self._agent.state.published is None:
             return
         status, activity, release, why = self._agent.state.published

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from edge_fl.errors import ChildError, DataError, DeadlineError, KilledError
-from edge_fl_devices.child import Children, decode, encode, feature_children
+from edge_fl_devices.child import Children, Progress, decode, encode, feature_children, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.location import Snapshot
@@ -65,11 +65,11 @@ def test_photos_of_a_phone_are_counted_in_little_memory(config: DeviceConfig) ->
 class LimitedChildren(Children):
     """Runs out of memory whenever the data is counted."""
 
-    def request(self, payload: bytes, deadline_s: float) -> bytes:
+    def request(self, payload: bytes, deadline_s: float, progress: Progress = ignore) -> bytes:
         request = decode(payload, FeatureRequest)
         if request.count:
             raise MemoryError("data: out of memory, the system killed the child")
-        return super().request(payload, deadline_s)
+        return super().request(payload, deadline_s, progress)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ class FailingChildren(Children):
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def request(self, payload: bytes, deadline_s: float) -> bytes:
+    def request(self, payload: bytes, deadline_s: float, progress: Progress = ignore) -> bytes:
         raise self.error
 
 
