@@ -17,9 +17,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge_fl.config import MAX_CLASSES
-from edge_fl.errors import EdgeFLError
+from edge_fl.errors import EdgeFLError, KilledError
 from edge_fl.wire.messages import Capability
-from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, TierChanged
+from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
 from edge_fl_devices.board import health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
@@ -63,6 +63,8 @@ class DeviceMonitor:
     _counted: Snapshot | None = None
     _count_at_s: float = 0.0
     _failures: int = 0
+    _given_up: tuple[Snapshot, int] | None = None
+    _impaired: dict[str, str] = field(default_factory=dict)
     _recorded: Capability | None = None
     _health: Health = field(default_factory=Health)
     _delivered: dict[type, object] = field(default_factory=dict)
@@ -74,28 +76,34 @@ class DeviceMonitor:
         """
         next_s = self.clock()
         while not stopped.is_set():
-            try:
-                if not self.config.watch_s:
-                    self._check_images()
-                    if self._counted is not None:
-                        return
-                elif self.clock() >= next_s:
-                    next_s = self.clock() + self.config.watch_s
-                    self.check()
-                else:
-                    self.check_count()
-            except (EdgeFLError, OSError, MemoryError) as error:
-                log.warning("%s: monitoring: %s", self.config.id, error)
+            if not self.config.watch_s:
+                self._attempt(self._check_images)
+                if self._counted is not None:
+                    return
+            elif self.clock() >= next_s:
+                next_s = self.clock() + self.config.watch_s
+                self.check()
+            else:
+                self._attempt(self.check_count)
             stopped.wait(min(self.config.watch_s or COUNT_S, COUNT_S))
 
     def check(self) -> None:
-        """Check everything once and deliver an event for each change."""
-        self._check_images()
-        self._check_health()
-        score = drift.measured(Path(self.config.folder))
-        self._deliver_change(Drifted(score), bool(score))
-        why = usage.exceeded(self.meter.update(), self.config.budget)
-        self._deliver_change(BudgetChanged(why), bool(why))
+        """Check everything once and deliver an event for each change; a check that fails is a state, and hinders no other one."""
+        for part in (self._check_images, self._check_health, self._check_drift, self._check_budget):
+            self._attempt(part)
+
+    def _attempt(self, part: Callable[[], None]) -> None:
+        name = part.__name__
+        try:
+            part()
+        except Exception as error:  # whatever it is, the monitor continues
+            text = f"{type(error).__name__}: {error}"
+            if self._impaired.get(name) != text:
+                self._log(f"monitoring: {text}; trying again", error)
+            self._impaired[name] = text
+        else:
+            self._impaired.pop(name, None)
+        self._deliver_change(Impaired("error" if self._impaired else ""), bool(self._impaired))
 
     def check_count(self) -> None:
         """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
@@ -109,6 +117,11 @@ class DeviceMonitor:
             for line in known.report.local_notes:
                 log.warning("%s: %s", self.config.id, line, extra=LOCAL)
 
+    def _log(self, text: str, error: Exception) -> None:
+        """Log a failure; an unexpected one with its traceback."""
+        unexpected = not isinstance(error, EdgeFLError | OSError | MemoryError)
+        log.warning("%s: %s", self.config.id, text, exc_info=unexpected, extra=LOCAL)
+
     def _check_images(self) -> None:
         """Count the data if they are others than at the last count; accept them for all workers once they are stable."""
         found = self.current.found()
@@ -117,6 +130,8 @@ class DeviceMonitor:
             self.current.accept(found)
         if found == self._counted or self.clock() < self._count_at_s:
             return
+        if self._given_up == (found, self.device.state.release):
+            return
         if stable or self._counted is None:
             self._count(found)
 
@@ -124,10 +139,10 @@ class DeviceMonitor:
         first, state = self._counted is None, self.device.state
         try:
             capability = self.inspect(found)
-        except (EdgeFLError, MemoryError) as error:
-            self._fail(error)
+        except Exception as error:
+            self._fail(error, found)
             return
-        self._failures, self._counted = 0, found
+        self._failures, self._counted, self._given_up = 0, found, None
         self._count_at_s = self.clock() + (0.0 if first else self.config.refit_every_s)
         fitted = self.device.worker.store.fitted_data()
         refit = fitted not in ("", found.stamp) if first else True
@@ -136,18 +151,32 @@ class DeviceMonitor:
         if not first:  # the server knows the count before it gets an update on the data
             self.current.accept(found)
 
-    def _fail(self, error: EdgeFLError | MemoryError) -> None:
-        """Make the failure of a count the state of the device, and repeat it later: at once it would fail again."""
+    def _fail(self, error: Exception, found: Snapshot) -> None:
+        """Make the failure of a count the state of the device, and repeat it later: at once it would fail again.
+
+        A child that signals ended as often as work is begun again waits for other data, another release or a restart.
+        """
         why, pause_s = record.failure_word(error), RETRY_S * 2.0**self._failures
         if isinstance(error, MemoryError):
             pause_s = self.config.refit_every_s
         self._failures += 1
         self._count_at_s = self.clock() + min(pause_s, max(self.config.refit_every_s, RETRY_S))
-        log.warning("%s: the data were not counted: %s; trying again", self.config.id, error, extra=LOCAL)
-        state = self.device.state
+        state, then = self.device.state, "trying again"
+        if isinstance(error, KilledError) and self._failures >= state.limits.max_kills:
+            self._given_up, self._failures = (found, state.release), 0
+            then = "not tried again until new data, another release or a restart"
+        self._log(f"the data were not counted: {error}; {then}", error)
         if state.data_problem != why:
             notes = state.capability.notes[:MEASURED]
             self.deliver(DataChanged(replace(state.capability, notes=notes), why))
+
+    def _check_drift(self) -> None:
+        score = drift.measured(Path(self.config.folder))
+        self._deliver_change(Drifted(score), bool(score))
+
+    def _check_budget(self) -> None:
+        why = usage.exceeded(self.meter.update(), self.config.budget)
+        self._deliver_change(BudgetChanged(why), bool(why))
 
     def _check_health(self) -> None:
         capability = self.device.state.capability

@@ -69,3 +69,12 @@ def test_data_that_could_not_be_counted_is_an_alert_until_they_are() -> None:
     device.on(events.DataChanged(can))
     device.receive(device.echo())
     assert (device.state.status, device.state.reason) == ("ready", "")
+
+
+def test_a_background_thread_that_fails_is_an_alert_until_it_works_again() -> None:
+    device = Agent().up()
+    device.on(events.Impaired("error"))
+    assert (device.state.status, device.state.reason) == ("alert", "error")
+    assert device.statuses()[-1] == "alert"
+    device.on(events.Impaired())
+    assert (device.state.status, device.state.reason) == ("ready", "") and device.statuses()[-1] == "ready"

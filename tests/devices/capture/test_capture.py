@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_fl import threads
 from edge_fl.errors import ConfigError
 from edge_fl.fleet.settings import Budget
 from edge_fl_devices.board.usage import Usage, today
@@ -247,3 +249,23 @@ def test_the_service_of_a_device_captures_and_shows_the_state(folder: Path, tmp_
     with serving(folder, convert(tree, "test"), "127.0.0.1", 0, {}) as service:
         wait_until(lambda: service.health()["capture"]["pictures"] == 1)  # type: ignore[index]
         assert service.health()["capture"]["state"] == "capturing"  # type: ignore[index]
+
+
+def test_an_unexpected_error_outside_the_camera_is_shown_and_capturing_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "FIRST_PAUSE_S", 0.01)
+    (tmp_path / "watched").mkdir()
+    read, errors = captures.usage.read, [ZeroDivisionError("no divisor")]
+
+    def fails(folder: Path) -> Usage:
+        if errors and threading.current_thread() is not threading.main_thread():
+            raise errors.pop()
+        return read(folder)
+
+    monkeypatch.setattr(captures.usage, "read", fails)
+    notes: list[str] = []
+    with capturing(tmp_path, f"watch:{tmp_path / 'watched'}", notes) as capture:
+        wait_until(lambda: capture.status()["state"] == "capturing")
+    assert "capture: waiting (ZeroDivisionError: no divisor)" in notes
+    assert "thread edge-fl-capture: unexpected error" in caplog.text

@@ -16,7 +16,7 @@ from edge_fl.errors import KilledError
 from edge_fl.fleet.settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
-from edge_fl_devices.agent.state import AgentState
+from edge_fl_devices.agent.state import LIMITS, AgentState
 from edge_fl_devices.agent.step import step
 from edge_fl_devices.board.health import CALM_S, Readings
 from edge_fl_devices.board.usage import Meter
@@ -239,6 +239,69 @@ def test_the_images_are_counted_at_once_and_failures_do_not_end_the_thread(
     board.monitor.inspect = inspect
     board.monitor.run(stopped)
     assert len(asked) == 3 and [event.why for event in board.heard][:2] == ["killed", ""]  # type: ignore[attr-defined]
+
+
+def test_a_count_whose_child_is_always_killed_is_given_up_until_something_changes(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[Snapshot] = []
+    counted = board.monitor.inspect
+
+    def inspect(snapshot: Snapshot) -> Capability:
+        asked.append(snapshot)
+        raise KilledError("data: the child was ended by SIGILL", "SIGILL")
+
+    board.monitor.inspect = inspect
+    board.look()
+    picture(board.home / "images" / "a" / "1.png")
+    for _ in range(30):
+        board.look(after_s=1000)
+    assert len(asked) == LIMITS.max_kills and board.device.state.reason == "killed"
+    assert "SIGILL; not tried again until new data, another release or a restart" in caplog.messages[-1]
+    board.device.state = replace(board.device.state, release=7)  # another release
+    board.look()
+    assert len(asked) == LIMITS.max_kills + 1
+    board.monitor.inspect = counted
+    picture(board.home / "images" / "a" / "2.png")
+    board.look(), board.look(after_s=1000)
+    assert not board.device.state.reason and board.device.state.refit
+
+
+def test_an_unexpected_error_of_one_check_is_a_state_and_hinders_neither_the_others_nor_the_thread(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    found, errors = board.monitor.current.found, iter([ZeroDivisionError("no divisor")] * 3)
+
+    def fails() -> Snapshot:
+        for error in errors:
+            raise error
+        return found()
+
+    board.monitor.current.found = fails  # type: ignore[method-assign]
+    board.readings = Readings(throttled=0x1)
+    assert [type(event) for event in board.look()] == [events.Impaired, events.TierChanged]
+    assert (board.device.state.impaired, board.device.state.demoted) == ("error", "under-voltage")
+    assert board.look() == []
+    (record,) = [record for record in caplog.records if record.exc_info]  # once, although it failed twice
+    assert "pi-01: monitoring: ZeroDivisionError: no divisor; trying again" in record.getMessage()
+    board.look()
+    assert [event.why for event in board.look() if isinstance(event, events.Impaired)] == [""]
+
+
+def test_the_thread_of_the_monitor_survives_any_exception(board: Board) -> None:
+    stopped, fails = threading.Event(), count()
+
+    def found() -> Snapshot:
+        if next(fails) == 3:
+            stopped.set()
+        raise RuntimeError("anything")
+
+    board.monitor.current.found = found  # type: ignore[method-assign]
+    clock = count(1000, 30)
+    config = replace_config(board.monitor.config, watch_s=0.001)
+    board.monitor = replace(board.monitor, config=config, clock=lambda: next(clock))
+    board.monitor.run(stopped)
+    assert next(fails) == 4 and board.device.state.impaired == "error"
 
 
 def test_a_file_counts_once_it_is_stable_and_no_longer_once_it_is_gone_or_written_anew(board: Board) -> None:

@@ -247,3 +247,15 @@ def test_a_device_reports_a_server_of_another_protocol(local: Site) -> None:
     server.publish(TOPICS.server_state(), ServerState(True, "s1", protocol="9.0"), retain=True)
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: (s.status, s.why) == ("alert", "unsupported_proto"))
+
+
+def test_an_exception_of_a_job_is_logged_with_its_device_and_the_next_job_runs(
+    local: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = head_device(local.home)
+    with running(agent, connect=local.connect) as runner:
+        runner.submit(agent, lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+        eventually(lambda: "thread edge-fl-work, pi-01: unexpected error" in caplog.text)
+        eventually(lambda: not runner.is_working(agent))
+        local.serve(local.publish())
+        assert not local.server.wait_for("pi-01", "rpt").error
