@@ -221,7 +221,7 @@ def _run(app: App, arguments: list[str]) -> int:
     try:
         code = _invoke(app, arguments)
     except (KeyboardInterrupt, typer.Exit, Exception) as error:
-        code = _exit_code(error, app)
+        code = _exit_code(error, app, arguments)
     if lost := _flush(sys.stdout):
         return _output_lost(lost)
     return code
@@ -236,7 +236,7 @@ def _invoke(app: App, arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _exit_code(error: BaseException, app: App) -> int:
+def _exit_code(error: BaseException, app: App, arguments: Sequence[str]) -> int:
     """Print the line of an error, if it has one, and return its exit code."""
     match error:
         case typer.Exit():
@@ -253,6 +253,9 @@ def _exit_code(error: BaseException, app: App) -> int:
             return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
         case OSError() if lost := _flush(sys.stdout, probe="\n"):
             return _output_lost(lost)
+        case UnicodeEncodeError() if given := [word for word in arguments if not paths.is_utf8(word)]:
+            what = f"argument '{paths.text(given[0])}': not UTF-8, which this command stores or sends"
+            return _fail(f"{what}; expected UTF-8, for a path a link to it (ln -s)", InputError.exit_code)
     from edge_fl.console import extras
 
     return _fail(extras.hint(error) or _bug(error), EdgeFLError.exit_code)
@@ -279,7 +282,7 @@ def _output_lost(error: OSError) -> int:
 
 def _fail(message: str, code: int) -> int:
     with suppress(OSError):
-        print("edge-fl:", " ".join(message.split()), file=sys.stderr)
+        print("edge-fl:", paths.encodable(" ".join(message.split())), file=sys.stderr)
     _flush(sys.stderr)
     return code
 
@@ -308,11 +311,11 @@ def _bug(error: BaseException) -> str:
     place = hashlib.blake2b(
         "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
     ).hexdigest()
-    text = "".join(traceback.format_exception(error))
+    lines = paths.encodable("".join(traceback.format_exception(error)))
     for folder in (cache_folder(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (path := folder / f"traceback-{place}.txt").write_text(text)
+            (path := folder / f"traceback-{place}.txt").write_text(lines, "utf-8")
         except OSError:
             continue
         return f"unexpected {type(error).__name__}: {error} ({where}); this is a bug, its traceback is in {paths.text(path)}"

@@ -132,6 +132,25 @@ def test_a_bug_is_one_line_and_its_traceback_a_file(
     assert "Traceback (most recent call last)" in Path(found[1]).read_text()
 
 
+def test_an_argument_that_is_not_utf8_where_text_is_stored_is_bad_input(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli._run(app_with(_stores_its_name), ["go", "caf\udce9"]) == 4
+    assert "argument 'caf\\xe9': not UTF-8" in capsys.readouterr().err
+
+
+def _stores_its_name(name: str) -> None:
+    name.encode()
+
+
+def test_the_traceback_of_a_bug_with_such_a_name_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run(app_with(raising(ZeroDivisionError("caf\udce9"))), ["go"]) == 1
+    (file,) = (tmp_path / "edge-fl").iterdir()
+    assert "ZeroDivisionError: caf\\xe9" in file.read_text() and str(file) in capsys.readouterr().err
+
+
 def test_the_same_bug_keeps_one_file(tmp_path: Path) -> None:
     for number in range(3):
         cli._run(app_with(raising(ZeroDivisionError(number))), ["go"])

@@ -83,6 +83,7 @@ def scan(folder: Path) -> PictureFolders:
         for path in sorted(folder.iterdir())
         if path.name.startswith(".") and path.is_dir() and not is_system(path.name)
     ]
+    remarks += [f"{paths.text(path)}: {why}" for path, why in listing.skipped if path.parent == folder]
     remarks += folder_remarks(listing)
     if loose:
         remarks.append(

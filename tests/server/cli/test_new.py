@@ -48,8 +48,10 @@ def test_folders_are_compared_in_one_unicode_form_and_similar_ones_are_named(pic
     (pictures / os.fsdecode(b"caf\xe9")).mkdir()
     (pictures / "farm" / "cow").rename(pictures.parent / "birds")
     (pictures / "bird").symlink_to("../birds")
+    (pictures / "ghost").symlink_to("nowhere")
     assert main(["new", "pets", "--images", "pictures", *SMALL]) == 0
     lines = capsys.readouterr().err.splitlines()
+    assert "pictures/ghost: a broken link" in lines
     assert "müll: 4 pictures" in lines and "bird: 1 picture" in lines
     assert "folder 'caf\\xe9': its name is not UTF-8, so it is no class; rename it" in lines
     assert "classes 'Cat' and 'cat' are similar; if they are the same, put them in one folder" in lines
