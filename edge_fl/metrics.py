@@ -37,7 +37,7 @@ TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"
 TEST_GAINED = "test_samples.gained"
-"""Test images that became wrong, and that became right."""
+"""Test images that became wrong, and that became right. A device counts groups of images that belong together (`edge_fl.data.groups`)."""
 
 HEAD = "head."
 """Prefix of `of_head`."""

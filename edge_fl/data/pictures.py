@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ KEPT_DETAIL = (
     2  # large pictures are first averaged over blocks of pixels, down to this multiple of the final size
 )
 ORIENTATION = 0x0112  # EXIF tag
+EXIF_IFD, DATE_TIME_ORIGINAL = 0x8769, 0x9003
 _MIRRORED = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (-1, 1), 7: (-1, -1), 8: (1, -1)}  # steps in y and x
 _SIDES_SWAPPED = range(5, 9)
 _MODES = {1: "L", 3: "RGB"}
@@ -93,6 +95,20 @@ def check(path: Path, limits: PictureLimits = LIMITS) -> None:
         stored = picture.size
         picture.draft(None, (1, 1))
         _require_affordable(picture, file, stored, 0, limits)
+
+
+class Header(NamedTuple):
+    """Size (width, height) of a picture as it is stored, its EXIF DateTimeOriginal ("": none), time of its file in seconds since 1970."""
+
+    size: Size
+    taken: str
+    written_s: float
+
+
+def header(path: Path, limits: PictureLimits = LIMITS) -> Header:
+    """Return what the header of a picture file says. Raises PictureError as `check`."""
+    with _opened(path, limits) as (picture, file):
+        return Header(picture.size, _taken(picture), os.fstat(file.fileno()).st_mtime)
 
 
 def decode(path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS) -> Pixels:
@@ -202,6 +218,15 @@ def _orientation(picture: Image.Image) -> int:
         log.debug("EXIF data that cannot be read", exc_info=True)
         return 1
     return orientation if orientation in range(1, 9) else 1
+
+
+def _taken(picture: Image.Image) -> str:
+    """Return DateTimeOriginal of the EXIF data; "" if there is none or it is damaged."""
+    try:
+        return str(picture.getexif().get_ifd(EXIF_IFD).get(DATE_TIME_ORIGINAL, ""))
+    except Exception:  # as `_orientation`
+        log.debug("EXIF data that cannot be read", exc_info=True)
+        return ""
 
 
 class _Plan(NamedTuple):

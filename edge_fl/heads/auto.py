@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl import metrics
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
 from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl.heads.head import Features, Head
 
@@ -45,14 +47,15 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Features and labels for evaluation only; fewer than MIN_HELD_OUT are too few."""
+    """Features and labels for evaluation only, with their groups [n] (empty: all alone); fewer than MIN_HELD_OUT groups are too few."""
 
     z: Features
     y: Labels
+    groups: Groups = field(default_factory=grouping.alone)
 
     @property
     def enough(self) -> bool:
-        return len(self.y) >= MIN_HELD_OUT
+        return grouping.count(self.groups, len(self.y)) >= MIN_HELD_OUT
 
 
 def choose(
@@ -60,11 +63,13 @@ def choose(
     z: Features,
     y: Labels,
     held: HeldOut,
+    groups: Groups | None = None,
     *,
     budget_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Choice:
-    """Choose the best of CANDIDATES within `budget_s` (the cheapest of equals), by accuracy on `held` or else by cross-validation.
+    """Choose the best of CANDIDATES within `budget_s` (the cheapest of equals), by accuracy on `held` or else by cross-validation, whose
+    folds cut none of the `groups` [n] of the samples (default: all alone).
 
     The cheapest is always fitted; a candidate that runs out of memory is skipped. Raises the errors of the cheapest fit.
     """
@@ -75,7 +80,7 @@ def choose(
             if scores and clock() >= ends_s:
                 break
             try:
-                scores[kind] = _score(fit, kind, z, y, held)
+                scores[kind] = _score(fit, kind, z, y, held, grouping.alone() if groups is None else groups)
             except MemoryError:
                 continue
         best = max(scores, key=lambda kind: scores[kind], default=best)
@@ -97,22 +102,27 @@ def curve(fit: Fit, z: Features, y: Labels, held: HeldOut, goes_on: Callable[[],
     return numbers
 
 
-def _score(fit: Fit, kind: str, z: Features, y: Labels, held: HeldOut) -> float:
+def _score(fit: Fit, kind: str, z: Features, y: Labels, held: HeldOut, groups: Groups) -> float:
     """Accuracy on `held`, or the mean over stratified folds if `held` is too small."""
     if held.enough:
         return _accuracy(fit(kind, z, y), held)
-    fold = _rank(y) % FOLDS
+    fold = grouping.folds(y, groups, FOLDS)
     parts = [
         (fold != number, fold == number)
         for number in range(FOLDS)
         if (fold == number).any() and (fold != number).any()
     ]
-    right = [_accuracy(fit(kind, z[rest], y[rest]), HeldOut(z[out], y[out])) for rest, out in parts]
+    right = [
+        _accuracy(
+            fit(kind, z[rest], y[rest]), HeldOut(z[out], y[out], groups[out] if len(groups) else groups)
+        )
+        for rest, out in parts
+    ]
     return float(np.mean(right)) if right else 0.0
 
 
 def _accuracy(head: Head, held: HeldOut) -> float:
-    return metrics.accuracy(head.predict(held.z), held.y)
+    return grouping.mean(head.predict(held.z) == held.y, held.groups)
 
 
 def _first_of_each(y: Labels) -> Iterator[tuple[int, NDArray[np.bool_]]]:

@@ -1,12 +1,14 @@
 """Calibration of a head on out-of-fold predictions: temperature, threshold for a target precision, rejection by feature distance.
 
 The labelled samples are divided into FOLDS folds; a head fitted on the others predicts each of them, so no sample is needed for this alone.
+No fold cuts a group (`edge_fl.data.groups`), and every group counts once, so that frames of one scene do not count as many.
 
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
-  equals the accuracy, (right + 1/2) / (n + 1). With a few dozen samples this is better calibrated on unseen ones than the maximum
-  likelihood.
+  equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
+  maximum likelihood.
 - The threshold of a target precision is the lowest probability above which both the observed and the expected precision (the mean
-  probability) of the out-of-fold predictions reach the target.
+  probability) of the out-of-fold predictions reach the target; where samples share groups, the observed one by a standard error more,
+  because scenes of one day differ less than those of other days.
 - The distance of a sample is 1 minus the cosine between it and the nearest class mean, both as directions
   (`edge_fl.heads.linear.direction`). Its percentile is the share of the out-of-fold distances below it; a sample above the percentile
   1 - false alarm rate is unknown.
@@ -16,11 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import Array, Features, Head
@@ -28,13 +32,15 @@ from edge_fl.heads.linear import direction
 
 FOLDS = 5
 ENOUGH = 1000
-"""Out-of-fold predictions after which no further fold is computed."""
+"""Groups with out-of-fold predictions after which no further fold is computed."""
 LEAST = 20
-"""Out-of-fold predictions below which there is neither a threshold nor a rejection."""
+"""Groups with out-of-fold predictions below which there is neither a threshold nor a rejection."""
 LEAST_ANSWERED = 5
 TEMPERATURES = (1e-3, 1e3)
 HALVINGS = 40
 NOTHING = np.empty(0, np.float32)
+GROUPS = "groups"
+"""Name of the array that is only in the file where pictures share a group."""
 
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
@@ -58,7 +64,7 @@ class Calibration:
     """Out-of-fold predictions of a head, in ascending order of their samples, and what follows from them.
 
     confidences float32 [m]: calibrated probability of the predicted class; right bool [m]: whether it is the label. means float32 [k, d]:
-    class means as directions; distances float32 [m]: out-of-fold distances, ascending.
+    class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone.
     """
 
     temperature: float
@@ -66,11 +72,22 @@ class Calibration:
     right: NDArray[np.bool_]
     means: Features
     distances: Features
+    groups: Groups = field(default_factory=grouping.alone)
 
     @property
     def accuracy(self) -> float:
         """Out-of-fold accuracy; 0 without predictions."""
-        return float(self.right.mean()) if len(self.right) else 0.0
+        return grouping.mean(self.right, self.groups) if len(self.right) else 0.0
+
+    @property
+    def scenes(self) -> int:
+        """Groups among the out-of-fold predictions."""
+        return grouping.count(self.groups, len(self.right))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the accuracy on new scenes."""
+        return grouping.interval(self.accuracy, self.scenes)
 
     def probabilities(self, logits: Features) -> Features:
         """Logits [n, C] -> calibrated probabilities float32 [n, C]."""
@@ -80,36 +97,49 @@ class Calibration:
         """Return the threshold for a target precision in 0..1; 0 answers everything."""
         if precision <= 0:
             return Threshold(0.0, 1.0)
-        held_out = len(self.right)
-        if held_out < LEAST:
-            return Threshold(np.inf, 0.0, f"{held_out} held-out predictions, expected {LEAST} or more")
+        held_out = f"{len(self.right)} held-out predictions"
+        if self.scenes < len(self.right):
+            held_out += f" of {self.scenes} scenes"
+        if self.scenes < LEAST:
+            return Threshold(np.inf, 0.0, f"{held_out}, expected {LEAST} or more")
         order = np.argsort(-self.confidences, kind="stable")
-        numbers = np.arange(1, held_out + 1)
-        observed = np.cumsum(self.right[order]) / numbers
-        expected = np.cumsum(self.confidences[order]) / numbers
+        weights = self._weights[order]
+        numbers = np.cumsum(weights)
+        observed = np.cumsum(weights * self.right[order]) / numbers
+        if not grouping.are_alone(self.groups):
+            observed -= np.sqrt((observed * (1 - observed) + 0.25 / numbers) / numbers)
+        expected = np.cumsum(weights.astype(np.float32) * self.confidences[order]) / numbers
         reached = np.flatnonzero((np.minimum(observed, expected) >= precision) & (numbers >= LEAST_ANSWERED))
         if not len(reached):
-            best = float(np.minimum(observed, expected)[LEAST_ANSWERED - 1 :].max())
-            return Threshold(np.inf, 0.0, f"at most {best:.2f} on {held_out} held-out predictions")
+            best = float(np.minimum(observed, expected)[numbers >= LEAST_ANSWERED].max())
+            return Threshold(np.inf, 0.0, f"at most {best:.2f} on {held_out}")
         last = int(reached[-1])
-        return Threshold(float(self.confidences[order[last]]), (last + 1) / held_out)
+        return Threshold(float(self.confidences[order[last]]), float(numbers[last] / numbers[-1]))
 
     def percentiles(self, z: Features) -> Features:
-        """Features z [n, d] -> percentiles in 0..1 of their distances, float32 [n]; 0 with fewer than LEAST distances."""
-        if len(self.distances) < LEAST:
+        """Features z [n, d] -> percentiles in 0..1 of their distances, float32 [n]; 0 with fewer than LEAST groups."""
+        if self.scenes < LEAST:
             return np.zeros(len(z), np.float32)
-        below = np.searchsorted(self.distances, distance(self.means, z))
-        return (below / len(self.distances)).astype(np.float32)
+        order = np.argsort(self.distances, kind="stable")
+        below = np.concatenate([[0.0], np.cumsum(self._weights[order])])
+        places = np.searchsorted(self.distances[order], distance(self.means, z))
+        shares: Features = (below[places] / below[-1]).astype(np.float32)
+        return shares
+
+    @property
+    def _weights(self) -> NDArray[np.float64]:
+        return grouping.weights(self.groups, len(self.right))
 
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for the file of the head (`from_arrays` is the inverse)."""
-        return {
+        arrays: dict[str, Array] = {
             "temperature": np.array([self.temperature], np.float32),
             "confidences": self.confidences,
             "right": self.right.astype(np.uint8),
             "means": self.means,
             "distances": self.distances,
         }
+        return arrays if grouping.are_alone(self.groups) else {**arrays, GROUPS: self.groups}
 
 
 UNCALIBRATED = Calibration(1.0, NOTHING, NOTHING.astype(np.bool_), NOTHING.reshape(0, 0), NOTHING)
@@ -120,6 +150,8 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
     if not arrays:
         return UNCALIBRATED
     expected = UNCALIBRATED.to_arrays()
+    if GROUPS in arrays:
+        expected[GROUPS] = UNCALIBRATED.groups
     usable = arrays.keys() == expected.keys() and all(
         array.ndim == expected[name].ndim and array.dtype == expected[name].dtype and np.isfinite(array).all()
         for name, array in arrays.items()
@@ -128,12 +160,16 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         raise ArtefactError(f"calibration: {', '.join(arrays)}, expected finite {', '.join(expected)}")
     if arrays["confidences"].shape != arrays["right"].shape:
         raise ArtefactError("calibration: confidences and right differ in length")
+    groups = arrays.get(GROUPS, grouping.alone())
+    if len(groups) not in (0, len(arrays["right"])) or len(arrays["distances"]) != len(arrays["right"]):
+        raise ArtefactError("calibration: distances or groups differ in length from the predictions")
     return Calibration(
         float(arrays["temperature"][0]),
         arrays["confidences"],
         arrays["right"].astype(np.bool_),
         arrays["means"],
         arrays["distances"],
+        groups,
     )
 
 
@@ -141,17 +177,20 @@ def calibrate(
     fit: FitHead,
     z: Features,
     y: Labels,
+    groups: Groups | None = None,
     *,
     budget_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calibration:
-    """Calibrate the head that `fit` fits on z and y; UNCALIBRATED with a single class.
+    """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone); UNCALIBRATED with a single class.
 
-    At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count.
+    At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count: those
+    of a class with a single group.
     """
     if len(np.unique(y)) < 2:
         return UNCALIBRATED
-    fold, ends_s = folds(y), clock() + budget_s
+    scenes = grouping.numbers(grouping.alone() if groups is None else groups, len(y))
+    fold, ends_s = grouping.folds(y, scenes, FOLDS), clock() + budget_s
     rows: list[Labels] = []
     logits: list[Features] = []
     distances: list[Features] = []
@@ -160,7 +199,7 @@ def calibrate(
         known = np.flatnonzero(out & np.isin(y, y[rest]))
         if not len(known) or len(np.unique(y[rest])) < 2:
             continue
-        if rows and (sum(map(len, rows)) >= ENOUGH or clock() >= ends_s):
+        if rows and (len(np.unique(scenes[np.concatenate(rows)])) >= ENOUGH or clock() >= ends_s):
             break
         rows.append(known)
         logits.append(fit(z[rest], y[rest]).logits(z[known]))
@@ -168,33 +207,30 @@ def calibrate(
     means = class_means(z, y)
     if not rows:
         return replace(UNCALIBRATED, means=means)
-    order = np.argsort(np.concatenate(rows))
-    held, labels = np.concatenate(logits)[order], y[np.concatenate(rows)[order]]
-    temperature = best_temperature(held, labels)
+    predicted = np.concatenate(rows)
+    order = np.argsort(predicted)
+    predicted = predicted[order]
+    held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
+    temperature = best_temperature(held, labels, counted)
     shares = probabilities(held / np.float32(temperature))
     return Calibration(
         temperature,
         shares.max(axis=1),
         shares.argmax(axis=1) == labels,
         means,
-        np.sort(np.concatenate(distances)),
+        np.concatenate(distances)[order],
+        counted,
     )
 
 
-def folds(y: Labels) -> Labels:
-    """Stratified folds [n] in 0..FOLDS-1; a class continues where the one before ended, so that folds differ by at most one in size."""
-    fold = np.empty(len(y), np.int64)
-    fold[np.argsort(y, kind="stable")] = np.arange(len(y)) % FOLDS
-    return fold
-
-
-def best_temperature(logits: Features, y: Labels) -> float:
+def best_temperature(logits: Features, y: Labels, groups: Groups) -> float:
     """The temperature in TEMPERATURES at which the mean probability of the predicted classes is the accuracy, by bisection."""
-    accuracy = (np.sum(logits.argmax(axis=1) == y) + 0.5) / (len(y) + 1)
+    weights, count = grouping.weights(groups, len(y)), grouping.count(groups, len(y))
+    accuracy = (np.sum(weights[logits.argmax(axis=1) == y]) + 0.5) / (count + 1)
     low, high = np.log(TEMPERATURES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        confidence = probabilities(logits / np.float32(np.exp(middle))).max(axis=1).mean()
+        confidence = grouping.mean(probabilities(logits / np.float32(np.exp(middle))).max(axis=1), groups)
         low, high = (middle, high) if confidence > accuracy else (low, middle)
     return float(np.exp(middle))
 

@@ -14,20 +14,25 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
+from edge_fl.data import groups
+from edge_fl.data.groups import Groups
 from edge_fl.data.samples import Images
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
+from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
+from edge_fl_devices.data.origins import Origin
 
-VERSION = 1
+VERSION = 2
 SUFFIX = ".pictures"
 KEPT_FILES = 3
 SPARE_ROWS = 500
@@ -38,13 +43,28 @@ FRAME = struct.Struct("<II")  # length and CRC-32 of a row
 class PictureFacts(Struct, frozen=True):
     """What the split and the fit need of a picture: key of its pixels (`data.split.key`) and position in the split.
 
-    reason: why the file is skipped, "" if it is usable; detail: for this machine.
+    reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`edge_fl.data.groups.thumbnails`) and origin,
+    None for an image of an array, tell which pictures belong together.
     """
 
     key: bytes = b""
     position: float = 0.0
     reason: str = ""
     detail: str = ""
+    thumbnail: bytes = b""
+    origin: Origin | None = None
+
+
+def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None = None) -> Groups:
+    """Which pictures belong together: near duplicates, those of one minute or recording, and those of one group of `given` [n].
+
+    side: the shorter side in pixels of images without an origin.
+    """
+    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), np.uint8).reshape(-1, groups.SIDE**2)
+    known = [each.origin for each in facts if each.origin]
+    sides = [each.side for each in known] or [side] * len(facts)
+    alike = groups.near_duplicates(thumbs, groups.nearness(np.array(sides)))
+    return groups.joined(alike, origins.grouped(known), groups.alone() if given is None else given)
 
 
 class _Row(Struct, frozen=True):

@@ -33,12 +33,16 @@ class DataRecord(Struct, frozen=True):
     disappeared: tuple[str, ...] = ()
     why: str = ""
     problem: str = ""
+    scenes: int = 0
+    single: tuple[str, ...] = ()
 
     @property
     def report(self) -> DataReport:
         """The report that was stored."""
         counts = tuple(self.samples), tuple(self.samples.values())
-        return DataReport(*counts, self.skipped, self.hints, self.disappeared, self.names)
+        return DataReport(
+            *counts, self.skipped, self.hints, self.disappeared, self.names, self.scenes, self.single
+        )
 
 
 def read(folder: Path) -> DataRecord:
@@ -55,7 +59,18 @@ def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
         gone &= {*wanted} if wanted else gone
     report = replace(report, disappeared=tuple(sorted(gone)))
     names = {reason: list(names) for reason, names in report.names.items()}
-    _write(folder, DataRecord(samples, dict(report.skipped), names, report.hints, report.disappeared))
+    _write(
+        folder,
+        DataRecord(
+            samples,
+            dict(report.skipped),
+            names,
+            report.hints,
+            report.disappeared,
+            scenes=report.scenes,
+            single=report.single,
+        ),
+    )
     return report
 
 

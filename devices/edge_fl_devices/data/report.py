@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
+from edge_fl.data.samples import Labels
 from edge_fl.files import paths
 
 if TYPE_CHECKING:  # the agent itself decodes no pictures
@@ -46,7 +49,8 @@ class DataReport:
     """Samples per class over all three sets, and skipped files by reason.
 
     `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
-    skipped files of each reason.
+    skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.groups`), 0 before they were decoded;
+    `single` are classes whose images are all of one.
     """
 
     classes: tuple[str, ...]
@@ -55,6 +59,13 @@ class DataReport:
     hints: tuple[str, ...] = ()
     disappeared: tuple[str, ...] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scenes: int = 0
+    single: tuple[str, ...] = ()
+
+    def with_groups(self, y: Labels, groups: Groups) -> DataReport:
+        """The same with what is to be said of images with class ids y [n] in these groups [n]."""
+        single = tuple(self.classes[label] for label in grouping.single(y, groups))
+        return replace(self, scenes=grouping.count(groups, len(y)), single=single)
 
     @property
     def samples(self) -> int:
@@ -77,6 +88,11 @@ class DataReport:
             ),
             *self.hints,
             *(f"class {name!r} had images before and has none now" for name in self.disappeared),
+            *self._few_scenes,
+            *(
+                f"class {name!r}: all pictures are of one scene; its accuracy cannot be measured"
+                for name in self.single
+            ),
         ]
 
     @property
@@ -85,4 +101,13 @@ class DataReport:
         notes = [f"{count} files skipped: {reason}" for reason, count in sorted(self.skipped.items())]
         if self.disappeared:
             notes.append(f"{len(self.disappeared)} classes had images before and have none now")
+        notes += self._few_scenes
+        if self.single:
+            notes.append(
+                f"{len(self.single)} classes have pictures of one scene only: their accuracy cannot be measured"
+            )
         return [*notes, "one_class"] if self.one_class else notes
+
+    @property
+    def _few_scenes(self) -> list[str]:
+        return [remark] if (remark := grouping.few(self.samples, self.scenes)) else []

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from edge_fl.data import arrays, npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
@@ -27,7 +28,8 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
+from edge_fl_devices.data.origins import origin
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.report import DataReport, Skipped
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData
@@ -101,9 +103,13 @@ def _counted(files: Iterable[Path], digests: frozenset[bytes] | None) -> Iterato
 
 
 def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataReport:
-    """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError."""
+    """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError.
+
+    Their groups are counted once all are known.
+    """
     found = scan(location, spec)
     counts = [0] * len(found.classes)
+    labels, facts = list[int](), list[PictureFacts]()
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
@@ -112,6 +118,8 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
                 found.skipped.add(path, _refusal(path, known), found.root)
             else:
                 counts[label] += 1
+                labels.append(label)
+                facts.append(known)
             continue
         try:
             pictures.check(path, spec.limits)
@@ -122,7 +130,9 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     found.require(sum(counts), spec)
     require_two(sum(counts))
     skipped = found.skipped
-    return DataReport(found.classes, tuple(counts), skipped, found.hints, names=skipped.names)
+    report = DataReport(found.classes, tuple(counts), skipped, found.hints, names=skipped.names)
+    are_known = len(facts) == sum(counts)
+    return report.with_groups(np.array(labels, np.int64), groups_of(facts)) if are_known else report
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
@@ -144,11 +154,11 @@ def folder(location: str, spec: DataSpec) -> SourceData:
 
 
 class _Picture(NamedTuple):
-    """A picture with its class id; its pixels [C, H, W], unless its facts are enough; and its facts, if there is an index."""
+    """A picture with its class id; its pixels [C, H, W], unless its facts are enough; and its facts, without an index only its origin."""
 
     label: int
     pixels: Images | None
-    facts: PictureFacts | None
+    facts: PictureFacts
 
 
 def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
@@ -158,7 +168,7 @@ def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
         pixels = None
         if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
             facts, pixels = _read(path, spec)
-        if facts and facts.reason:
+        if facts.reason:
             found.skipped.add(path, _refusal(path, facts), found.root)
             continue
         if pixels is not None:
@@ -181,12 +191,13 @@ def _known(path: Path, index: PictureIndex | None) -> PictureFacts | None:
     return None
 
 
-def _read(path: Path, spec: DataSpec) -> tuple[PictureFacts | None, Images | None]:
+def _read(path: Path, spec: DataSpec) -> tuple[PictureFacts, Images | None]:
     """Decode a file, and let the index know what it is: with another content its facts are others, too."""
     index = spec.index
     try:
         stat = path.stat() if index else None
         pixels = pictures.decode(path, spec.input, spec.limits)
+        comes_from = origin(path, pictures.header(path, spec.limits))
     except OSError:
         return PictureFacts(reason=UNREADABLE), None
     except PictureError as error:
@@ -195,8 +206,8 @@ def _read(path: Path, spec: DataSpec) -> tuple[PictureFacts | None, Images | Non
             index.add(path, stat, facts)
         return facts, None
     if index is None or stat is None:
-        return None, pixels
-    facts = index.facts(pixels)
+        return PictureFacts(origin=comes_from), pixels
+    facts = structs.replace(index.facts(pixels), origin=comes_from)
     index.add(path, stat, facts)
     return facts, pixels
 
@@ -214,7 +225,7 @@ def _batches(read: Iterator[_Picture]) -> Iterator[Pictures]:
             np.array([picture.label for picture in batch], np.int64),
             np.stack(pixels) if pixels else np.empty((0, 0, 0, 0), np.uint8),
             np.array(rows, np.int64),
-            [picture.facts for picture in batch if picture.facts is not None],
+            [picture.facts for picture in batch],
         )
 
 
@@ -263,12 +274,14 @@ def _of_arrays(
     skipped = Counter[str]()
     train = select(train, classes, spec, skipped)
     if "_test" not in others:
-        return SourceData(classes, resized([train], spec.input, where), skipped=skipped)
+        return SourceData(
+            classes, resized([train], spec.input, where), skipped=skipped, side=min(train.shape[1:])
+        )
     nothing = train.take(np.empty(0, np.int64))
     rest = [of_classes(others.get(part, nothing), classes, spec) for part in ("_validation", "_test")]
     sets = [train, *rest]
     sizes = (len(train), len(rest[0]), len(rest[1]))
-    return SourceData(classes, resized(sets, spec.input, where), sizes, skipped)
+    return SourceData(classes, resized(sets, spec.input, where), sizes, skipped, side=min(train.shape[1:]))
 
 
 def resized(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Iterator[Samples]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge_fl.data.groups import Groups, alone
 from edge_fl.data.limits import LIMITS, PictureLimits
 from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed
@@ -62,7 +63,8 @@ class SourceData:
 
     `sizes` are the numbers of samples of the three sets, None without a split. `skipped` counts unused files by reason; it is complete
     after the last batch, as are `names`, the first files of each reason. `hints` suggest classes for folders outside the class list.
-    `total` is the number of files to read, 0 if it is unknown.
+    `total` is the number of files to read, 0 if it is unknown. Of arrays: the `groups` [n] that one of them gives, empty without one, and
+    the shorter `side` of the images in pixels before they were resized.
     """
 
     classes: tuple[str, ...]
@@ -72,3 +74,5 @@ class SourceData:
     hints: tuple[str, ...] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     total: int = 0
+    groups: Groups = field(default_factory=alone)
+    side: int = 0

@@ -1,18 +1,23 @@
 """Split a device's images into train, validation and test set.
 
-The set of an image depends only on its pixels and the seed: new images never move an image from test to train, and copies of one
-image are always in the same set.
+The set of an image that is alone depends only on its pixels and the seed: new images never move it from test to train, and copies of one
+image are always in the same set. Images of one group (`edge_fl.data.groups`) are in the same set: that of the group's first image, by
+capture time, else by a second hash. So a group stays where it is as later images join it; without times it may move with each new image,
+with a probability of one divided by its size.
 """
 
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
 from edge_fl.seeds import seed_for
@@ -34,21 +39,29 @@ class Split:
     def key(self) -> bytes:
         return seed_for(self.seed, "partition", client=self.client).to_bytes(8, "big")
 
-    def sets(self, positions: Sequence[float]) -> Sets:
-        """Assign images by their positions (`position` with `key`); train and test get at least one each.
+    def sets(
+        self, positions: Sequence[float], groups: Groups | None = None, times: Sequence[float] = ()
+    ) -> Sets:
+        """Assign images by their positions (`position` with `key`), with their `groups` [n] (default: all alone) and capture times.
 
-        Raises DataError for fewer than two images.
+        Train and test get at least one group each; a group of more than half of the images trains, and so does a single group: then the
+        test set is empty. Raises DataError for fewer than two images.
         """
         require_two(len(positions))
         hashes = np.asarray(positions)
-        last = len(hashes) - 1
-        tests = min(max(int(np.sum(hashes < self.test_fraction)), 1), last)
+        group = grouping.numbers(grouping.alone() if groups is None else groups, len(hashes))
+        sizes = np.bincount(group)
+        places = hashes[_first_of_each(group, hashes, times)]
+        places[2 * sizes > len(hashes)] = 1.0
+        last = len(places) - 1
+        tests = min(max(int(np.sum(places < self.test_fraction)), 1), last)
         boundary = self.test_fraction + (1 - self.test_fraction) * self.validation_fraction
-        untrained = int(np.sum(hashes < boundary))
+        untrained = int(np.sum(places < boundary))
         test, validation, train = np.split(
-            np.argsort(hashes, kind="stable"), [tests, min(max(untrained, tests), last)]
+            np.argsort(places, kind="stable"), [tests, min(max(untrained, tests), last)]
         )
-        return np.sort(train), np.sort(validation), np.sort(test)
+        train, validation, test = (np.flatnonzero(np.isin(group, part)) for part in (train, validation, test))
+        return train, validation, test
 
 
 SPLIT = Split()
@@ -74,3 +87,16 @@ def key(image: Array) -> bytes:
     """Return the sha256 of an image's shape and pixels."""
     header = f"{image.dtype}{image.shape}".encode()
     return hashlib.sha256(header + np.ascontiguousarray(image).tobytes()).digest()
+
+
+def _first_of_each(group: Groups, hashes: Array, times: Sequence[float]) -> Indices:
+    """The row of the image of each group that decides on its set: the earliest one, or by a second hash, since the smallest position would
+    put every large group into the test set.
+    """
+    if len(group) == group.max() + 1:
+        return np.arange(len(group))
+    seconds = [hashed(struct.pack(">d", place), b"group") for place in hashes]
+    taken = np.asarray(times) if len(times) else np.zeros(len(hashes))
+    order = np.lexsort((np.array(seconds), taken, group))
+    rows: Indices = order[np.searchsorted(group[order], np.arange(group.max() + 1))]
+    return rows

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
 from edge_fl.data.limits import LIMITS
 from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
+from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import Pictures, SourceData
@@ -25,11 +28,12 @@ def _unchanged(report: DataReport) -> DataReport:
 class ImageStream:
     """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
-    labels: class ids int64 [n] in the order of reading. sets: the rows of the three sets in that order. `where` begins the messages of
-    errors, `remember` completes the report.
+    labels: class ids int64 [n] in the order of reading. groups: which images belong together [n], empty if all are alone. sets: the rows
+    of the three sets in that order. `where` begins the messages of errors, `remember` completes the report.
     """
 
     labels: Labels
+    groups: Groups
     sets: Sets
     report: DataReport
 
@@ -49,7 +53,8 @@ class ImageStream:
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))
-        return cls(SourceData(tuple(classes), resized(sets, input, "this device's data"), sizes))
+        batches, side = resized(sets, input, "this device's data"), min(data.train.shape[1:])
+        return cls(SourceData(tuple(classes), batches, sizes, side=side))
 
     def __iter__(self) -> Iterator[Samples]:
         """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
@@ -60,31 +65,39 @@ class ImageStream:
         """As iterating, with the facts of each picture; the pixels of those that the source's index does not want are left out."""
         content = self._content
         labels: list[Labels] = [np.empty(0, np.int64)]
-        positions: list[float] = []
+        facts: list[PictureFacts] = []
         for batch in content.batches:
             if isinstance(batch, Samples):
-                batch = Pictures(batch.y, batch.x, np.arange(len(batch)))
-            if not batch.facts:
-                batch = replace(batch, facts=[facts_of(image, self._split.key) for image in batch.x])
-            positions += [each.position for each in batch.facts]
+                batch = Pictures(batch.y, batch.x, np.arange(len(batch)), [PictureFacts()] * len(batch))
+            if any(not each.key for each in batch.facts):
+                known = zip(batch.facts, batch.x, strict=True)
+                batch = replace(
+                    batch, facts=[facts_of(image, self._split.key, each.origin) for each, image in known]
+                )
+            facts += batch.facts
             labels.append(batch.y)
             yield batch
         self.labels = np.concatenate(labels)
-        self.sets = self._split.sets(positions) if content.sizes is None else _consecutive(content.sizes)
+        self.groups = groups_of(facts, content.side, content.groups)
+        if content.sizes is None:
+            times = [each.origin.seconds for each in facts if each.origin]
+            self.sets = self._split.sets([each.position for each in facts], self.groups, times)
+        else:
+            self.sets = _consecutive(content.sizes)
         if not len(self.sets[0]):
             raise DataError(f"{self._where}no training samples on this device")
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
         counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
-        self.report = self._remember(
-            DataReport(content.classes, counts, content.skipped, content.hints, names=content.names)
-        )
+        report = DataReport(content.classes, counts, content.skipped, content.hints, names=content.names)
+        self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 
-def facts_of(image: Array, split_key: bytes) -> PictureFacts:
+def facts_of(image: Array, split_key: bytes, origin: Origin | None = None) -> PictureFacts:
     """Return what the split and the fit need of an image [C, H, W]."""
-    return PictureFacts(key(image), position(image, split_key))
+    thumbnail = grouping.thumbnails(image[None]).tobytes()
+    return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin)
 
 
 def _consecutive(sizes: tuple[int, int, int]) -> Sets:

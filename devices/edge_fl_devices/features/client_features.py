@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.data.groups import Groups, alone, count
 from edge_fl_devices.storage.slots import Installed
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSet:
-    """Features z float32 [n, d] of one set, with class ids y int64 [n]."""
+    """Features z float32 [n, d] of one set, with class ids y int64 [n] and groups int64 [n] (empty: all alone)."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
+    groups: Groups = field(default_factory=alone)
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @property
+    def scenes(self) -> int:
+        """Number of groups."""
+        return count(self.groups, len(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +42,18 @@ class ClientFeatures:
         return len(self.train) + len(self.validation) + len(self.test)
 
     @property
+    def scenes(self) -> int:
+        """Number of groups in the three sets."""
+        return count(np.concatenate([self.train.groups, self.validation.groups, self.test.groups]), len(self))
+
+    @property
     def pool(self) -> FeatureSet:
         """All three sets, in this order."""
         sets = (self.train, self.validation, self.test)
         return FeatureSet(
-            np.concatenate([each.z for each in sets if len(each)]), np.concatenate([each.y for each in sets])
+            np.concatenate([each.z for each in sets if len(each)]),
+            np.concatenate([each.y for each in sets]),
+            np.concatenate([each.groups for each in sets]),
         )
 
 

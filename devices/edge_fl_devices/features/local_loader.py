@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_fl.data.groups import Groups
 from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
@@ -58,7 +59,7 @@ class LocalFeatureLoader:
             if np.array_equal(other.labels, first.labels):
                 features |= other.features(first.sets)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
-        return LoadedFeatures(by_extractor, _fingerprint(first.keys, first.sets, first.labels))
+        return LoadedFeatures(by_extractor, _fingerprint(first))
 
     def _extract(
         self, releases: Sequence[Installed], classes: tuple[str, ...], input: InputSpec
@@ -89,7 +90,7 @@ class LocalFeatureLoader:
             _keep(extractions.values(), stream.index)
         if stream.index:
             stream.index.tidy()
-        return _Extracted(extractions, keys, stream.sets, stream.labels)
+        return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups)
 
 
 def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
@@ -102,17 +103,18 @@ def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> Non
 
 @dataclass(frozen=True, eq=False)
 class _Extracted:
-    """Extractors by sha256 that know the features of all images, with the images' keys, labels and places in the split."""
+    """Extractors by sha256 that know the features of all images, with the images' keys, labels, groups and places in the split."""
 
     extractions: dict[str, _Extraction]
     keys: list[bytes]
     sets: Sets
     labels: Labels
+    groups: Groups
 
     def features(self, sets: Sets) -> dict[str, ClientFeatures]:
         """The features by sha256, divided into `sets`."""
         return {
-            sha256: extraction.features(self.keys, sets, self.labels)
+            sha256: extraction.features(self.keys, sets, self.labels, self.groups)
             for sha256, extraction in self.extractions.items()
         }
 
@@ -150,7 +152,7 @@ class _Extraction:
             self._cache.append(self._sha256, KnownFeatures(self._new, self._latency_ms))
             self._new = {}
 
-    def features(self, keys: Sequence[bytes], sets: Sets, labels: Labels) -> ClientFeatures:
+    def features(self, keys: Sequence[bytes], sets: Sets, labels: Labels, groups: Groups) -> ClientFeatures:
         """Return the features of the three sets; those of images that are gone are dropped from the cache."""
         rows = {image: self._rows[image] for image in keys}
         if len(rows) < len(self._rows):
@@ -158,7 +160,9 @@ class _Extraction:
             self._rows, self._new = rows, {}
         self.keep()
         z = np.stack([rows[image] for image in keys])
-        train, validation, test = (FeatureSet(z[part], labels[part]) for part in sets)
+        train, validation, test = (
+            FeatureSet(z[part], labels[part], groups[part] if len(groups) else groups) for part in sets
+        )
         return ClientFeatures(train, validation, test, self._latency_ms)
 
 
@@ -172,11 +176,12 @@ def latency_ms(extractor: Extractor, image: Images) -> float:
     return 1000 * min(times_s)
 
 
-def _fingerprint(keys: Sequence[bytes], sets: Sets, labels: Labels) -> str:
-    """sha256 over images and labels of the three sets."""
+def _fingerprint(found: _Extracted) -> str:
+    """sha256 over images and labels of the three sets, and over the groups if there are any."""
     total = hashlib.sha256()
-    for rows in sets:
+    for rows in found.sets:
         total.update(len(rows).to_bytes(8, "big"))
         for row in rows:
-            total.update(keys[row] + int(labels[row]).to_bytes(8, "big"))
+            total.update(found.keys[row] + int(found.labels[row]).to_bytes(8, "big"))
+    total.update(found.groups.astype(">i8").tobytes())
     return total.hexdigest()

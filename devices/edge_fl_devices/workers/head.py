@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl import metrics
+from edge_fl.data import groups as grouping
 from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.heads import Head, Tuned
 from edge_fl.heads.auto import Choice, HeldOut
@@ -39,7 +40,7 @@ from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PRECISION_LIMITS, PrecisionLimits, choose
 from edge_fl_devices.install.trust import Trust, wall_clock
-from edge_fl_devices.serving.comparison import disagreements, is_significant, is_worse
+from edge_fl_devices.serving.comparison import changed, disagreements, is_significant, is_worse
 from edge_fl_devices.serving.served_model import ServedModel, installed_extractors, serving
 from edge_fl_devices.storage import slots
 from edge_fl_devices.storage.slots import Slots
@@ -94,10 +95,10 @@ class _Comparison:
 class HeadWorker(Worker):
     """Installs releases and fits heads.
 
-    kind, balanced, budget_s: which head to fit. calibrate: whether to calibrate it. cross_validate_below: with fewer images than this a
-    head is fitted on all of them. share: whether head updates and class statistics may be sent. guard: a new model is served only if it is
-    not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
-    root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: trains, if not demoted.
+    kind, balanced, budget_s: which head to fit. calibrate: whether to calibrate it. cross_validate_below: with fewer groups of images than
+    this a head is fitted on all of them. share: whether head updates and class statistics may be sent. guard: a new model is served only
+    if it is not worse than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they
+    are. root: the trusted root of the signed metadata; None trusts the first one seen. check: the canary. full: trains, if not demoted.
     data_stamp: the stamp of the device's data as they are now, as of `LoadedFeatures`.
     """
 
@@ -260,7 +261,7 @@ class HeadWorker(Worker):
             extras=extras,
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,
-            pooled=len(features) < self.cross_validate_below,
+            pooled=features.scenes < self.cross_validate_below,
         )
 
     def _fit_head(self, inputs: _Inputs) -> tuple[Choice, str]:
@@ -274,8 +275,8 @@ class HeadWorker(Worker):
             if known.fit_key in (fit_key, _fit_key(narrower, inputs)):
                 return Choice(known.head, calibration=known.calibration), known.fit_key
         validation = inputs.features.validation
-        held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y)
-        return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held)), fit_key
+        held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y, validation.groups)
+        return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held, fitted.groups)), fit_key
 
     def _spec(self, manifest: Manifest) -> FitSpec:
         return FitSpec(
@@ -313,7 +314,7 @@ class HeadWorker(Worker):
         before, after = self._fit_on(served, inputs, old).calibration.right, choice.calibration.right
         if len(before) != len(after):
             return 0, 0
-        return int((before & ~after).sum()), int((after & ~before).sum())
+        return changed(before, after, choice.calibration.groups)
 
     def _fit_on(self, served: ServedModel, inputs: _Inputs, data: FeatureSet) -> Choice:
         """Fit a head on features of the served extractor, for the classes of the new release.
@@ -322,7 +323,7 @@ class HeadWorker(Worker):
         """
         extras = self._read_extras(served.installed)
         spec = replace(self._spec(served.installed.manifest), classes=len(inputs.manifest.classes))
-        return self.fitter(spec, FitData(data.z, data.y, extras))
+        return self.fitter(spec, FitData(data.z, data.y, extras, groups=data.groups))
 
     def _keep_served_model(self, installed: slots.Installed, inputs: _Inputs) -> Event:
         """Reject a worse model; a release that led to it is rolled back and not tried again."""
@@ -375,12 +376,12 @@ def _fit_key(spec: FitSpec, inputs: _Inputs) -> str:
 
 
 def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str, float]:
-    """Numbers of samples, and accuracies and latency of the new model and, where comparable, of the served one."""
+    """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one."""
     features, old, old_features = inputs.features, inputs.served, inputs.served_features
     calibrations = (old.stored.calibration if old else None, choice.calibration)
     sizes = {
-        metrics.TEST_SAMPLES: float(len(choice.calibration.right) if inputs.pooled else len(features.test)),
-        metrics.VALIDATION_SAMPLES: float(0 if inputs.pooled else len(features.validation)),
+        metrics.TEST_SAMPLES: float(choice.calibration.scenes if inputs.pooled else features.test.scenes),
+        metrics.VALIDATION_SAMPLES: float(0 if inputs.pooled else features.validation.scenes),
     }
     numbers = {**sizes, metrics.LATENCY_AFTER: features.latency_ms}
     if inputs.pooled:
@@ -406,4 +407,6 @@ def _measure(choice: Choice, inputs: _Inputs, compared: _Comparison) -> dict[str
 def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) -> dict[str, float]:
     """Accuracies on the test and validation sets that have samples."""
     sets = zip(names, (features.test, features.validation), strict=True)
-    return {name: metrics.accuracy(head.predict(data.z), data.y) for name, data in sets if len(data)}
+    return {
+        name: grouping.mean(head.predict(data.z) == data.y, data.groups) for name, data in sets if len(data)
+    }

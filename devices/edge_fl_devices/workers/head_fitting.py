@@ -19,6 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl import heads
+from edge_fl.data.groups import Groups, alone
 from edge_fl.heads import HeadPlan
 from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
@@ -57,12 +58,16 @@ class FitSpec(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class FitData:
-    """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto"."""
+    """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto".
+
+    groups int64 [n]: pictures that belong together (empty: all alone); no fold cuts a group.
+    """
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
     extras: Extras = field(default_factory=dict)
     held: HeldOut = NOTHING_HELD_OUT
+    groups: Groups = field(default_factory=alone)
 
 
 class FittedHead(Struct, frozen=True):
@@ -93,14 +98,14 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
     choice = (
         Choice(fit(spec.kind, data.z, data.y), kind=spec.kind)
         if spec.kind != AUTO
-        else choose(fit, data.z, data.y, data.held, budget_s=spec.budget_s)
+        else choose(fit, data.z, data.y, data.held, data.groups, budget_s=spec.budget_s)
     )
     if not spec.calibrate:
         return choice
-    fit_chosen = partial(fit, choice.kind)
-    return replace(
-        choice, calibration=calibrations.calibrate(fit_chosen, data.z, data.y, budget_s=spec.budget_s)
+    calibration = calibrations.calibrate(
+        partial(fit, choice.kind), data.z, data.y, data.groups, budget_s=spec.budget_s
     )
+    return replace(choice, calibration=calibration)
 
 
 class ChildFitter:

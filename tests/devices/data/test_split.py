@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl_devices.data.spec import SourceData
-from edge_fl_devices.data.split import Split
+from edge_fl_devices.data.split import Split, position
 from edge_fl_devices.data.stream import ImageStream, collect
 
 DIGITS = datasets.load("digits", Path("nowhere"))
@@ -52,3 +52,54 @@ def test_copies_of_an_image_stay_together() -> None:
     twice = Samples(np.repeat(DIGITS.samples.x[:50], 2, axis=0), np.repeat(np.arange(50), 2))
     found = split(twice)
     assert not set(found.train.y) & set(found.test.y)
+
+
+GROUPS = st.lists(st.integers(0, 9), min_size=2, max_size=40)
+
+
+def placed(members: list[int], times: list[float] | None = None, seed: int = 0) -> list[set[int]]:
+    """The images of each of the three sets, by number; the image with a number has the same pixels in every call."""
+    positions = [
+        position(np.full((1, 1, 1), number, np.uint8), Split(seed=seed).key) for number in range(len(members))
+    ]
+    return [
+        set(part.tolist()) for part in Split(0.25, 0.1, seed).sets(positions, np.array(members), times or ())
+    ]
+
+
+@given(GROUPS, st.integers(0, 99))
+def test_no_set_shares_a_group_with_another_and_there_is_always_one_to_train(
+    members: list[int], seed: int
+) -> None:
+    parts = placed(members, seed=seed)
+    assert sorted(row for part in parts for row in part) == list(range(len(members)))
+    of_groups = [{members[row] for row in part} for part in parts]
+    assert sum(map(len, of_groups)) == len(set(members))
+    assert parts[0] and bool(parts[2]) == (len(set(members)) > 1)
+    assert not any(2 * members.count(group) > len(members) for group in of_groups[1] | of_groups[2])
+
+
+@given(GROUPS)
+def test_images_that_are_alone_are_placed_by_their_pixels_next_to_groups(members: list[int]) -> None:
+    """A group does not change where other images are, except the few that a set must have."""
+    rest = [100 + row for row in range(60)]
+    before, after = placed([*range(200, 200 + len(members)), *rest]), placed([*members, *rest])
+    moved = [row for row in range(len(members), len(members) + 60) if (row in before[2]) != (row in after[2])]
+    assert not moved
+
+
+@given(GROUPS, st.integers(1, 20))
+def test_a_group_stays_in_its_set_while_later_images_join(members: list[int], more: int) -> None:
+    rest = [100 + row for row in range(100)]
+    given = [*members, *rest]
+    before = placed(given, [float(row) for row in range(len(given))])
+    grown = [*given, *[members[0]] * more]
+    after = placed(grown, [float(row) for row in range(len(grown))])
+    assert all(old <= new for old, new in zip(before, after, strict=True))
+
+
+def test_large_groups_are_in_the_test_set_as_often_as_single_images() -> None:
+    tested = [
+        bool(0 in placed([0] * 20 + [1 + row for row in range(60)], seed=seed)[2]) for seed in range(400)
+    ]
+    assert np.mean(tested) == pytest.approx(0.25, abs=0.08)

@@ -10,7 +10,7 @@ from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import calibration
 from edge_fl.heads.auto import CANDIDATES
-from edge_fl.heads.calibration import LEAST, UNCALIBRATED, Calibration, calibrate, folds
+from edge_fl.heads.calibration import LEAST, UNCALIBRATED, Calibration, calibrate
 from edge_fl.heads.head import Features, Head
 from edge_fl.heads.linear import direction
 
@@ -105,12 +105,6 @@ def test_samples_whose_class_the_other_folds_lack_do_not_count() -> None:
 def test_a_single_class_is_not_calibrated() -> None:
     z, _ = some(6, 1)
     assert calibrate(lambda z, y: fit("cosine", z, y), z, np.zeros(len(z), np.int64)) is UNCALIBRATED
-
-
-def test_folds_are_stratified_and_even() -> None:
-    y = np.random.default_rng(0).permutation(np.repeat(np.arange(7), 5))
-    fold = folds(y)
-    assert all(sorted(y[fold == number]) == list(range(7)) for number in range(calibration.FOLDS))
 
 
 def test_the_budget_ends_after_a_fold() -> None:

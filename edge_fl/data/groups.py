@@ -1,0 +1,227 @@
+"""Groups: pictures that belong together, because they show the same scene. No split and no fold cuts a group.
+
+Frames of a burst are nearly equal. If one is trained on and another one is tested, the test measures memory, not what the head does on
+the next scene. So a group counts once, like one picture: in means, in limits ("20 or more"), and in the interval of an accuracy.
+
+Groups are numbers per picture, int64 [n]: pictures with the same number are one group. An empty array stands for pictures that are all
+alone; then every function here gives what it gave without groups.
+
+Near duplicates are found by thumbnails: SIDE x SIDE grey means, of which mean and contrast are removed. Two pictures belong together if
+1 minus the cosine of their thumbnails is at most `nearness`. The hash of 64 bits that the pool of unlabelled pictures uses
+(`edge_fl_devices.capture.near_duplicates`) is no use here: the hash of half of 3,000 pictures of Fashion-MNIST is within 5 bits of another
+one's, that of a picture with noise of 6 grey levels is 8 bits from its own. With the thumbnails, of up to 10,000 clean pictures 0.12 % of
+Fashion-MNIST are in a group, none of MNIST, 0.30 % of PACS photos, 0.54 % of paintings, 1.2 % of cartoons (some are there twice) and
+0.59 % of sketches, in groups of at most 3; of 30 frames that a trembling hand takes of a photo 99 % are in one group
+(`python -m tests.study.groups`). Small pictures need the lower limit NEAR_SMALL: with NEAR 36 % of Fashion-MNIST would be in groups of up
+to 2,614; so a shift of such a picture by one of its 28 pixels is not noticed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.data.samples import Images, Labels
+
+Groups = NDArray[np.int64]
+Thumbnails = NDArray[np.uint8]
+
+SIDE = 16
+NEAR, NEAR_SMALL = 0.03, 0.004
+SMALL = 64
+"""Shorter side in pixels below which pictures hold little detail, so that different ones are alike."""
+FLAT = 2.0
+"""Standard deviation of a thumbnail, in grey levels, below which it shows noise only."""
+BLOCK = 512
+GREY = (0.299, 0.587, 0.114)
+FEW = 20
+"""Groups below which an accuracy is called an estimate from few scenes."""
+Z95 = 1.96
+
+
+def alone() -> Groups:
+    """Groups of pictures that are all alone, whatever their number."""
+    return np.empty(0, np.int64)
+
+
+def numbers(groups: Groups, n: int) -> Groups:
+    """Return groups as consecutive numbers [n] in the order of the first picture of each."""
+    if not len(groups):
+        return np.arange(n)
+    _, first, rows = np.unique(groups, return_index=True, return_inverse=True)
+    ranks = np.empty(len(first), np.int64)
+    ranks[np.argsort(first)] = np.arange(len(first))
+    return ranks[rows]
+
+
+def count(groups: Groups, n: int) -> int:
+    """Number of groups of n pictures."""
+    return len(np.unique(groups)) if len(groups) else n
+
+
+def are_alone(groups: Groups) -> bool:
+    """Whether no two pictures are in one group."""
+    return not len(groups) or len(np.unique(groups)) == len(groups)
+
+
+def normal(groups: Groups) -> Groups:
+    """Return `alone()` if no two pictures are in one group, else the groups as `numbers`."""
+    return alone() if are_alone(groups) else numbers(groups, len(groups))
+
+
+def weights(groups: Groups, n: int) -> NDArray[np.float64]:
+    """Weights [n] that make every group count once: 1 divided by the size of the picture's group."""
+    if are_alone(groups):
+        return np.ones(n)
+    _, rows, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    shares: NDArray[np.float64] = 1 / sizes[rows]
+    return shares
+
+
+def mean(values: NDArray[np.bool_] | NDArray[np.float32], groups: Groups) -> float:
+    """Mean of values [n] over groups: the mean of each group's mean; NaN without values."""
+    if not len(values):
+        return math.nan
+    if are_alone(groups):
+        return float(np.mean(values))
+    return float(np.average(values.astype(np.float64), weights=weights(groups, len(values))))
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share that was measured on `count` independent groups; (0, 1) without any."""
+    if not count:
+        return 0.0, 1.0
+    spread = Z95**2 / count
+    middle = (share + spread / 2) / (1 + spread)
+    reach = math.sqrt(share * (1 - share) * spread + spread**2 / 4) / (1 + spread)
+    return max(middle - reach, 0.0), min(middle + reach, 1.0)
+
+
+def folds(y: Labels, groups: Groups, count: int) -> Labels:
+    """Divide samples into `count` folds [n], stratified by class, without cutting a group.
+
+    The largest groups of a class come first; each goes to the fold with the fewest samples of that class, then with the fewest in all. So
+    samples that are all alone are dealt out in turn, and a class continues where the one before ended. A group counts to the class of its
+    first sample.
+    """
+    found = numbers(groups, len(y))
+    _, first, sizes = np.unique(found, return_index=True, return_counts=True)
+    fold = np.empty(len(first), np.int64)
+    total = np.zeros(count, np.int64)
+    for label in np.unique(y[first]):
+        members = np.flatnonzero(y[first] == label)
+        of_class = np.zeros(count, np.int64)
+        for group in members[np.argsort(-sizes[members], kind="stable")]:
+            fold[group] = chosen = np.lexsort((total, of_class))[0]
+            of_class[chosen] += sizes[group]
+            total[chosen] += sizes[group]
+    placed: Labels = fold[found]
+    return placed
+
+
+def thumbnails(images: Images) -> Thumbnails:
+    """Images [n, C, H, W] with 1 or 3 channels -> grey means of SIDE x SIDE cells, uint8 [n, SIDE²]."""
+    _, channels, height, width = images.shape
+    down, across = _cells(height), _cells(width)
+    colours = np.array(GREY if channels == len(GREY) else [1 / channels] * channels, np.float32)
+    found = np.empty((len(images), SIDE * SIDE), np.uint8)
+    for row, image in enumerate(images):
+        grey = np.tensordot(colours, image.astype(np.float32), 1)
+        found[row] = np.rint(down @ grey @ across.T).clip(0, 255).reshape(-1).astype(np.uint8)
+    return found
+
+
+def nearness(sides: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Distances [n] of thumbnails up to which pictures are near duplicates, by the shorter sides [n] of the pictures as they were taken."""
+    found: NDArray[np.float32] = np.where(sides >= SMALL, NEAR, NEAR_SMALL).astype(np.float32)
+    return found
+
+
+def near_duplicates(thumbs: Thumbnails, near: NDArray[np.float32]) -> Groups:
+    """Group pictures by thumbnails [n, SIDE²]: two that are at most `near` [n] apart (both), or equal, and chains of such pairs.
+
+    Sorted along the direction in which the thumbnails differ most, each is compared only with those that can be near: O(n² SIDE²) at
+    worst, in matrix products of BLOCK rows, and O(n BLOCK) memory. 10,000 pictures of PACS or Fashion-MNIST take 0.2 to 0.4 s of one core
+    of a Xeon.
+    """
+    if len(thumbs) < 2:
+        return alone()
+    unique, first, same = np.unique(thumbs, axis=0, return_index=True, return_inverse=True)
+    u = unique - unique.mean(axis=1, keepdims=True, dtype=np.float32)
+    lengths = np.linalg.norm(u, axis=1, keepdims=True)
+    u /= np.maximum(lengths, 1e-6)
+    u[lengths[:, 0] < FLAT * SIDE] = 0  # noise only: near to nothing
+    # few pictures are compared with all others, which is faster than finding the direction
+    along = u @ np.linalg.eigh(np.cov(u, rowvar=False))[1][:, -1] if len(u) > 2 * BLOCK else np.zeros(len(u))
+    order = np.argsort(along, kind="stable")
+    u, along, least = np.ascontiguousarray(u[order]), along[order], 1 - near[first][order]
+    group = np.arange(len(u))
+    reach = math.sqrt(2 * near.max()) + 1e-4  # |a - b|² = 2 (1 - cosine)
+    for start in range(0, len(u), BLOCK):
+        stop = min(start + BLOCK, len(u))
+        end = int(np.searchsorted(along, along[stop - 1] + reach, "right"))
+        is_near = u[start:stop] @ u[start:end].T >= np.maximum(least[start:stop, None], least[start:end])
+        for row, nears in enumerate(is_near, start):
+            others = np.unique(group[start:end][nears])
+            if len(others) > 1 or (len(others) and others[0] != group[row]):
+                others = np.append(others, group[row])
+                group[np.isin(group, others)] = others.min()
+    back = np.empty_like(group)
+    back[order] = group
+    return normal(back[same.reshape(-1)])
+
+
+def joined(*given: Groups) -> Groups:
+    """Join groupings of the same pictures: two in one group by any of them are in one group. -1: known to be in none; empty: all alone."""
+    given = tuple(groups for groups in given if len(groups))
+    if not given:
+        return alone()
+    n = len(given[0])
+    root = np.arange(n)
+
+    def find(row: int) -> int:
+        while root[row] != row:
+            root[row] = root[root[row]]
+            row = int(root[row])
+        return row
+
+    for groups in given:
+        first: dict[int, int] = {}
+        for row, group in enumerate(groups.tolist()):
+            if group >= 0:
+                a, b = find(row), find(first.setdefault(group, row))
+                root[max(a, b)] = min(a, b)
+    return normal(np.array([find(row) for row in range(n)], np.int64))
+
+
+def single(y: Labels, groups: Groups) -> Labels:
+    """Class ids of which there are two or more pictures, all in one group: cross-validation cannot measure them."""
+    if are_alone(groups):
+        return np.empty(0, np.int64)
+    return np.array(
+        [
+            label
+            for label in np.unique(y)
+            if (y == label).sum() > 1 and len(np.unique(groups[y == label])) == 1
+        ],
+        np.int64,
+    )
+
+
+def few(pictures: int, count: int) -> str:
+    """Return a remark if `count` groups are few and most pictures are not alone; "" if not."""
+    if not 0 < count < FEW or 2 * count > pictures:
+        return ""
+    scenes = "1 scene" if count == 1 else f"{count} scenes"
+    return f"{pictures} pictures come from {scenes}: the accuracy is an estimate from few scenes"
+
+
+def _cells(length: int) -> NDArray[np.float32]:
+    """Weights [SIDE, length] of the mean of each of SIDE equal cells; pixels on an edge count by their part."""
+    edges = np.linspace(0, length, SIDE + 1)
+    starts, pixels = edges[:-1, None], np.arange(length)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(starts, pixels)
+    shares: NDArray[np.float32] = (overlap.clip(0) / (length / SIDE)).astype(np.float32)
+    return shares
