@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,11 +93,14 @@ def interpreter() -> list[str]:
 
 
 def reachable(folder: Path) -> Path:
-    """Let every account enter the folders above a test's folder; return it."""
-    for above in (folder, *folder.parents):
-        if above.stat().st_uid == os.geteuid() and above != Path("/"):
-            above.chmod(above.stat().st_mode | 0o055)
-    return folder
+    """Make a folder that every account can enter, in place of a test's own; it is deleted when the tests end.
+
+    Each pytest process that starts closes the folder above all tests' folders to other accounts, also while others run.
+    """
+    open_to_all = Path(tempfile.mkdtemp(prefix=f"{folder.name[:20]}-"))
+    open_to_all.chmod(0o755)
+    atexit.register(shutil.rmtree, open_to_all, ignore_errors=True)
+    return open_to_all
 
 
 def _packages() -> dict[str, str]:

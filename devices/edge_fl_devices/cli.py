@@ -60,6 +60,7 @@ ExistingFolder = Annotated[
         metavar="FOLDER",
         rich_help_panel="Folders",
         envvar="EDGE_FL_DIR",
+        readable=False,  # who may read it is said when it is read
         help="Folder of the device.",
     ),
 ]

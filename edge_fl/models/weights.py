@@ -52,13 +52,13 @@ def locate(name: str, given: str, source: Source | None) -> Path | None:
     Raises MethodError if the file is missing, or is another one than on the server.
     """
     file, digest = _split(given)
-    if file == RANDOM and source:
+    if file == RANDOM:
         return None
     if file:
         places = (Path(file).expanduser(), folder() / Path(file).name)
         path = next((place for place in places if place.is_file()), None)
         if path is None:
-            others = '"" (pretrained), "random" or a file' if source else 'a file, or "" for random values'
+            others = '"" (pretrained), "random" or a file' if source else '"random" or a file'
             raise MethodError(
                 f"model {name}: no file {text(places[0])} or {text(places[1])}; weights: expected {others}"
             )

@@ -140,7 +140,8 @@ def test_broker_up_starts_and_says_it(
 
 
 def test_one_that_belongs_to_another_user_stays_and_is_named(tmp_path: Path, saved: bytes) -> None:
-    database = reachable(tmp_path) / "mosquitto.db"
+    folder = reachable(tmp_path)
+    database = folder / "mosquitto.db"
     database.write_bytes(saved)
     database.chmod(0o600)
     code = (
@@ -148,7 +149,7 @@ def test_one_that_belongs_to_another_user_stays_and_is_named(tmp_path: Path, sav
         " from edge_fl_broker.mosquitto import Mosquitto; Mosquitto(Settings(Path(sys.argv[1]), port=0)).start()"
     )
     with account() as user:
-        os.chown(tmp_path, user.uid, user.gid)
-        failed = user.python("-c", code, tmp_path, check=False)
+        os.chown(folder, user.uid, user.gid)
+        failed = user.python("-c", code, folder, check=False)
     assert "mosquitto.db: not readable by this user" in failed.stderr
     assert database.read_bytes() == saved

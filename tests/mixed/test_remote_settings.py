@@ -211,9 +211,12 @@ def test_an_agent_starts_again_with_new_settings_and_leaves_a_broker_that_is_not
     server = scene.server()
     scene.publish(server)
 
-    def fleet_set(*changes: str) -> None:
+    def fleet_set(*changes: str, code: int | None = 0) -> str:
+        """code: None where the answer may come after the command has ended."""
         database = str(scene.home / "registry.sqlite")
-        assert main(["fleet", "set", "pi-1", *changes, "--yes", "--database", database]) == 0
+        ended = main(["fleet", "set", "pi-1", *changes, "--yes", "--database", database])
+        assert code is None or ended == code
+        return capsys.readouterr().err
 
     def waits_for(**expected: tuple[Any, str]) -> None:
         until_s = time.monotonic() + 90
@@ -227,10 +230,13 @@ def test_an_agent_starts_again_with_new_settings_and_leaves_a_broker_that_is_not
 
     with agent(scene.home, scene.broker.settings.port) as log:
         eventually(lambda: devices.get(scene.db, "main", "pi-1"))
-        fleet_set("keep=6", "head=nearest", "data=folder:/none")
+        assert "keep: applied (pi-1)" in fleet_set("keep=7")
+        said = fleet_set("keep=6", "head=nearest", "data=folder:/none", code=1)
+        assert "data: folder:/none: not a folder" in said or "data: /none: not a folder" in said
+        assert "data: not in effect on every device; there the value before stays" in said
         waits_for(keep=(6, "remote"), head=("nearest", "remote"), data=(None, "file"))
         assert "not a folder" in shown(scene.home, capsys)["data"]["state"]
-        fleet_set("broker.port=1", "keep=5")
+        fleet_set("broker.port=1", "keep=5", code=None)
         waits_for(**{"broker.port": (scene.broker.settings.port, "fallback"), "keep": (5, "remote")})
         assert "was not reached" in shown(scene.home, capsys)["broker.port"]["state"]
         fleet_set("broker.port=")

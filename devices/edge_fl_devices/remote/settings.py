@@ -50,7 +50,8 @@ LOCAL, OFF = "changed on the device", "off"
 
 class Kept(Struct, frozen=True):
     """What is on the disk: `installed`, the settings file when the device first connected; `values` of `serial`, the last accepted ones,
-    and why some `failed`; `good`, those that the agent has started with; the addresses that `worked`, the newest first; `unreached`.
+    and why some `failed`; `good`, the operator's values that the agent has started with; the addresses that `worked`, the newest first;
+    `unreached`.
     """
 
     installed: dict[str, Any] | None = None
@@ -63,30 +64,37 @@ class Kept(Struct, frozen=True):
 
 
 def merged(local: Mapping[str, Any], kept: Kept, where: str) -> tuple[DeviceConfig, SettingsStatus]:
-    """The settings in effect, and what became of the operator's. Raises ConfigError if those of the file are invalid."""
+    """The settings in effect, and what became of the operator's. Raises ConfigError if those of the file are invalid.
+
+    Where a value of the operator is of no use, the one before, with which the agent has started, stays.
+    """
     own = {key: value for key, value in flat(local).items() if key in DEFAULTS}
     installed = own if kept.installed is None else kept.installed
     edited = {key for key, value in own.items() if key not in installed or installed[key] != value}
-    tree, why = dict(local), dict(kept.failed)
+    tree, why, remote = dict(local), dict(kept.failed), set[str]()
     config = own_settings.convert(tree, where)
     enabled = config.remote_settings
     for key, value in kept.values.items() if enabled else ():
         if key in edited:
             why[key] = LOCAL
-        elif key not in why:
+            continue
+        before = [kept.good[key]] if key in kept.good else []
+        for usable in before if key in why else [value, *before]:
             try:
-                settings.require({key: value}, "remote settings")
-                changed = nested({key: value}, tree)
+                settings.require({key: usable}, "remote settings")
+                changed = nested({key: usable}, tree)
                 config = own_settings.convert(changed, "remote settings")
             except ConfigError as error:
-                why[key] = error.message[:400]
+                why.setdefault(key, error.message[:400])
             else:
                 tree = changed
+                remote.add(key)
+                break
     values = flat(msgspec.to_builtins(config))
     actual = {}
     for key in sorted(DEFAULTS.keys() | kept.values.keys()):
-        if enabled and key in kept.values and key not in why:
-            actual[key] = ActualSetting("remote", values[key])
+        if key in remote:
+            actual[key] = ActualSetting("remote", values[key], why.get(key, ""))
         elif key in own or why.get(key):
             origin: Origin = "local" if key in edited else "file" if key in own else "default"
             public = values.get(key) if key in SETTINGS else None
@@ -117,6 +125,8 @@ class RemoteSettings:
     def begin(self) -> None:
         """Put the accepted settings into effect; the agent starts with them."""
         self.config, self.status = merged(self._local, self._kept, self._where)
+        actual = self.status.settings.items()
+        self._effective = {key: each.value for key, each in actual if each.origin == "remote"}
         self._desired = BrokerAddress(self.config.broker.host, self.config.broker.port)
         self._since_s: float | None = None
         self.restart_due = False
@@ -153,8 +163,8 @@ class RemoteSettings:
     def observe(self, connected: bool, denied: bool, now_s: float) -> None:
         """Note that the agent runs, and whether it is connected: leave an address that cannot be reached."""
         current, changes = self._current, dict[str, Any]()
-        if self._kept.good != self._kept.values and not self.restart_due:
-            changes["good"] = self._kept.values
+        if self._kept.good != self._effective and not self.restart_due:
+            changes["good"] = self._effective
         self._since_s = now_s if connected or self._since_s is None else self._since_s
         if connected:
             worked = [current, *(address for address in self._kept.worked if address != current)]

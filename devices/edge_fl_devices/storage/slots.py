@@ -26,7 +26,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.release.manifest import Manifest, blobs, decode, encode
 from edge_fl.wire.blob import Blob
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import allowed, read_json
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 
 EXTRACTOR = "extractor.onnx"
@@ -211,8 +211,9 @@ class Slots:
         """Return the release in a slot, if all its files have their full lengths."""
         folder = self._slot(slot)
         try:
-            installed = _installed_at(folder, decode((folder / MANIFEST).read_bytes()), pending=pending)
-            whole = all(path.stat().st_size == blob.bytes for path, blob in installed.files)
+            with allowed(folder / MANIFEST):
+                installed = _installed_at(folder, decode((folder / MANIFEST).read_bytes()), pending=pending)
+                whole = all(path.stat().st_size == blob.bytes for path, blob in installed.files)
         except (OSError, ArtefactError):
             return None
         return installed if whole else None

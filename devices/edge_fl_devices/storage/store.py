@@ -44,14 +44,14 @@ from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import allowed, listed, not_allowed, read_json
 
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
 CALIBRATION = "calibration."
 IMMEDIATE = "immediate"
 FITTED_DATA = "features/fitted"
-UNUSABLE = (OSError, SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
+UNUSABLE = (SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
 """Errors of a missing or damaged file of a head."""
 PRIVACY_FILE = "privacy.safetensors"
 OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
@@ -102,13 +102,18 @@ class Store:
             # private: heads and metrics reveal something of the images
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except PermissionError as error:
+            raise InputError(not_allowed(self.folder, "write in")) from error
         except OSError as error:
             raise InputError(f"{text(self.folder)}: {error.strerror}; expected a writable folder") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
-            raise InputError(f"{text(self.folder)}: another agent runs in this folder") from error
+            raise InputError(
+                f"{text(self.folder)}: another agent runs in this folder; expected it to be stopped"
+                " (sudo systemctl stop edge-fl)"
+            ) from error
         finally:
             os.close(descriptor)
 
@@ -142,7 +147,7 @@ class Store:
 
     def outbox(self) -> list[Parcel]:
         """Return the unacknowledged reports, including those of fits whose process ended before `keep`."""
-        files = sorted((self.folder / "outbox").glob("*.json"))
+        files = listed(self.folder / "outbox", ".json")
         parcels = [parcel for file in files if (parcel := read_json(file, Parcel))]
         memory = self.memory()
         known = {*memory.done, *memory.given_up, *(parcel.report.id for parcel in parcels)}
@@ -175,15 +180,15 @@ class Store:
         self._write(f"own/{run_id}/{_generation(round, stage)}.safetensors", payload)
         for old in self._generations(run_id)[:-KEPT_GENERATIONS]:
             old.unlink(missing_ok=True)
-        runs = sorted((self.folder / "own").iterdir(), key=lambda folder: folder.stat().st_mtime)
+        runs = sorted(listed(self.folder / "own"), key=lambda folder: folder.stat().st_mtime)
         for folder in runs[:-KEPT_RUNS]:
             shutil.rmtree(folder, ignore_errors=True)
 
     def runs(self) -> list[str]:
-        return sorted(folder.name for folder in (self.folder / "own").glob("*"))
+        return [folder.name for folder in listed(self.folder / "own")]
 
     def _generations(self, run_id: str) -> list[Path]:
-        return sorted((self.folder / "own" / run_id).glob("*.safetensors"))
+        return listed(self.folder / "own" / run_id, ".safetensors")
 
     # privacy
 
@@ -199,15 +204,16 @@ class Store:
 
     def head(self, extractor_sha256: str) -> StoredHead | None:
         """Return the head for this extractor; None if it is absent or unusable."""
-        with suppress(*UNUSABLE):
-            head, calibration, metadata = _read_head(self._head_file(extractor_sha256), extractor_sha256)
+        path = self._head_file(extractor_sha256)
+        with suppress(OSError, *UNUSABLE), allowed(path):
+            head, calibration, metadata = _read_head(path, extractor_sha256)
             parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
             return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration)
         return None
 
     def heads(self) -> list[StoredHead]:
         """Return all heads, in the order of their releases."""
-        files = (self.folder / "heads").glob("*.safetensors")
+        files = listed(self.folder / "heads", ".safetensors")
         stored = filter(None, (self.head(file.stem) for file in files))
         return sorted(stored, key=lambda head: head.release)
 
@@ -230,8 +236,8 @@ class Store:
     def immediate_head(self, extractor_sha256: str) -> ImmediateHead | None:
         """Return the immediate head for this extractor; None if it is absent, unusable, or older than the agent's head."""
         fitted = self.head(extractor_sha256)
-        with suppress(*UNUSABLE):
-            path = self.folder / IMMEDIATE / f"{extractor_sha256}.safetensors"
+        path = self.folder / IMMEDIATE / f"{extractor_sha256}.safetensors"
+        with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
             if metadata["after"] == (fitted.fit_key if fitted else ""):
                 return ImmediateHead(head, calibration, metadata["fingerprint"], metadata["after"])
@@ -273,8 +279,9 @@ class Store:
         return self.folder / "heads" / f"{extractor_sha256}.safetensors"
 
     def _read(self, name: str) -> bytes | None:
-        with suppress(FileNotFoundError):
-            return (self.folder / name).read_bytes()
+        path = self.folder / name
+        with suppress(FileNotFoundError), allowed(path):
+            return path.read_bytes()
         return None
 
     def _write(self, name: str, payload: bytes) -> None:
@@ -285,7 +292,9 @@ class Store:
 
 
 def _read_head(path: Path, extractor_sha256: str) -> tuple[Head, Calibration, dict[str, str]]:
-    """Read a head with its calibration and metadata. Raises one of UNUSABLE."""
+    """Read a head with its calibration and metadata. Raises OSError or one of UNUSABLE."""
+    with path.open("rb"):  # safetensors does not tell a file that may not be read
+        pass
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
         arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
+from edge_fl_devices.storage import listed
 from edge_fl_devices.storage.store import Store
 
 LEARNED = ("heads", "immediate", "own", "outbox", "release", "features", "drift", "memory.json")
@@ -39,15 +40,9 @@ UNLABELLED = "unlabelled"
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
     """Lock a device's folder while its agent is stopped. Raises InputError if it runs, or if this is no device's folder."""
-    if not folder.is_dir() or not any((folder / name).exists() for name in ("lock", *LEARNED, *RECORDS)):
+    if not {"lock", *LEARNED, *RECORDS} & {path.name for path in listed(folder)}:
         raise InputError(f"{text(folder)}: expected the folder of a device that has run (--dir)")
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(Store(folder).owned())
-        except InputError as error:
-            raise InputError(
-                f"{error.message}; expected it to be stopped (sudo systemctl stop edge-fl)"
-            ) from error
+    with Store(folder).owned():
         yield
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import time
+from collections.abc import Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.errors import InputError
+from edge_fl.errors import InputError, RunError
 from edge_fl_server.cli.connection import acting
 from edge_fl_server.cli.fleet_tags import SelectorArgument, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 from edge_fl_server.cli.selection import YesOption, confirmed
+
+if TYPE_CHECKING:
+    from edge_fl_server.registry import Database
+
+ANSWER_S, POLL_S = 20.0, 0.2
+"""How long `fleet set` waits for the devices that are online: an agent applies settings by starting again, in about a second."""
 
 
 def register(fleet: Commands) -> None:
@@ -39,23 +47,75 @@ def set_settings(
     database: DatabaseOption = "",
     home: HomeOption = HOME,
 ) -> None:
-    """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. What can be set, and
-    what wins over it on a device: docs/remote-settings.md.
+    """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. If a server is
+    online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins over it on a device:
+    docs/remote-settings.md.
     """
+    from edge_fl import heads
     from edge_fl.fleet.settings import require
-    from edge_fl_server.registry import devices
+    from edge_fl.heads.auto import AUTO
+    from edge_fl_server.registry import devices, servers
 
     given = dict(map(_parsed, changes))
     require({key: value for key, value in given.items() if value is not None}, "fleet set")
+    if given.get("head") not in (None, AUTO):
+        heads.find(str(given["head"]))
     with registry(database, home) as db:
         names = confirmed(db, fleet, selector, "change their settings", yes=yes, none=False)
         with acting(db, fleet, "settings", f"{selector}: {' '.join(changes)}"):
             devices.change_settings(db, fleet, names, given)
-    for name in names:
-        print(name)
-    print_status(
-        "a running server sends them now, otherwise the next one; 'edge-fl fleet settings' shows what is in effect"
-    )
+        for name in names:
+            print(name)
+        if not servers.presence(db, fleet).online:
+            print_status("no server is online: the next one sends them")
+            return
+        outcome = _outcome(db, fleet, names, set(given))
+    _show_outcome(outcome)
+
+
+def _outcome(
+    db: Database, fleet: str, names: Sequence[str], keys: Set[str]
+) -> dict[tuple[str, str], list[str]]:
+    """Wait until all devices that are online have answered -> the devices by setting and state."""
+    from edge_fl.wire.messages import GONE
+    from edge_fl_server.mqtt.devices import settings_list
+    from edge_fl_server.registry import devices
+
+    until_s = time.monotonic() + ANSWER_S
+    gone = {
+        record.device for record in devices.listed(db, fleet) if record.status in {*GONE, devices.UNKNOWN}
+    }
+    while True:
+        desired = devices.desired_settings(db, fleet)
+        known = {record.device: record for record in devices.listed(db, fleet)}
+        found = [
+            (name, row)
+            for name in names
+            for row in settings_list.rows(desired[name], known[name].capability)
+            if row.setting in keys and row.state
+        ]
+        waiting = any(row.state == settings_list.WAITING and name not in gone for name, row in found)
+        if not waiting or time.monotonic() > until_s:
+            break
+        time.sleep(POLL_S)
+    outcome: dict[tuple[str, str], list[str]] = {}
+    for name, row in found:
+        outcome.setdefault((row.setting, row.state), []).append(name)
+    return outcome
+
+
+def _show_outcome(outcome: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    """Show which settings are in effect. Raises RunError if a device rejects a value."""
+    from edge_fl.data.arrays import shortened
+    from edge_fl_server.mqtt.devices import settings_list
+
+    for (setting, state), names in outcome.items():
+        print_status(f"{setting}: {state} ({shortened(names)})")
+    rejected = {setting for setting, state in outcome if state not in settings_list.NO_FAULT}
+    if rejected:
+        raise RunError(
+            f"{', '.join(sorted(rejected))}: not in effect on every device", "there the value before stays"
+        )
 
 
 def show_settings(

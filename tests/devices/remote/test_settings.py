@@ -152,6 +152,28 @@ def test_values_that_the_agent_does_not_start_with_are_rejected_and_those_before
     assert not again.revert(error)
 
 
+@pytest.mark.parametrize(
+    ("key", "before", "wrong"),
+    [("head", "auto", "autoo"), ("watch_s", 60.0, -1), ("data", "folder:/", "folder:/none")],
+)
+def test_the_value_before_stays_where_a_new_one_is_of_no_use(
+    remote: RemoteSettings, tmp_path: Path, key: str, before: object, wrong: object
+) -> None:
+    receive(remote, 1, **{key: before})
+    remote.begin()
+    connected(remote)
+    receive(remote, 2, **{key: wrong}, keep=7)
+    for each in (remote, RemoteSettings(tree(tmp_path, head="svm"), "device.toml")):
+        each.begin()
+        connected(each)
+        actual = each.status.settings[key]
+        assert (getattr(each.config, key), actual.origin, actual.value) == (before, "remote", before)
+        assert actual.why and each.config.keep == 7
+    receive(remote, 3, keep=8)  # taken back: the device's own again
+    remote.begin()
+    assert key not in remote.status.settings or remote.status.settings[key].origin != "remote"
+
+
 def test_settings_that_the_disk_does_not_take_are_not_accepted(
     remote: RemoteSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, Store, StoredHead
+from tests.accounts import ROOT, account, reachable
 
 SHA = "a" * 64
 
@@ -184,3 +186,31 @@ def test_a_kill_at_any_moment_leaves_no_half_file(tmp_path: Path, after_s: float
     assert all(len(file.read_bytes()) == 12_000 for file in tmp_path.glob("own/t/*"))
     assert all(stored.parcel.report.id == f"rel-{stored.release}" for stored in store.heads())
     assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("status --dir", "."),
+        ("status --dir", "heads"),
+        ("predict /etc/hostname --dir", "release"),
+        ("backup /nonexistent/saved --dir", "."),
+    ],
+)
+def test_what_another_account_may_not_read_is_never_said_to_be_missing(
+    tmp_path: Path, command: str, closed: str
+) -> None:
+    folder = reachable(tmp_path) / "device"
+    store = Store(folder)
+    store.remember(Memory())
+    store.keep_head(StoredHead(head(), 1, parcel("t-1-0")))
+    (folder / "release").mkdir()
+    with account() as agent, account() as other:
+        ROOT.run("chown", "-R", f"{agent.uid}:{agent.gid}", folder)
+        (folder / closed).chmod(0o700)
+        done = other.python("-m", "edge_fl", "device", *command.split(), folder, check=False)
+        assert done.returncode == 4, done.stderr
+        allowed = f"the account {other.name} may not .* it; expected the account {agent.name}: "
+        assert re.search(allowed, done.stderr), done.stderr
+        mine = agent.python("-m", "edge_fl", "device", "status", "--dir", folder)
+        assert "no head fitted yet" in mine.stdout  # there is no release

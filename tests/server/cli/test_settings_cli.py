@@ -63,6 +63,7 @@ def desired(registry: str) -> dict[str, Settings]:
         ("data=/srv/images", "expected folder:/PATH"),
         ("keep=many", "keep = 'many'"),
         ("uploads=true", "can be set from afar"),
+        ("head=logistik", "did you mean 'logistic'?"),
     ],
 )
 def test_a_value_out_of_range_or_an_unknown_setting_changes_nothing(

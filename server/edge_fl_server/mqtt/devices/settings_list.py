@@ -37,6 +37,9 @@ APPLIED, WAITING, UNSUPPORTED = (
 )
 REASONS = {"off": "switched off by the owner", "fixed": "a simulated device has fixed settings"}
 """Reasons of a device against all settings -> in plain language; others are failure words of the message."""
+LOCAL = "changed on the device"
+NO_FAULT = {APPLIED, WAITING, UNSUPPORTED, LOCAL, *REASONS.values()}
+"""States for which the operator's value is not to blame."""
 
 
 class SettingRow(Struct, frozen=True):
