@@ -64,8 +64,11 @@ class CurrentData:
         return Snapshot(found.files & accepted.files)
 
     def stamp(self) -> str:
-        """Return the stamp of the files that count; "" of a function. Raises DataError."""
-        return self.now().stamp
+        """Return the stamp of the files that count; "" of a function, that of no files where the source cannot be listed."""
+        try:
+            return self.now().stamp
+        except DataError:
+            return NOTHING.stamp
 
     def __call__(self, classes: tuple[str, ...], input: InputSpec) -> ClientData:
         """Read the data into memory, unless the last reading was of the same files for the same classes and input. Raises DataError."""

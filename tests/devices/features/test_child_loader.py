@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -19,11 +20,13 @@ from edge_fl.errors import ChildError, DataError, DeadlineError, KilledError
 from edge_fl_devices.child import Children, Progress, decode, encode, feature_children, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
-from edge_fl_devices.data.location import Snapshot
+from edge_fl_devices.data.location import Snapshot, snapshot
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.runtime import run_device
+from edge_fl_devices.runtime.inspector import Inspector
+from edge_fl_devices.runtime.monitor import COUNTING
 
 PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
 PEAK = """
@@ -120,6 +123,28 @@ def test_a_board_that_cannot_be_measured_starts_head_only_with_the_reason(
     capability = run_device.measured(config, board)
     assert capability.tier == "head" and "not measured yet" in capability.notes[0]
     assert any(str(error) in str(row["value"]) for row in status.read(Path(config.folder)))
+
+
+def test_a_board_is_measured_once_its_child_no_longer_fails(config: DeviceConfig) -> None:
+    for name in ("cat", "dog"):
+        (Path(config.data) / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 100).save(Path(config.data) / name / "0.png")
+    unmeasured = run_device.as_counted_last(config, run_device.measured(config, None))
+    device = SimpleNamespace(state=SimpleNamespace(capability=unmeasured))
+    lines: list[str] = []
+    with closing(feature_children()) as children:
+        inspect = Inspector(
+            config,
+            device,  # type: ignore[arg-type]
+            ChildFeatureLoader(config, children),
+            lambda board: run_device.measured(config, board),
+            lines.append,
+        )
+        found = inspect(snapshot(config.data))
+    assert unmeasured.max_opset == 0 and unmeasured.notes[-1] == COUNTING
+    assert found.max_opset >= 17 and found.onnxruntime and found.samples_per_class == [1, 1]
+    assert found.notes[0] == "head: limited by its owner" and found.notes[1].startswith("measured: ")
+    assert COUNTING not in found.notes and lines == ["pi-1: 2 samples to train on"]
 
 
 LIMITED = """

@@ -63,6 +63,16 @@ def test_a_vector_that_reached_no_sum_is_given_again_also_after_a_restart(tmp_pa
     assert before is not None and again is not None and np.array_equal(before, again)
 
 
+def test_a_vector_of_data_that_have_changed_is_not_given_because_a_deleted_picture_may_be_in_it(
+    tmp_path: Path,
+) -> None:
+    offers = StatisticsOffers(tmp_path)
+    offers.prepare(1, ONE, *pictures(12), CLASSES, "monday")
+    assert offers.give(1, LENGTH, "tuesday") is None
+    assert offers.give(1, LENGTH, "monday") is not None
+    assert StatisticsOffers(tmp_path).give(1, LENGTH, "tuesday") is None
+
+
 def test_all_sums_together_hold_every_picture_once_and_no_more_than_the_limit_per_class(
     tmp_path: Path,
 ) -> None:
