@@ -17,7 +17,8 @@ from edge_fl import capability as capabilities
 from edge_fl import threads
 from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
-from edge_fl.errors import ConfigError, ConnectError, EdgeFLError
+from edge_fl.errors import ArtefactError, ConfigError, ConnectError, EdgeFLError
+from edge_fl.files import disk
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import Capability
@@ -55,6 +56,8 @@ from edge_fl_devices.workers.worker import MakeWorker
 log = logging.getLogger(__name__)
 
 CONNECT_S = 15.0
+ROOM_S = 10.0  # between looks at a full disk
+START_BYTES = 64 * 1024  # memory, settings and state, and some room
 READING_S = 60.0  # between lines about a slow reading of the pictures
 UNKNOWN_OPSET = 99  # of a board that is not measured: the canary tells what it runs
 
@@ -81,6 +84,8 @@ def run_device(
         stack.enter_context(store.owned())
         file = LogFile(store.folder, config.id, private_paths(config))
         stack.enter_context(recording(file))
+        if not _has_room(store, runner, lambda line: progress.print(f"{config.id}: {line}")):
+            return 0
         if (answers := Answers(config.min_precision, config.false_alarm)) != store.answers():
             store.keep_answers(answers)
         with suppress(OSError):  # only `device serve` misses them
@@ -173,6 +178,22 @@ def run_device(
             consequence="stopped",
         )
     return update.exit_code
+
+
+def _has_room(store: Store, runner: Runner, show: Callable[[str], None]) -> bool:
+    """Wait until the disk takes what a start writes; False if the runner was stopped.
+
+    An agent that ended for want of space would count as one that crashes at its start, and lose its version to an older one.
+    """
+    while not runner.stopped:
+        try:
+            disk.require_space(store.folder, START_BYTES, "start")
+        except ArtefactError as error:
+            show(f"{error.message}; trying again every {ROOM_S:g} s")
+            runner.wait(ROOM_S)
+        else:
+            return True
+    return False
 
 
 def inspect_board(config: DeviceConfig, loader: ChildFeatureLoader) -> tuple[Inspection | None, str]:

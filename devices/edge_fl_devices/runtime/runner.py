@@ -93,6 +93,14 @@ class Runner:
         self.stopped = True
         self._inbox.put(None)
 
+    def wait(self, seconds: float) -> None:
+        """Wait before `run`, or until `stop`; for systemd the agent runs."""
+        until_s = time.monotonic() + seconds
+        self._notifier.ready()
+        while not self.stopped and (now_s := time.monotonic()) < until_s:
+            self._notifier.alive(now_s)
+            time.sleep(min(0.25, until_s - now_s))
+
     def run(
         self, deadline_s: float = math.inf, done: Callable[[], bool] = lambda: False, every_s: float = 0.25
     ) -> None:

@@ -19,6 +19,7 @@ from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
 from tests.devices.images import picture
 from tests.devices.opened import Opened
+from tests.power import Disk, fill
 
 WAIT_S = 60.0
 
@@ -111,3 +112,19 @@ def test_an_agent_runs_without_usable_data_and_says_why(tmp_path: Path, source: 
 def test_a_setting_that_can_never_work_ends_the_agent(tmp_path: Path, images: Path) -> None:
     with agent(tmp_path / "pi", images, "--head", "none-such") as (process, _):
         assert process.wait(WAIT_S) == 4
+
+
+def test_an_agent_that_starts_on_a_full_disk_waits_for_room_instead_of_ending(
+    tmp_path: Path, images: Path
+) -> None:
+    home, log = tmp_path / "pi", tmp_path / "log"
+    home.mkdir()
+    with Disk(tmp_path / "disk.img", home, 16):
+        fill(str(home / "filler"))
+        with agent(home, images, "--tier", "head") as (process, notify):
+            assert notify.recv(100) == b"READY=1"
+            eventually(lambda: b"start: enospc, 65536 bytes needed" in log.read_bytes(), "the reason")
+            assert process.poll() is None and not (home / "memory.json").exists()
+            (home / "filler").unlink()
+            eventually(lambda: record.read(home).samples, "the count")
+            assert process.poll() is None
