@@ -20,6 +20,8 @@ from edge_fl.console.output import is_quiet, print_status
 
 EVERY_S = 10.0
 RECENT_S, MARK_S = 10.0, 1.0
+LATE_S, LATE = 5.0, 0.5
+"""An estimate is missed when the stage would end later than it said, by these seconds and this share of its whole time."""
 
 
 class Count(NamedTuple):
@@ -51,6 +53,8 @@ class Pace:
     marks: deque[tuple[float, int]]
     done: int = 0
     bar: Any = None
+    promised_s: float | None = None  # when the first estimate that was shown says that the stage ends
+    missed: bool = False
 
     def note(self, count: Count, now_s: float) -> None:
         """Add a count that has grown, at most one per second."""
@@ -67,9 +71,18 @@ class Pace:
         return (count.done - done) / max(now_s - at_s, 0.1)
 
     def left_s(self, count: Count, now_s: float) -> float | None:
-        """Remaining seconds; None before the first unit is done."""
+        """Remaining seconds; None before the first unit is done, and once the end has moved far beyond the first estimate.
+
+        Such a stage waits for something whose pace its past does not tell, such as devices: its next estimate would be wrong as well.
+        """
         rate = self.rate(count, now_s)
-        return (count.of - count.done) / rate if rate > 0 else None
+        if rate <= 0 or self.missed:
+            return None
+        left_s = (count.of - count.done) / rate
+        if self.promised_s is None:
+            self.promised_s = now_s + left_s
+        self.missed = now_s + left_s - self.promised_s > LATE_S + LATE * (self.promised_s - self.began_s)
+        return None if self.missed else left_s
 
 
 class Progress:
@@ -132,7 +145,10 @@ class Progress:
 
 
 def text(count: Count, pace: Pace, now_s: float) -> str:
-    """Format count, speed and time left: "40 of 100, 3.2/s, about 19 s left", "7 of 20, 2.4/min, about 5 min left"."""
+    """Format count, speed and time left: "40 of 100, 3.2/s, about 19 s left", "7 of 20, 2.4/min, about 5 min left".
+
+    Without an estimate it is what is known: "7 of 20", and after a missed estimate "7 of 20, for 5 min".
+    """
     rate = pace.rate(count, now_s)
     if count.bytes:
         amount, speed = f"{units.size(count.done)} of {units.size(count.of)}", f"{units.size(rate)}/s"
@@ -140,6 +156,8 @@ def text(count: Count, pace: Pace, now_s: float) -> str:
         amount = f"{count.done:,} of {count.of:,}"
         speed = f"{rate:.1f}/s" if rate >= 1 else f"{60 * rate:.1f}/min"
     left_s = pace.left_s(count, now_s)
+    if pace.missed:
+        return f"{amount}, for {units.seconds(now_s - pace.began_s, 0)}"
     return amount if left_s is None else f"{amount}, {speed}, about {units.seconds(left_s, 0)} left"
 
 
