@@ -23,10 +23,10 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl_server.compare import cell as cells
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell
-from edge_fl_server.training.engines.processes import Spawn, end_with_parent, one_thread_each
+from edge_fl_server.training.engines.processes import Spawn, death, end_with_parent, one_thread_each
 
 Done = Callable[[CellResult], None]
-DIED = "process died (out of memory?); the next call runs this cell again"
+DIED = "its process {}; the next call runs this cell again"
 MAX_STAGE = 300  # characters: POSIX systems write up to 512 bytes atomically
 
 _parent: Any = None  # in a child: the pipe to its parent
@@ -45,20 +45,22 @@ def run(
         return
     waiting = list(todo)
     while waiting:
-        left = _run_pool(waiting, folder, jobs, commit, done, watch)
+        left, _ = _run_pool(waiting, folder, jobs, commit, done, watch)
         # The pool is broken: the cell that broke it is among the first `jobs` unfinished ones. Running each alone identifies it.
         for suspect in left[:jobs]:
-            if _run_pool([suspect], folder, 1, commit, done, watch):
+            again, how = _run_pool([suspect], folder, 1, commit, done, watch)
+            if again:
                 watch(_finished(suspect))
-                done(CellResult(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED))
+                done(CellResult(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED.format(how)))
         waiting = left[jobs:]
 
 
 def _run_pool(
     todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch
-) -> list[Cell]:
-    """Run cells in a pool; returns the unfinished ones, in order, if a child died."""
+) -> tuple[list[Cell], str]:
+    """Run cells in a pool; returns the unfinished ones, in order, and how a child died, if one did."""
     done_keys: set[str] = set()
+    how = ""
     with one_thread_each(), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
         futures = [pool.submit(_run_here, cell, folder, commit) for cell in todo]
         try:
@@ -67,8 +69,8 @@ def _run_pool(
                 done_keys.add(result.key)
                 done(result)
         except BrokenProcessPool:
-            pass
-    return [cell for cell in todo if cell.key not in done_keys]
+            how = death(pool)
+    return [cell for cell in todo if cell.key not in done_keys], how
 
 
 @contextmanager

@@ -136,7 +136,9 @@ def test_a_failed_cell_is_shown_and_stops_no_other(
 def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "deadly.py").write_text("import os\ndef build(input, **options):\n    os._exit(9)\n")
+    (tmp_path / "deadly.py").write_text(
+        "import os\ndef build(input, **options):\n    os.kill(os.getpid(), 11)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     good, deadly = (
         Cell(name, config.with_settings(TINY, [f"model.name={name}:build"])) for name in ("good", "deadly")
@@ -147,7 +149,7 @@ def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cel
     jobs.run(
         [deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}), counts.append
     )
-    assert found["deadly"].failure == jobs.DIED
+    assert found["deadly"].failure == jobs.DIED.format("was ended by SIGSEGV (segmentation fault)")
     assert cells_of.read(deadly, tmp_path / "children") is None  # it may do better next time
     rounds = [(count.done, count.of) for count in counts if count.stage == str(good)]
     assert rounds[-1] == (1, 1) and (TINY.rounds, TINY.rounds) in rounds and (0, TINY.rounds) in rounds

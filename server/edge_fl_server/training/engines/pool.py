@@ -80,7 +80,8 @@ class PoolFleet(SimulatedFleet):
                     yield worker.collect(job, future.result(), self.personal)
                 except BrokenProcessPool as error:
                     if tries == TRIES:
-                        message = f"round {round}, client {job.client}: its worker died {TRIES} times ({error}); the run stops"
+                        how = processes.death(processes.pool(self._workers))
+                        message = f"round {round}, client {job.client}: its worker died {TRIES} times, at last it {how}; the run stops"
                         raise RunError(message) from error
                     running[self._submit(job)] = (job, tries + 1)
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, TypeVar
 
+from edge_fl import signals
 from edge_fl.threads import once
 from edge_fl_server.training.engines import folders
 
@@ -124,6 +125,18 @@ def _make_temporary_folder() -> None:
         folders.remove_at_end(Path(util.get_temp_dir()))
     finally:
         tempfile.tempdir = before
+
+
+def death(pool: ProcessPoolExecutor) -> str:
+    """How the worker died that broke a pool, such as "was ended by SIGSEGV (segmentation fault)"; the pool itself ends the others."""
+    codes = set()
+    for process in list((pool._processes or {}).values()):
+        process.join(KILL_S)
+        codes |= {process.exitcode or 0}
+    codes -= {0, -signal.SIGTERM}
+    if -signal.SIGKILL in codes:
+        return "was ended by SIGKILL (out of memory?)"
+    return signals.ending(min(codes)) if codes else "died"
 
 
 def end(workers: int) -> None:

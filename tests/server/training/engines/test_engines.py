@@ -225,7 +225,9 @@ def test_a_client_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     marker = tmp_path / "armed"
     at = store("fedavg", ModelConfig("tests.server.networks:Deadly", {"marker": str(marker), "always": True}))
     marker.touch()
-    with pytest.raises(RunError, match=r"round 1, client c\d: its worker died 3 times"):
+    with pytest.raises(
+        RunError, match=r"round 1, client c\d: its worker died 3 times, at last it was ended by SIGKILL"
+    ):
         outcome(at, pooled)
     marker.unlink()
     assert outcome(at, pooled)[0], "the pool was not restarted"
