@@ -154,6 +154,8 @@ class PictureIndex:
 
     def _remember(self, row: _Row) -> None:
         self._used.add(row.file)
+        if self._by_file.get(row.file) == row:
+            return  # decoded for another extractor
         self._by_file[row.file] = self._by_move[row.moved] = row
         self._new.append(row)
 

@@ -185,6 +185,17 @@ def test_facts_are_found_by_an_index_of_the_same_reading_alone(config: DeviceCon
     assert PictureIndex(Path(config.folder), "other", again.facts).find(path, path.stat()) is None
 
 
+def test_what_is_known_already_is_not_written_again(config: DeviceConfig) -> None:
+    index = PictureIndex(Path(config.folder), "any", lambda image: PictureFacts(b"k"))
+    path = Path(config.data) / "a" / "0.png"
+    sizes = []
+    for _ in range(3):  # as for three extractors
+        index.add(path, path.stat(), PictureFacts(b"k"))
+        index.flush()
+        sizes.append(index.path.stat().st_size)
+    assert len({*sizes}) == 1
+
+
 def test_the_index_drops_files_that_are_gone(config: DeviceConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture_index, "SPARE_ROWS", 0)
     folder, images = Path(config.folder), Path(config.data)
