@@ -21,7 +21,7 @@ WRONG = {
     "fleet up --partition nosuch": "partition = 'nosuch': unknown name (known: dirichlet,",
     "fleet up --head 1.5": "--head 1.5: a fraction needs --devices",
     "fleet up --devices 3 --full 9": "--devices 3 --full 9: -6 head-only and 9 full",
-    "fleet enrol": "no names and no --count",
+    "fleet enrol": "no names, no --count and no --total",
     "broker up --ca a --cert b --key c": "a, b, c: no such file",
     "broker up --insecure --fleet A": "--fleet A: expected",
     "device run --data there": "device run: id: missing, expected a value",
