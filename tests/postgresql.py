@@ -48,6 +48,12 @@ class Postgresql:
         self._run(
             "initdb", "-D", str(data), "-U", "tester", "--auth=trust", "--no-sync", "-E", "UTF8", "--locale=C"
         )
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the server of the cluster."""
+        data = self._folder / "data"
         options = ["-D", str(data), "-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._folder), "-F"]
         with (self._folder.parent / "postgresql.log").open("wb") as log:
             self._server = subprocess.Popen(
@@ -74,9 +80,12 @@ class Postgresql:
             if self._server.poll() is not None or time.monotonic() > until:
                 raise PostgresqlMissingError("postgres did not start")
             time.sleep(0.1)
-        return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the server; `start` continues with the same databases."""
         if self._server:
             self._server.terminate()  # in order: connections that stay open are waited for
             try:

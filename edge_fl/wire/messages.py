@@ -45,7 +45,7 @@ class ServerState(Struct, frozen=True):
     """srv/state, retained, also the server's will (online=false). `boot` identifies a server process, `epoch` counts restarts.
 
     After an outage of the broker or the server devices reconnect at a random moment within `return_s`, so that they do not all reconnect at
-    once. A server that `yields` has no run: the server of a run takes the fleet over.
+    once. A server that `yields` has no run: the server of a run takes the fleet over. `registry` is the id of its registry.
     """
 
     online: bool
@@ -54,6 +54,7 @@ class ServerState(Struct, frozen=True):
     protocol: Version = PROTOCOL
     return_s: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     yields: bool = False
+    registry: Annotated[str, Meta(pattern=r"^[0-9a-f]{0,32}\Z")] = ""
 
 
 class Beat(Struct, frozen=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import socket
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
+from edge_fl.fleet import actions
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity
@@ -36,6 +38,8 @@ from edge_fl.wire.roles import PERSON_DAYS, PersonRole, local_user
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.register import PERSONAL, Issued, Register, Rows, denied
+
+log = logging.getLogger(__name__)
 
 LIFE = timedelta(days=365 * 5)
 CLAIM_LIFE = timedelta(days=30)
@@ -109,7 +113,7 @@ class Authority:
         authority = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         for name, folder in missing.items():
-            authority.bake({name: folder}, PERSON_LIFE if name == OPERATOR else LIFE)
+            authority._bake({name: folder}, PERSON_LIFE if name == OPERATOR else LIFE)
         if not (home / FOLDERS[OPERATOR] / SECOND).exists():
             authority._second(identity.read(home / FOLDERS[OPERATOR]), PERSON_LIFE)
         if not (home / "broker").exists():
@@ -138,6 +142,11 @@ class Authority:
 
         Raises ConfigError if a name is taken, before issuing any.
         """
+        identities = self._bake(folders, life, tags)
+        self._note("enrol", folders)
+        return identities
+
+    def _bake(self, folders: Mapping[str, Path], life: timedelta, tags: Tags | None = None) -> list[Identity]:
         with self.register.changing() as rows:
             self._require_free(rows, folders)
             pairs = {name: self._pair(name, life) for name in folders}
@@ -166,6 +175,7 @@ class Authority:
         ]
         for person in enrolled if role == "releaser" else ():
             self._second(person, life)
+        self._note("enrol", people)
         return enrolled
 
     def claim(
@@ -184,6 +194,7 @@ class Authority:
                 for device, (certificate, _) in pairs.items()
             )
         self._publish_tags()
+        self._note("enrol", folders)
         return [
             identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
             for device, (certificate, key) in pairs.items()
@@ -269,6 +280,8 @@ class Authority:
         renewed = identity.replace(folder, certificates.pem(certificate), key)
         if (second := folder / SECOND).exists() and identity.read(second).name.startswith(READER):
             self.rotate(second, life)
+        if not name.startswith(READER):
+            self._note("rotate", [renewed.name])
         return renewed
 
     def revoke(self, name: str) -> list[Issued]:
@@ -285,6 +298,7 @@ class Authority:
                 f"{name!r}: has no valid certificate, expected a name listed by 'edge-fl fleet certificates'"
             )
         self.publish()
+        self._note("revoke", [name])
         return ended
 
     def publish(self) -> None:
@@ -300,6 +314,13 @@ class Authority:
     def _pair(self, name: str, life: timedelta, hosts: Sequence[str] = ()) -> tuple[x509.Certificate, Key]:
         key = identity.new_key()
         return certificates.leaf(name, key.public_key(), self._ca, self._key, self.now(), life, hosts), key
+
+    def _note(self, action: str, names: Iterable[str]) -> None:
+        """Note an action for the server's audit log; where that is not possible, the action remains."""
+        try:
+            actions.note(self.home / FOLDERS["server"], action, names)
+        except OSError as error:
+            log.warning("%s: %s; this is not in the audit log", error.filename, error.strerror)
 
     def _publish_tags(self) -> None:
         """Write the tags of enrolled devices for the server; a later enrolment of a device replaces its earlier ones."""

@@ -184,6 +184,8 @@ def _repeat(step: Callable[[], None], ending: threading.Event, poll_s: float) ->
     while True:
         try:
             step()
+            if logged:
+                log.warning("alerts: works again")
             logged = ""
         except Exception as error:
             if str(error) != logged:

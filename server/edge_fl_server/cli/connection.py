@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,19 @@ def acting_as(folder: Path | str | None) -> Person:
         return Person(certificate.name, ADMINISTRATOR)
     roles = frozenset(role for role in PERSON_ROLES if role == certificate.role)
     return Person(certificate.name, "certificate", roles)
+
+
+@contextmanager
+def registry(database: str, home: Path, fleet: str) -> Iterator[Database]:
+    """The existing registry of these options. Raises ConfigError, and InputError if it does not have the fleet."""
+    from edge_fl_server.registry import Database, fleets
+    from edge_fl_server.registry.database import location
+    from edge_fl_server.release import ownership
+
+    with closing(Database.existing(location(database, home))) as db:
+        fleets.require(db, fleet)
+        ownership.require(db, fleet, home)
+        yield db
 
 
 @contextmanager

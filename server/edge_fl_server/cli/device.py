@@ -170,17 +170,18 @@ def _ask(
     from edge_fl.errors import ConnectError
     from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
     from edge_fl_server.mqtt.devices import queries
-    from edge_fl_server.registry import Database, devices
+    from edge_fl_server.registry import Database, devices, fleets
     from edge_fl_server.registry.database import location
 
     connect, authorities = operator_connector(host, port or 0, identity), fleet_authorities(identity)
     with ExitStack() as stack:
         if database or Path(location(database, home)).exists():
             db = stack.enter_context(closing(Database.existing(location(database, home))))
+            fleets.require(db, fleet)
             record = devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
-            stack.enter_context(acting(db, fleet, "diagnose", device, identity))
+            stack.enter_context(acting(db, fleet, "diagnose", f"{device}, {query.what}", identity))
         return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait)
 
 

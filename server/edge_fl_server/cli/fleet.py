@@ -11,7 +11,7 @@ import typer
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl_server.cli import fleet_alerts, fleet_settings, fleet_tags
-from edge_fl_server.cli.connection import acting, connect_to
+from edge_fl_server.cli.connection import acting, connect_to, registry
 from edge_fl_server.cli.options import (
     HOME,
     DatabaseOption,
@@ -53,7 +53,7 @@ def list_devices(
     """
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
-    from edge_fl_server.registry import Database, devices, reports, tags
+    from edge_fl_server.registry import Database, devices, fleets, reports, tags
     from edge_fl_server.registry.database import location
     from edge_fl_server.registry.records import DeviceRecord
     from edge_fl_server.selectors.fleet import selected
@@ -63,8 +63,12 @@ def list_devices(
     accuracies: dict[str, float] = {}
     desired: dict[str, Settings] = {}
     chosen: set[str] | None = None
+    fleets_known: list[str] = []
     if where or database or Path(location(database, home)).exists():
         with closing(Database.existing(location(database, home))) as db:
+            if where:
+                fleets.require(db, fleet)
+            fleets_known = fleets.known(db)
             registered = {record.device: record for record in devices.listed(db, fleet)}
             tagged = tags.of_devices(db, fleet)
             accuracies = reports.newest_accuracies(db, fleet)
@@ -79,6 +83,7 @@ def list_devices(
         tagged=tagged,
         accuracies=accuracies,
         desired=desired,
+        fleets=fleets_known,
     )
     rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
     show_table(rows, device_list.COLUMNS, format)
@@ -94,15 +99,14 @@ def admit(
 ) -> None:
     """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
     from edge_fl.errors import InputError, nearest
-    from edge_fl_server.registry import Database, devices
-    from edge_fl_server.registry.database import location
+    from edge_fl_server.registry import devices
 
-    db = Database.existing(location(database, home))
-    known = {record.device: record for record in devices.listed(db, fleet)}
-    if device not in known:
-        raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-    with acting(db, fleet, "admit", device):
-        devices.readmit(db, fleet, device)
+    with registry(database, home, fleet) as db:
+        known = {record.device: record for record in devices.listed(db, fleet)}
+        if device not in known:
+            raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
+        with acting(db, fleet, "admit", device):
+            devices.readmit(db, fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
     if known[device].revoked:

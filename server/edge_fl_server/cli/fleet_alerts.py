@@ -14,8 +14,7 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
-from edge_fl_server.cli.connection import acting
-from edge_fl_server.cli.fleet_tags import registry
+from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 COLUMNS: Columns = {
@@ -58,7 +57,7 @@ def list_alerts(
 
     now_s = int(time.time())
     since_s = now_s - seconds("--resolved", resolved)
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         quiet, sent = alerts.silenced(db, fleet, now_s), alerts.delivered(db, fleet)
         rows = []
         for alert in alerts.listed(db, fleet, since_s):
@@ -101,7 +100,7 @@ def silence(
     from edge_fl_server.registry import alerts, devices
 
     until_s = int(time.time()) + seconds("--for", duration)
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         known = {*load(path_of(home, fleet), db, fleet).rules, *devices.names(db, fleet), "server"}
         known |= {alert.subject for alert in alerts.active(db, fleet)}
         if name not in known:
@@ -124,7 +123,7 @@ def test(
     from edge_fl_server.alerts.settings import load, path_of
 
     path, failed = path_of(home, fleet), []
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         settings = load(path, db, fleet)
     if channel and channel not in settings.channels:
         raise ConfigError(f"{paths.text(path)}: no channel {channel!r}{nearest(channel, settings.channels)}")

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from edge_fl.console.confirm import YesOption, confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
-from edge_fl_server.cli.connection import acting
+from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def decommission(
     """Remove a device from the fleet: revoke its certificate, end its assignments, ignore its messages. Reports and history stay."""
     from edge_fl_server.registry import devices
 
-    with closing(_registry(database, home)) as db:
+    with registry(database, home, fleet) as db:
         known = _known(db, fleet, device)
         if known.removed:
             print_status(f"{device}: {known.removed} already")
@@ -65,7 +64,7 @@ def decommission(
                 f"Decommission {device} (last seen {known.seen_at[:10] or 'never'})? Its certificate is revoked for good.",
                 yes,
             )
-        with acting(db, fleet, "revoke", f"{device}, decommissioned"):
+        with acting(db, fleet, "decommission", device):
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
             devices.remove(db, fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
@@ -87,7 +86,7 @@ def rename(
 
     if role_of(checked(new, "new name")) != "device" or new == old:
         raise InputError(f"{new!r}: expected another name than {old!r}, and none that is reserved")
-    with closing(_registry(database, home)) as db:
+    with registry(database, home, fleet) as db:
         known = _known(db, fleet, old)
         done = known.removed == f"renamed to {new}"
         if known.removed and not done:
@@ -99,7 +98,7 @@ def rename(
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
             _edge_fl("fleet", "enrol", new, "--home", os.fspath(identities))
-        with acting(db, fleet, "revoke", f"{old}, renamed to {new}"):
+        with acting(db, fleet, "rename", f"{old} to {new}"):
             if not done:
                 devices.rename(db, fleet, old, new)
             _revoke(old, identities)
@@ -111,13 +110,6 @@ def rename(
         )
     else:
         print_status(f"on the device: id = {new!r} in its settings (or --id {new}), and restart its agent")
-
-
-def _registry(database: str, home: Path) -> Database:
-    from edge_fl_server.registry import Database
-    from edge_fl_server.registry.database import location
-
-    return Database.existing(location(database, home))
 
 
 def _known(db: Database, fleet: str, device: str) -> DeviceRecord:

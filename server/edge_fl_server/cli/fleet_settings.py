@@ -11,8 +11,8 @@ import typer
 from edge_fl.cli import Commands, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import InputError, RunError
-from edge_fl_server.cli.connection import acting
-from edge_fl_server.cli.fleet_tags import SelectorArgument, registry
+from edge_fl_server.cli.connection import acting, registry
+from edge_fl_server.cli.fleet_tags import SelectorArgument
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 from edge_fl_server.cli.selection import YesOption, confirmed
 
@@ -60,7 +60,7 @@ def set_settings(
     require({key: value for key, value in given.items() if value is not None}, "fleet set")
     if given.get("head") not in (None, AUTO):
         heads.find(str(given["head"]))
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         names = confirmed(db, fleet, selector, "change their settings", yes=yes, none=False)
         with acting(db, fleet, "settings", f"{selector}: {' '.join(changes)}"):
             devices.change_settings(db, fleet, names, given)
@@ -138,7 +138,7 @@ def show_settings(
     from edge_fl_server.selectors.fleet import parsed, selected, unknown_tags
 
     rows: list[dict[str, object]] = []
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         desired = devices.desired_settings(db, fleet)
         known = {record.device: record.capability for record in devices.listed(db, fleet)}
         everyone = devices.names(db, fleet)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,12 +11,9 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, nearest
-from edge_fl_server.cli.connection import acting
+from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 from edge_fl_server.cli.selection import YesOption, confirmed
-
-if TYPE_CHECKING:
-    from edge_fl_server.registry import Database
 
 SelectorArgument = Annotated[
     str,
@@ -59,7 +53,7 @@ def tag(
     from edge_fl_server.registry import tags
 
     parsed = dict(map(given.parse, changes))
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         names = confirmed(db, fleet, selector, "tag them", yes=yes, none=False)
         with acting(db, fleet, "tag", f"{selector}: {' '.join(changes)}"):
             tags.change(db, fleet, names, parsed)
@@ -79,7 +73,7 @@ def list_groups(
     from edge_fl_server.selectors import fleet as selectors
 
     rows: list[dict[str, object]] = []
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         for name, text in tags.saved_groups(db, fleet).items():
             try:
                 count: int | None = len(selectors.selected(db, fleet, text))
@@ -105,11 +99,11 @@ def save(
 
     if not NAME.match(group):
         raise InputError(f"group {group!r}: expected 1 to 32 of a-z, 0-9 and '-'")
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         saved = {**tags.saved_groups(db, fleet), group: selector}
         for name in saved:  # a change must not make any group contain itself
             parse(f"@{name}", saved)
-        with acting(db, fleet, "group", f"@{group}: {selector}"):
+        with acting(db, fleet, "group save", f"@{group}: {selector}"):
             tags.save_group(db, fleet, group, selector)
         print_status(f"@{group}: {counted(len(selectors.selected(db, fleet, selector)), 'device')}")
 
@@ -121,7 +115,7 @@ def remove(
     from edge_fl_server.registry import tags
     from edge_fl_server.selectors import SelectorError, parse
 
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         saved = tags.saved_groups(db, fleet)
         if group not in saved:
             raise InputError(f"fleet {fleet!r}: no group {group!r}{nearest(group, saved)}")
@@ -133,15 +127,5 @@ def remove(
                 raise InputError(
                     f"group {group!r}: used by @{name} ({text}); expected to change that first"
                 ) from error
-        with acting(db, fleet, "group", f"@{group}: removed"):
+        with acting(db, fleet, "group remove", f"@{group}"):
             tags.remove_group(db, fleet, group)
-
-
-@contextmanager
-def registry(database: str, home: Path) -> Iterator[Database]:
-    """The existing registry of these options. Raises ConfigError."""
-    from edge_fl_server.registry import Database
-    from edge_fl_server.registry.database import location
-
-    with closing(Database.existing(location(database, home))) as db:
-        yield db

@@ -15,8 +15,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
 from edge_fl.wire.topics import NAME
-from edge_fl_server.cli.connection import acting
-from edge_fl_server.cli.fleet_tags import registry
+from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def list_tokens(
 
     from edge_fl_server.registry.people import tokens
 
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         rows = [
             {
                 "name": token.name,
@@ -157,7 +156,7 @@ def audit(
         ) from error
     if start:
         start = (start if start.tzinfo else start.replace(tzinfo=UTC)).astimezone(UTC)
-    with registry(database, home) as db:
+    with registry(database, home, fleet) as db:
         found = audit.listed(
             db, fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
         )
@@ -174,5 +173,5 @@ def _acting(
     action: str, target: str, fleet: str, database: str, home: Path
 ) -> Iterator[tuple[Database, str]]:
     """The registry, and who acts; the audit log has it."""
-    with registry(database, home) as db, acting(db, fleet, action, target) as person:
+    with registry(database, home, fleet) as db, acting(db, fleet, action, target) as person:
         yield db, person.name

@@ -12,10 +12,10 @@ import typer
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.connection import acting_as, connect_to
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
-from edge_fl_server.cli.release_keys import open_repository
 from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
 
 if TYPE_CHECKING:
@@ -248,15 +248,16 @@ def export(
     ] = None,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
+    database: DatabaseOption = "",
 ) -> None:
     """Write the signed repository as static files for devices and auditors that use HTTP; prints the new ones."""
     from edge_fl_server.release import website
 
-    repository = open_repository(home, fleet)
-    for path in website.export(repository, folder):
-        print(path)
-    if keep is not None:
-        website.keep(repository, folder if keep else None)
+    with release_keys.changing(home, fleet, database, "export", text(folder)) as repository:
+        for path in website.export(repository, folder):
+            print(path)
+        if keep is not None:
+            website.keep(repository, folder if keep else None)
 
 
 def sign(
@@ -290,12 +291,15 @@ def commands(
 ) -> Iterator[ReleaseCommands]:
     """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
     from edge_fl_server.mqtt.connector import fleet_authorities
-    from edge_fl_server.registry import Database
+    from edge_fl_server.registry import Database, fleets
     from edge_fl_server.registry.database import location
+    from edge_fl_server.release import ownership
     from edge_fl_server.release.rollout.commands import ReleaseCommands
 
     opened = Database.open if new else Database.existing
     with closing(opened(location(database, home))) as db:
+        fleets.require(db, fleet)
+        ownership.require(db, fleet, home)
         connect = connect_to(host, port, identity)
         yield ReleaseCommands(connect, fleet, home, db, acting_as(identity), fleet_authorities(identity))
 

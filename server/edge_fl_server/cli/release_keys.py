@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_fl.cli import Commands, FormatOption
-from edge_fl.console.output import Format, show_table
-from edge_fl.errors import InputError
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import InputError, nearest
 from edge_fl.files.paths import text
-from edge_fl_server.cli.options import HOME, FleetOption, HomeOption
+from edge_fl_server.cli.connection import acting, registry
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
 if TYPE_CHECKING:
     from edge_fl_server.release.repository import Repository
@@ -65,10 +68,12 @@ def rotate(
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
     elsewhere: ElsewhereOption = None,
+    database: DatabaseOption = "",
 ) -> None:
     """Replace a role's key; devices reject the old one once they have the new root metadata."""
-    for name, _ in open_repository(home, fleet, elsewhere).rotate(role):
-        print(name)
+    with changing(home, fleet, database, "keys rotate", role, elsewhere) as repository:
+        for name, _ in repository.rotate(role):
+            print(name)
 
 
 def take_out(
@@ -81,10 +86,12 @@ def take_out(
     ],
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
+    database: DatabaseOption = "",
 ) -> None:
     """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
-    for key in open_repository(home, fleet).take_out(role, to):
-        print(text(to / f"{key}.pem"))
+    with changing(home, fleet, database, "keys take-out", role) as repository:
+        for key in repository.take_out(role, to):
+            print(text(to / f"{key}.pem"))
 
 
 def add(
@@ -96,10 +103,33 @@ def add(
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
     elsewhere: ElsewhereOption = None,
+    database: DatabaseOption = "",
 ) -> None:
     """Add a key to a role, so that a single stolen key is not enough."""
-    for name, _ in open_repository(home, fleet, elsewhere).add_key(role, threshold, to):
-        print(name)
+    with changing(home, fleet, database, "keys add", role, elsewhere) as repository:
+        for name, _ in repository.add_key(role, threshold, to):
+            print(name)
+
+
+@contextmanager
+def changing(
+    home: Path,
+    fleet: str,
+    database: str,
+    action: str,
+    target: str,
+    elsewhere: list[Path] | None = None,
+) -> Iterator[Repository]:
+    """A fleet's repository, to be changed in the block; the audit log has the action where the registry is on this machine."""
+    from edge_fl_server.registry.database import location
+
+    repository = open_repository(home, fleet, elsewhere)
+    if database or Path(location(database, home)).exists():
+        with registry(database, home, fleet) as db, acting(db, fleet, action, target):
+            yield repository
+    else:
+        print_status(f"no registry at {location(database, home)}: this is not in the audit log (--database)")
+        yield repository
 
 
 def open_repository(home: Path, fleet: str, elsewhere: list[Path] | None = None) -> Repository:
@@ -107,7 +137,9 @@ def open_repository(home: Path, fleet: str, elsewhere: list[Path] | None = None)
     from edge_fl_server.release.repository import Repository
 
     if not (home / fleet / "metadata").is_dir():
+        others = [folder.parent.name for folder in home.glob("*/metadata")]
         raise InputError(
-            f"{text(home / fleet)}: no releases; expected the --home of a server that has released"
+            f"{text(home / fleet)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
+            " expected the --home of a server that has released"
         )
     return Repository(home / fleet, elsewhere=elsewhere or ())

@@ -30,6 +30,14 @@ from edge_fl_server.cli.options import (
     TrackOption,
 )
 
+AdoptOption = Annotated[
+    bool,
+    typer.Option(
+        "--adopt",
+        rich_help_panel="Folders",
+        help="Give a fleet of another registry to this one, which then publishes what it knows.",
+    ),
+]
 WorkersOption = Annotated[
     bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
 ]
@@ -85,6 +93,7 @@ def run(
         typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, instead of a recipe."),
     ] = None,
     database: DatabaseOption = "",
+    adopt: AdoptOption = False,
     workers: WorkersOption = False,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
@@ -122,7 +131,9 @@ def run(
 
     user_imports.allow()
     logs.configure(log_format)
-    request = setup.RunRequest(chosen, connect, runs, home, takeover, resume, database, workers, trackers)
+    request = setup.RunRequest(
+        chosen, connect, runs, home, takeover, resume, database, workers, trackers, adopt
+    )
     identity = Path(chosen.broker.identity) if chosen.broker.identity else None
     alerts = (
         nullcontext()
@@ -142,6 +153,7 @@ def up(
     port: PortOption = None,
     fleet: FleetOption = "main",
     database: DatabaseOption = "",
+    adopt: AdoptOption = False,
     workers: WorkersOption = False,
     home: HomeOption = HOME,
     identity: IdentityOption = None,
@@ -165,7 +177,14 @@ def up(
         watcher.watching(registry, fleet, home, identity),
     ):
         server = FleetServer(
-            connect, fleet, home, db, denied(identity or ""), workers, authorities=fleet_authorities(identity)
+            connect,
+            fleet,
+            home,
+            db,
+            denied(identity or ""),
+            workers,
+            authorities=fleet_authorities(identity),
+            adopt=adopt,
         )
         try:
             server.serve(threading.Event())
@@ -176,10 +195,11 @@ def up(
 def mcp(database: DatabaseOption = "", fleet: FleetOption = "main", home: HomeOption = HOME) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_server import assistant
-    from edge_fl_server.registry import Database
+    from edge_fl_server.registry import Database, fleets
     from edge_fl_server.registry.database import location
 
     with closing(Database.existing(location(database, home))) as db:
+        fleets.require(db, fleet)
         assistant.server(db, fleet).run()
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from edge_fl.config import RolloutConfig
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
+from edge_fl.fleet.actions import ACTING_FOR
 from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.queries import standing
@@ -215,7 +216,8 @@ def revoke(context: PageContext, device: str) -> str:
     """Revoke a device's certificate with the command of that name. Raises InputError without the CA, RunError if the command fails."""
     if context.identities is None:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
-    with Children(lambda name, line: None, {}) as children:
+    person = {ACTING_FOR: context.access.person.name}
+    with Children(lambda name, line: None, person) as children:
         words = ("fleet", "revoke", device, "--home", os.fspath(context.identities))
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = servers.presence(context.db, context.fleet).online
@@ -233,3 +235,9 @@ ACTIONS = {
     "revoke": Action(_ask_revoke, revoke),
 }
 """By the part of a button's `data-act` before the colon; the rest is the target."""
+
+
+def recorded_as(context: PageContext, name: str, target: str) -> str:
+    """The action that the audit log has: a roll-out of an earlier release is a roll-back, as with the commands."""
+    back = name == "start" and int(target) < rollouts.served_release(context.db, context.fleet)
+    return "rollback" if back else name

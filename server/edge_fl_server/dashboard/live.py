@@ -15,7 +15,7 @@ from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.roles import NotPermittedError
-from edge_fl_server.dashboard.actions import ACTIONS, Question
+from edge_fl_server.dashboard.actions import ACTIONS, Question, recorded_as
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart
 from edge_fl_server.dashboard.pages.parts import Column, cells
@@ -191,7 +191,8 @@ class Board:
         """Do an action that was confirmed; the audit log has it."""
         context = self.context
         self._require_signed_in()
-        with audit.acting(context.db, context.fleet, context.access.person, name, target):
+        recorded = recorded_as(context, name, target)
+        with audit.acting(context.db, context.fleet, context.access.person, recorded, target):
             return ACTIONS[name].do(context, target)
 
 

@@ -80,6 +80,7 @@ class ServerConnection:
         self.topics = Topics(fleet)
         self.boot = secrets.token_hex(4)
         self.epoch = 0
+        self.registry = ""  # the id of the registry, for the retained state
         self.malformed: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
         self._connect = connect
         self._takeover, self._yields = takeover, yields
@@ -224,7 +225,14 @@ class ServerConnection:
             raise ConnectError(f"fleet {self.topics.fleet!r}: {self._lost}", consequence="this server stops")
 
     def _state(self, *, online: bool) -> Packet:
-        state = ServerState(online, self.boot, self.epoch, return_s=self._return_s, yields=self._yields)
+        state = ServerState(
+            online,
+            self.boot,
+            self.epoch,
+            return_s=self._return_s,
+            yields=self._yields,
+            registry=self.registry,
+        )
         return Packet(self.topics.server_state(), encode(state), retain=True)
 
     def _deliver(self, event: Event) -> None:

@@ -18,12 +18,14 @@ from msgspec.structs import replace
 from edge_fl import threads
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files.paths import text
-from edge_fl.fleet import tags
+from edge_fl.fleet import actions, tags
+from edge_fl.outage import Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import Database, devices, reports, runs, servers
 from edge_fl_server.registry import tags as registered_tags
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Journal:
         self.on_written: list[Callable[[], None]] = []
         self._tags_file = denied.with_name(tags.TAGS_FILE) if denied else None
         self._enrolled: dict[str, dict[str, str]] = {}
+        self._actions_size = 0
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
@@ -85,7 +88,8 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join(10.0)
-        self._write_pending()
+        with Outage(log, f"fleet {self.fleet!r}").logged("the newest device states are lost"):
+            self._write_pending()
         # Only devices last seen by this server: another one may have taken the fleet over.
         self._mark_unknown(range(self._first, self._sequence + 1))
         if self._first:
@@ -195,16 +199,27 @@ class Journal:
             registered_tags.enrolled(self.db, self.fleet, given)
             self._enrolled = given
 
+    def _read_actions(self) -> None:
+        """Add what people did with certificates to the audit log."""
+        if self._denied is None:
+            return
+        path = self._denied.with_name(actions.ACTIONS_FILE)
+        size = path.stat().st_size if path.exists() else 0
+        if size != self._actions_size:
+            audit.enter(self.db, self.fleet, actions.read(path))
+            self._actions_size = size
+
     def _run(self) -> None:
         try:
-            beat_s = time.monotonic()
+            beat_s, outage = time.monotonic(), Outage(log, f"fleet {self.fleet!r}")
             while not self._closing.wait(WRITE_INTERVAL_S):
-                self._write_pending()
-                for handler in self.on_written:
-                    handler()
-                if self._first and time.monotonic() - beat_s > servers.BEAT_S:
-                    beat_s = time.monotonic()
-                    self._beat()
+                with outage.logged("device states are kept until it works again"):
+                    self._write_pending()
+                    for handler in self.on_written:
+                        handler()
+                    if self._first and time.monotonic() - beat_s > servers.BEAT_S:
+                        beat_s = time.monotonic()
+                        servers.beat(self.db, self.fleet, self._first)
         except Exception as error:
             log.exception("journal: device states are no longer stored")
             self.on_failure(f"device states cannot be stored in the registry: {error}")
@@ -226,17 +241,12 @@ class Journal:
                 if why == "removed" and before.get(device) != why:
                     self.on_removed(device)
             self._read_tags()
-        except EdgeFLError as error:
-            log.warning("%s", error)
+            self._read_actions()
+        except EdgeFLError:
             with self._lock:
                 self._pending = {**records, **self._pending}
                 self._excess = [*excess, *self._excess]
-
-    def _beat(self) -> None:
-        try:
-            servers.beat(self.db, self.fleet, self._first)
-        except EdgeFLError as error:
-            log.warning("%s", error)
+            raise
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:
         log.warning("%s: %s", one_line(device), description, extra={"device": device})

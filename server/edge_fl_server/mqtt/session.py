@@ -18,6 +18,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.mqtt.updates.workers import SharedInbox
+from edge_fl_server.registry import fleets
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def connected(
     sign their messages.
     """
     connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
+    connection.registry = fleets.claim(journal.db, journal.fleet)
     server = Server.of(connection, journal, workers=workers, director=director, authorities=authorities)
     journal.on_failure = connection.end
     try:

@@ -28,12 +28,14 @@ from edge_fl.learn.aggregation.screening import Screen, with_bounded_weight
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
+from edge_fl.wire.roles import local_person
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
 from edge_fl_server.registry import Database, releases, runs
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser
@@ -333,6 +335,7 @@ class Deployment(RunHooks):
 def registered(db: Database, results: Results) -> Iterator[None]:
     """Enter the run into the registry while it goes on, and its final state afterwards."""
     recipe = results.recipe()
+    audit.record(db, recipe.broker.fleet, local_person(), "run", results.id)
     runs.begin(
         db,
         RunRecord(

@@ -6,11 +6,13 @@ Simulations do not import this module, because the broker's client, the registry
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.console.progress import Progress
+from edge_fl.wire.topics import Topics
+from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connector import denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
@@ -18,6 +20,7 @@ from edge_fl_server.orchestrate.deployment import Deployment, registered
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.release import ownership
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
@@ -74,18 +77,23 @@ def connect(request: RunRequest, setup: RunSetup) -> Iterator[Devices]:
     _require_known_classes(request, setup)
     broker = request.recipe.broker
     quarantine_after, revoked = request.recipe.validation.quarantine_after, denied(broker.identity)
-    with (
-        closing(Database.open(request.registry)) as db,
-        Journal(db, broker.fleet, quarantine_after=quarantine_after, denied=revoked) as journal,
-        connected(
+    with ExitStack() as stack:
+        db = stack.enter_context(closing(Database.open(request.registry)))
+        retained = reader.server_state(request.connect, Topics(broker.fleet), reader.LIMITS)
+        ownership.require(db, broker.fleet, request.home, retained, adopt=request.adopt)
+        journal = stack.enter_context(
+            Journal(db, broker.fleet, quarantine_after=quarantine_after, denied=revoked)
+        )
+        online = connected(
             request.connect,
             journal,
             takeover=request.takeover,
             workers=request.workers,
             director=Director(Repository(request.home / broker.fleet), broker.fleet),
             authorities=fleet_authorities(broker.identity),
-        ) as server,
-    ):
+        )
+        server = stack.enter_context(online)
+        ownership.take(db, broker.fleet, request.home, adopt=request.adopt)
         yield Devices(server, request.home)
 
 

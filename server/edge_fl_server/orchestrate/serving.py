@@ -21,6 +21,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, runs
+from edge_fl_server.release import ownership
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.director import Director
@@ -32,7 +33,7 @@ SERVING = RolloutOptions(resume=True)
 @dataclass(frozen=True)
 class FleetServer:
     """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices,
-    `authorities` are the CAs of their certificates.
+    `authorities` are the CAs of their certificates. `adopt`: also a fleet of another registry.
 
     A run whose server goes offline keeps the fleet for `return_s`, and no more than twice that, because its connection may return.
     """
@@ -46,6 +47,7 @@ class FleetServer:
     limits: LeaseLimits = LIMITS
     return_s: float = 60.0
     authorities: Authorities = ()
+    adopt: bool = False
 
     def serve(self, stopping: threading.Event) -> None:
         """Serve until `stopping` is set; wait while another server is online, or broker or registry are not.
@@ -83,7 +85,9 @@ class FleetServer:
         return next((run.run for run in runs.listed(self.db, self.fleet) if run.state == "running"), "")
 
     def _serve(self, stopping: threading.Event) -> None:
-        """Raises ConnectError when another server takes over."""
+        """Raises ConnectError when another server takes over, ConfigError if the fleet is that of another registry."""
+        retained = reader.server_state(self.connect, Topics(self.fleet), self.limits)
+        ownership.require(self.db, self.fleet, self.home, retained, adopt=self.adopt)
         repository = Repository(self.home / self.fleet)
         with (
             Journal(self.db, self.fleet, denied=self.denied) as journal,
@@ -97,6 +101,7 @@ class FleetServer:
             ) as server,
             closing(RolloutCoordinator(server, repository, SERVING)) as rollout,
         ):
+            ownership.take(self.db, self.fleet, self.home, adopt=self.adopt)
             runs.abandon(self.db, self.fleet)
             stages = rollout.stages
             release = f"release {stages.release} {stages.state}" if stages else "no release yet"

@@ -31,7 +31,7 @@ class RunRequest:
 
     Without `connect` there is no broker: the run is a simulation in this process. `resume` is the folder of an interrupted run, whose
     recipe is then `recipe`. `database` is the registry's path or URL; the default is a file in the folder `server` next to `home`. With
-    `workers` separate processes validate the updates. `track` are additional trackers by name.
+    `workers` separate processes validate the updates. `track` are additional trackers by name. `adopt`: also a fleet of another registry.
     """
 
     recipe: Recipe
@@ -43,6 +43,7 @@ class RunRequest:
     database: str = ""
     workers: bool = False
     track: Mapping[str, Opener] = field(default_factory=dict)
+    adopt: bool = False
 
     @property
     def registry(self) -> str:

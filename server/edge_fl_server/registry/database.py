@@ -29,15 +29,16 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import StaticPool
 
-from edge_fl.errors import ConfigError, RunError
+from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl_server.registry.tables import metadata
 
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
 BUSY_MS = 10_000  # how long one process waits for another one's write
+CONNECT_S = 10  # a PostgreSQL that does not answer
 FAILED = {"read": "nothing was read", "write": "the operation is not acknowledged"}
 LOCK = 0xEDFE  # advisory lock of PostgreSQL: servers that start at the same time create or upgrade tables one after the other
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -62,12 +63,15 @@ class Database:
 
     @classmethod
     def open(cls, where: str | Path = IN_MEMORY) -> Database:
-        """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables. Raises ConfigError."""
+        """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables.
+
+        Raises ConfigError, and ConnectError for a PostgreSQL that cannot be reached.
+        """
         return cls._upgraded(where, _engine(where))
 
     @classmethod
     def existing(cls, where: str | Path) -> Database:
-        """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises ConfigError."""
+        """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises like `open`."""
         if str(where) == IN_MEMORY:
             return cls.open(where)
         engine = _engine(where, create=False)
@@ -79,7 +83,7 @@ class Database:
                 raise ConfigError(f"registry {shown(where)}: not a registry of edge-fl; {expected}")
         except DBAPIError as error:
             engine.dispose()
-            raise ConfigError(f"registry {shown(where)}: {_reason(error)}; {expected}") from error
+            raise _not_opened(where, error, expected) from error
         except ConfigError:
             engine.dispose()
             raise
@@ -95,9 +99,7 @@ class Database:
                     _upgrade(connection, shown(where))
         except DBAPIError as error:
             engine.dispose()
-            raise ConfigError(
-                f"registry {shown(where)}: {_reason(error)}; expected a database that can be written"
-            ) from error
+            raise _not_opened(where, error, "expected a database that can be written") from error
         return cls(engine)
 
     @contextmanager
@@ -186,6 +188,8 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
             file = Path(url.database or "").absolute().as_uri()
             url = url.set(database=file, query={"mode": "rw", "uri": "true"})
         in_memory = text == IN_MEMORY
+        if url.get_backend_name() == "postgresql" and "connect_timeout" not in url.query:
+            url = url.update_query_dict({"connect_timeout": str(CONNECT_S)})
         engine = (
             create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
             if in_memory
@@ -201,6 +205,22 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
         event.listen(engine, "connect", _tune)
         event.listen(engine, "begin", _begin)
     return engine
+
+
+def _not_opened(where: str | Path, error: DBAPIError, expected: str) -> ConfigError | ConnectError:
+    """ConnectError for a database server that is not there or does not let us in, otherwise ConfigError."""
+    message = f"registry {shown(where)}: {_reason(error)}"
+    sqlstate = getattr(error.orig, "sqlstate", None) or ""
+    if (
+        "://" in str(where)
+        and isinstance(error, OperationalError)
+        and sqlstate[:2] in ("", "08", "28", "3D", "57")
+    ):
+        return ConnectError(
+            f"{message}; expected a PostgreSQL that runs there, with this database, and lets this user in",
+            consequence="nothing was changed",
+        )
+    return ConfigError(f"{message}; {expected}")
 
 
 def _file(engine: Engine) -> Path:

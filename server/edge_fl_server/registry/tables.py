@@ -83,6 +83,8 @@ Index("requests_by_round", requests.c.run, requests.c.round)
 Index("reports_by_run", reports.c.run, reports.c.round)
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
 
+fleets = Table("fleets", metadata, *_texts("fleet", "id"), PrimaryKeyConstraint("fleet"))
+
 rejection_counts = Table(
     "rejection_counts",
     metadata,

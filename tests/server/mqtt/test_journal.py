@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edge_fl.cli import main
 from edge_fl_server.mqtt.connector import denied
-from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.journal import WRITE_INTERVAL_S, Journal
 from edge_fl_server.registry import Database, devices, reports, tags
+from edge_fl_server.registry.records import DeviceRecord
+from tests.devices.scripted import eventually
+from tests.postgresql import Postgresql
 
 
 @pytest.fixture
@@ -38,6 +44,35 @@ def test_a_readmitted_device_starts_at_zero(journal):
     devices.readmit(journal.db, "main", "d2")
     (d2,) = devices.listed(journal.db, "main")
     assert (d2.blocked, d2.rejections, d2.outlier_score) == ("", 0, 0.0)
+
+
+def test_a_registry_that_goes_away_and_comes_back_is_logged_once_each_way(
+    new_postgresql_database: Callable[[], str],
+    postgresql: Postgresql,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with closing(Database.open(new_postgresql_database())) as db, Journal(db, "main") as journal:
+        journal.begin(1)
+        postgresql.stop()
+        try:
+            journal.record_device(DeviceRecord("main", "pi-1", "ready"))
+            eventually(lambda: ours(caplog))
+            turn = threading.Event()
+            journal.on_written.append(turn.set)  # called after a write that succeeds
+            time.sleep(3 * WRITE_INTERVAL_S)
+            assert len(ours(caplog)) == 1 and not turn.is_set()
+        finally:
+            postgresql.start()
+        eventually(turn.is_set)
+        eventually(lambda: len(ours(caplog)) > 1)
+        eventually(lambda: devices.get(db, "main", "pi-1"))
+        lost, back = ours(caplog)
+    assert lost.startswith("fleet 'main': registry: ") and lost.endswith("are kept until it works again")
+    assert back == "fleet 'main': works again"
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name.startswith("edge_fl_server")]
 
 
 def test_tags_given_at_enrolment_reach_the_registry_of_a_running_server(tmp_path: Path) -> None:

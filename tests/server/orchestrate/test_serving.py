@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -143,6 +144,7 @@ def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(ben
 
 
 def test_it_waits_for_a_server_that_is_online(server, bench, db, said) -> None:
+    server = replace(server, adopt=True)  # the bench has a registry of its own
     with serving(server):
         assert bench.eventually(lambda: bool(said))
         assert said[0] == f"fleet 'main': server {bench.connection.boot} is online; waiting"

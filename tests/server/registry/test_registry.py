@@ -10,7 +10,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from edge_fl.errors import ConfigError, RunError
+from edge_fl.cli import main
+from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.registry.records import (
@@ -231,9 +232,31 @@ def test_a_database_that_cannot_be_opened_is_a_config_error(tmp_path):
         Database.open(tmp_path / "registry.sqlite")
     with pytest.raises(ConfigError, match="expected a path, sqlite:// or postgresql://"):
         Database.open("mysql://root:secret@localhost/x")
-    with pytest.raises(ConfigError) as refused:
-        Database.open("postgresql://somebody:secret@127.0.0.1:1/none")
-    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("opened", [Database.open, Database.existing])
+def test_a_postgresql_that_cannot_be_reached_is_an_error_of_the_connection(opened):
+    with pytest.raises(
+        ConnectError, match=r"registry postgresql.*expected a PostgreSQL that runs"
+    ) as refused:
+        opened("postgresql://somebody:secret@127.0.0.1:1/none")
+    assert "secret" not in str(refused.value) and refused.value.exit_code == 2
+
+
+def test_a_command_without_its_postgresql_ends_with_2_and_words(capsys):
+    url = "postgresql://somebody@127.0.0.1:1/none"
+    assert main(["fleet", "audit", "--database", url]) == 2
+    assert main(["server", "up", "--database", url]) == 2
+    said = capsys.readouterr().err
+    assert said.count("expected a PostgreSQL that runs there") == 2 and "Traceback" not in said
+
+
+def test_a_user_or_database_that_postgresql_does_not_have_is_an_error_of_the_connection(postgresql):
+    there = postgresql.url("there")
+    with pytest.raises(ConnectError, match="does not exist"):
+        Database.open(there.replace("/there", "/nowhere"))
+    with pytest.raises(ConnectError, match="does not exist"):
+        Database.open(there.replace("tester@", "nobody-known@"))
 
 
 def test_a_full_disk_is_a_run_error(db):

@@ -68,6 +68,7 @@ def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer
     with old.writing() as connection:
         for later in (
             "servers",
+            "fleets",
             "tags",
             "groups",
             "boots",

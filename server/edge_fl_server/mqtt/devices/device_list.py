@@ -7,7 +7,7 @@ outlier score, and whether its reports count. A state that its device did not si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.fleet.settings import Settings
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
@@ -78,17 +78,22 @@ def devices(
     tagged: Mapping[str, Tags] = {},
     accuracies: Mapping[str, float] = {},
     desired: Mapping[str, Settings] = {},
+    fleets: Collection[str] | None = None,
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
 
-    With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
+    With `fleets`, those of the registry, a fleet that is neither there nor on the broker raises InputError. With the CAs of the devices'
+    certificates (`authorities`) the signatures on their states are checked.
     """
     topics = Topics(checked(fleet, "fleet"))
     known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
     signed: dict[str, str] = {}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
-    for topic, payload in sorted(read_retained(connect, patterns, limits).items()):
+    retained = read_retained(connect, patterns, limits)
+    if not retained and fleets is not None and fleet not in fleets:
+        raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, fleets)}", "nothing was listed")
+    for topic, payload in sorted(retained.items()):
         try:
             address = topics.parse(topic)
             message = decode_cleaned(payload, MESSAGES[address.kind])

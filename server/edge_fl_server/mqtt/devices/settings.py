@@ -6,16 +6,12 @@ published: devices accept no others.
 
 from __future__ import annotations
 
-import logging
 import threading
 
-from edge_fl.errors import EdgeFLError
 from edge_fl.fleet.settings import Settings
 from edge_fl_server.mqtt.connection import ServerConnection, SignsForDevices
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
-
-log = logging.getLogger(__name__)
 
 
 class SettingsPublisher:
@@ -34,17 +30,14 @@ class SettingsPublisher:
             journal.on_written.append(self.advance)
 
     def advance(self) -> None:
-        """Publish what has changed in the registry."""
+        """Publish what has changed in the registry. Raises EdgeFLError; the next call tries again."""
         if self._director is None or not self._connected:
             return
-        try:
-            with self._lock:
-                changed = devices.desired_settings(self._journal.db, self._journal.fleet, self._serial)
-                for device, settings in changed.items():
-                    self._publish(device, settings)
-                self._serial = max([self._serial, *(settings.serial for settings in changed.values())])
-        except EdgeFLError as error:
-            log.warning("settings: %s; trying again", error)
+        with self._lock:
+            changed = devices.desired_settings(self._journal.db, self._journal.fleet, self._serial)
+            for device, settings in changed.items():
+                self._publish(device, settings)
+            self._serial = max([self._serial, *(settings.serial for settings in changed.values())])
 
     def refresh(self) -> None:
         """Sign and publish again what a replaced key signed."""

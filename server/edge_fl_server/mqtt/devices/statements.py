@@ -9,13 +9,11 @@ Older messages of a broker that was restored from its last save do not count eit
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable
 
 from msgspec import Struct
 
-from edge_fl.errors import RunError
 from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import STATEMENTS, ForgedError, require_stated
 from edge_fl.wire.messages import Capability, DeviceState, Report
@@ -25,8 +23,6 @@ from edge_fl_server.mqtt.devices.signature_log import SignatureLog
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
 from edge_fl_server.registry.records import DeviceRecord
-
-log = logging.getLogger(__name__)
 
 Numbers = dict[str, int]
 """The highest number of a device's signed messages, by kind; empty for a device that does not sign."""
@@ -62,10 +58,7 @@ class Statements:
         with self._lock:
             standing = self._older.look()
         for device in sorted(standing.replayed):
-            try:
-                self.reject(Address("state", device), ForgedError(DELIVERED, "replayed"))
-            except RunError as error:
-                log.warning("%s", error)
+            self.reject(Address("state", device), ForgedError(DELIVERED, "replayed"))
         with self._lock:
             self._log.advance(standing)
 

@@ -6,19 +6,25 @@ devices.readmit(db, "main", "pi-07")
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
+import msgspec
 from sqlalchemy import ColumnElement, Text, case, cast, literal, select
 
 from edge_fl.errors import MAX_REASON
-from edge_fl.wire.roles import NotPermittedError, Person
+from edge_fl.fleet.actions import CertificateAction
+from edge_fl.wire.roles import LOCAL_USER, NotPermittedError, Person
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import AuditRecord
 from edge_fl_server.registry.tables import audit, rollouts
 
 DONE = "done"
 MAX_SHOWN = 1000
+CERTIFICATES = ("enrol", "revoke", "rotate")
+"""Actions on certificates, which the commands of the certificate authority note in a file."""
+NEAR_S = 60.0
 
 
 @contextmanager
@@ -60,13 +66,33 @@ def record(db: Database, fleet: str, person: Person, action: str, target: str, r
         connection.execute(audit.insert(), row)
 
 
+def enter(db: Database, fleet: str, actions: Iterable[CertificateAction]) -> None:
+    """Add what people did with certificates, once. What the same person did from the dashboard at that time has its row already."""
+    mine = (audit.c.fleet == fleet) & audit.c.action.in_(CERTIFICATES)
+    query = select(audit.c.at, audit.c.who, audit.c.action, audit.c.target).where(mine)
+    with db.writing() as connection:
+        known = [tuple(row) for row in connection.execute(query)]
+        for each in actions:
+            row = (each.at, each.who, each.action, each.target)
+            if row in known or any(row[1:] == other[1:] and _is_near(each.at, other[0]) for other in known):
+                continue
+            values = msgspec.to_builtins(each)
+            connection.execute(
+                audit.insert(), {**values, "fleet": fleet, "known_by": LOCAL_USER, "result": DONE}
+            )
+
+
+def _is_near(at: str, other: str) -> bool:
+    return abs((datetime.fromisoformat(at) - datetime.fromisoformat(other)).total_seconds()) < NEAR_S
+
+
 def asked_by() -> ColumnElement[str]:
     """Who asked for the roll-out, or for its roll-back, of a row of `rollouts` on extractors; NULL for those of runs."""
     name = literal("release ") + cast(rollouts.c.release, Text)
     release, number = cast(rollouts.c.release, Text), cast(rollouts.c.number, Text)
     steered = (audit.c.action == "rollback") & audit.c.target.in_([name, number])
     started = (audit.c.action == "start") & audit.c.target.in_([name, release])
-    started |= (audit.c.action == "rollback") & (audit.c.target == name)
+    started |= (audit.c.action == "rollback") & audit.c.target.in_([name, release])
     meanwhile = (audit.c.at >= rollouts.c.created_at) & (audit.c.at <= rollouts.c.changed_at)
     which = case((rollouts.c.state == "rolled_back", steered), else_=started)
     mine = (audit.c.fleet == rollouts.c.fleet) & (audit.c.result == DONE) & meanwhile & which
@@ -88,4 +114,4 @@ def listed(
     query = select(audit).where(audit.c.fleet == fleet, audit.c.at >= since)
     if who:
         query = query.where(audit.c.who == who)
-    return db.find(query.order_by(audit.c.number.desc()).limit(limit), AuditRecord)
+    return db.find(query.order_by(audit.c.at.desc(), audit.c.number.desc()).limit(limit), AuditRecord)

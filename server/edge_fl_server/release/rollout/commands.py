@@ -31,6 +31,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, releases, rollouts
 from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
+from edge_fl_server.release import ownership
 from edge_fl_server.release.agents import signing
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
@@ -202,7 +203,15 @@ class ReleaseCommands:
         audit.permit(self.db, self.fleet, self.person, "start", "agent release")  # before anything is signed
         if targets and all(target.endswith(".whl") for target in targets):
             repository = Repository(self.home / self.fleet)
-            release = signing.sign(repository, [Path(target) for target in targets], downgrade=downgrade)
+            wheels = [Path(target) for target in targets]
+            with audit.acting(
+                self.db,
+                self.fleet,
+                self.person,
+                "publish",
+                f"agent release: {', '.join(text(each.name) for each in wheels)}",
+            ):
+                release = signing.sign(repository, wheels, downgrade=downgrade)
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
@@ -251,6 +260,7 @@ class ReleaseCommands:
                 authorities=self.authorities,
             ) as server,
         ):
+            ownership.take(self.db, self.fleet, self.home)
             number, options = request(), RolloutOptions(watch=watch)
             try:
                 with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:
@@ -300,9 +310,14 @@ class ReleaseCommands:
                 rollouts.advance(self.db, changed, state="paused", reason=PAUSED)
 
     def is_online(self) -> bool:
-        """Whether a server is online. Raises ConnectError without a broker."""
+        """Whether a server is online. Raises ConnectError without a broker, ConfigError if the fleet is that of another registry."""
         try:
-            return bool(reader.online_server(self.connect, Topics(self.fleet)))
+            topics = Topics(self.fleet)
+            state = reader.server_state(self.connect, topics, reader.LIMITS)
+            ownership.require(self.db, self.fleet, self.home, state)
+            if state is None or not state.online:
+                return False
+            return reader.is_alive(self.connect, topics, state.boot, reader.LIMITS)
         except ConnectError as error:
             raise ConnectError(error.message, consequence="nothing was requested") from error
 

@@ -19,10 +19,10 @@ from edge_fl import threads
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.errors import EdgeFLError
 from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
+from edge_fl.outage import Outage
 from edge_fl.release.manifest import Manifest, blobs, extends
 from edge_fl.wire.blob import describe
 from edge_fl.wire.egress import HEAD_NUMBERS
@@ -239,22 +239,21 @@ class RolloutCoordinator:
         return self._known.get(before), id
 
     def _run(self) -> None:
-        refresh_s = time.monotonic() + REFRESH_S
+        refresh_s, outage = time.monotonic() + REFRESH_S, Outage(log, "roll-out")
         while not self._closed.is_set() and not self._connection.ended:
             self._wake.wait(POLL_S)
             self._wake.clear()
             try:
-                self._advance()
-                with self._publishing:
-                    self._agents.advance()
-                if time.monotonic() > refresh_s:
-                    refresh_s = time.monotonic() + REFRESH_S
+                with outage.logged():
+                    self._advance()
                     with self._publishing:
-                        self._publisher.refresh()
-                    self._assignments.refresh()
-                    self._settings.refresh()
-            except EdgeFLError as error:
-                log.warning("roll-out: %s; trying again in %g s", error, POLL_S)
+                        self._agents.advance()
+                    if time.monotonic() > refresh_s:
+                        refresh_s = time.monotonic() + REFRESH_S
+                        with self._publishing:
+                            self._publisher.refresh()
+                        self._assignments.refresh()
+                        self._settings.refresh()
             except Exception:
                 log.exception("roll-out: trying again in %g s", POLL_S)
 

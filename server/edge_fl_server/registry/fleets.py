@@ -1,0 +1,44 @@
+"""The fleets of a registry, and the id of the registry for each: another registry of the same fleet has another id."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import select, union
+
+from edge_fl.errors import InputError, nearest
+from edge_fl_server.registry.database import Database
+from edge_fl_server.registry.tables import devices, fleets, releases, rollouts, runs, servers
+
+EVIDENCE = (fleets, servers, devices, releases, rollouts, runs)
+"""Tables with a row for every fleet that existed: those of earlier versions have no id."""
+
+
+def known(db: Database) -> list[str]:
+    """The fleets that ever existed in this registry, ascending."""
+    with db.reading() as connection:
+        every = union(*(select(table.c.fleet) for table in EVIDENCE))
+        return sorted(connection.execute(every).scalars())
+
+
+def require(db: Database, fleet: str) -> None:
+    """Raise InputError for a fleet that never existed in a registry of others; its server creates it."""
+    if (names := known(db)) and fleet not in names:
+        hint = nearest(fleet, names)
+        raise InputError(
+            f"no fleet {fleet!r} in this registry{hint}; 'edge-fl server up --fleet {fleet}' creates it"
+        )
+
+
+def id_of(db: Database, fleet: str) -> str:
+    """The id of this registry for a fleet; "" before its first server, and of one by an earlier version of edge-fl."""
+    with db.reading() as connection:
+        found = connection.execute(select(fleets.c.id).where(fleets.c.fleet == fleet)).scalar()
+        return found or ""
+
+
+def claim(db: Database, fleet: str) -> str:
+    """The id of this registry for a fleet, drawn if there is none."""
+    with db.writing() as connection:
+        db.insert_new(connection, fleets, {"fleet": fleet, "id": secrets.token_hex(8)})
+    return id_of(db, fleet)

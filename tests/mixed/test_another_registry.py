@@ -1,0 +1,143 @@
+"""A fleet stays with its registry: another one, and a mistyped fleet, are refused before anything is published."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edge_fl.cli import main
+from edge_fl.errors import ConfigError
+from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Packet
+from edge_fl_broker.config import Settings
+from edge_fl_broker.find import Program
+from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.orchestrate.serving import FleetServer
+from edge_fl_server.registry import Database, fleets, servers
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.commands import ReleaseCommands
+from tests.devices import graphs
+from tests.devices.scripted import eventually
+
+
+@pytest.fixture
+def port(mosquitto_program: Program, tmp_path: Path) -> Iterator[int]:
+    with Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program) as broker:
+        yield broker.settings.port
+
+
+@contextmanager
+def served(server: FleetServer) -> Iterator[None]:
+    stopping = threading.Event()
+    thread = threading.Thread(target=server.serve, args=(stopping,))
+    thread.start()
+    try:
+        eventually(lambda: servers.presence(server.db, server.fleet).online or not thread.is_alive())
+        yield
+    finally:
+        stopping.set()
+        thread.join(60)
+
+
+@pytest.fixture
+def first(port: int, tmp_path: Path) -> FleetServer:
+    """A server that has served, and has a release."""
+    db = Database.open(tmp_path / "server" / "registry.sqlite")
+    server = FleetServer(connector("127.0.0.1", port), "main", tmp_path / "home", db)
+    with served(server):
+        pass
+
+    Repository(tmp_path / "home" / "main").publish(graphs.manifest_for(graphs.graph(), release=1))
+    return server
+
+
+def test_another_registry_is_refused_until_it_is_told_to_adopt_the_fleet(
+    first: FleetServer, tmp_path: Path
+) -> None:
+    other = replace(first, db=Database.open(tmp_path / "other.sqlite"))
+    topics, before = Topics("main"), fleets.id_of(first.db, "main")
+    with pytest.raises(
+        ConfigError, match=rf"new; 0 devices, 0 releases.*registry {before}.*--adopt"
+    ) as refused:
+        other.serve(threading.Event())
+    assert refused.value.exit_code == 4
+    elsewhere = replace(other, home=tmp_path / "elsewhere")  # only the broker tells
+    with pytest.raises(ConfigError, match=f"last server used registry {before}"):
+        elsewhere.serve(threading.Event())
+    commands = ReleaseCommands(other.connect, "main", tmp_path / "elsewhere", other.db)
+    with pytest.raises(ConfigError, match="last server used registry"):
+        commands.is_online()
+    state = reader.server_state(first.connect, topics, reader.LIMITS)
+    assert state and state.registry == before and not state.online
+    with served(replace(other, adopt=True)):
+        state = reader.server_state(first.connect, topics, reader.LIMITS)
+        assert state and state.registry == fleets.id_of(other.db, "main") != before
+    with pytest.raises(ConfigError, match="is not the fleet's"):  # now it is the other one
+        first.serve(threading.Event())
+
+
+def test_a_registry_of_an_earlier_version_stays_the_fleets_and_an_empty_one_does_not(
+    first: FleetServer, port: int, tmp_path: Path
+) -> None:
+    with first.db.writing() as connection:
+        connection.exec_driver_sql("DELETE FROM fleets")
+    (tmp_path / "home" / "main" / "registry").unlink()
+    clear = connector("127.0.0.1", port)("other", None, lambda event: None)
+    clear.wait_connected(30)
+
+    clear.publish(Packet(Topics("main").server_state(), b"", retain=True))
+    clear.drain(30)
+    clear.close()
+    empty = replace(first, db=Database.open(tmp_path / "empty.sqlite"))
+    with pytest.raises(ConfigError, match="home/main has 1 release"):
+        empty.serve(threading.Event())
+    with served(first):
+        assert fleets.id_of(first.db, "main")
+
+
+def test_a_mistyped_fleet_is_named_with_the_nearest_by_every_command(
+    first: FleetServer, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--home", str(tmp_path / "home"), "--fleet", "mian"]
+    broker = ["--port", str(port)]
+    for command in (
+        ["fleet", "list", *broker],
+        ["fleet", "list", "--where", "tier=head", *broker],
+        ["fleet", "admit", "pi-1"],
+        ["fleet", "tag", "pi-1", "a=b"],
+        ["fleet", "set", "pi-1", "watch_s=60"],
+        ["fleet", "settings"],
+        ["fleet", "group", "list"],
+        ["fleet", "alerts", "list"],
+        ["fleet", "audit"],
+        ["fleet", "rename", "pi-1", "pi-2"],
+        ["fleet", "decommission", "pi-1"],
+        ["token", "list"],
+        ["release", "list"],
+        ["release", "pause", *broker],
+        ["release", "publish", "--model", "cnn4", "--classes", "a,b", *broker],
+        ["device", "logs", "pi-1", *broker],
+    ):
+        assert main([*command, *where]) == 4, command
+        assert "no fleet 'mian'" in (said := capsys.readouterr().err) and "did you mean 'main'?" in said, (
+            command
+        )
+    assert not (tmp_path / "home" / "mian").exists()
+    assert main(["fleet", "list", *broker, "--home", str(tmp_path / "home")]) == 0
+
+
+def test_commands_on_another_registry_change_nothing(
+    first: FleetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Database.open(tmp_path / "other.sqlite")
+    fleets.claim(other, "main")
+    where = ["--home", str(tmp_path / "home"), "--database", str(tmp_path / "other.sqlite")]
+    assert main(["fleet", "group", "save", "all", "tier=head", *where]) == 4
+    assert "is not the fleet's" in capsys.readouterr().err
