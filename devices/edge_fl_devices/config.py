@@ -73,6 +73,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     With fewer than `cross_validate_below` images in a folder the head is fitted on all of them, and its accuracy is cross-validated.
     Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
     the labelled images than all but a share of `false_alarm` of these (0: none).
+    `bits` is how many 16-bit pictures use; "auto" finds it out from a sample of them.
     With `remote_logs` off the device answers no query for its log or a diagnostics bundle.
     `mirror` is the address of an exported repository, http(s):// or file://, from which releases are taken first; missing parts come
     from the broker.
@@ -95,6 +96,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     capture: CaptureConfig = CaptureConfig()
     precision: Literal["auto", "fp32", "int8"] = "auto"
     latency_ms: Annotated[float, Meta(gt=0)] = 250.0
+    bits: Literal["auto", 8, 10, 12, 14, 16] = "auto"
     cross_validate_below: Annotated[int, Meta(ge=0)] = 300
     mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from edge_fl.data import decoding_cost, formats
+from edge_fl.data.depth import FULL_BITS
 from edge_fl.data.formats import SUFFIXES as SUFFIXES
 from edge_fl.data.formats import PictureFormat
 from edge_fl.data.limits import LIMITS, MB, PictureLimits
@@ -98,25 +99,54 @@ def check(path: Path, limits: PictureLimits = LIMITS) -> None:
 
 
 class Header(NamedTuple):
-    """Size (width, height) of a picture as it is stored, its EXIF DateTimeOriginal ("": none), time of its file in seconds since 1970."""
+    """Size (width, height) of a picture as it is stored, its EXIF DateTimeOriginal ("": none), time of its file in seconds since 1970.
+
+    wide: whether it has 16 bits per channel.
+    """
 
     size: Size
     taken: str
     written_s: float
+    wide: bool = False
 
 
 def header(path: Path, limits: PictureLimits = LIMITS) -> Header:
     """Return what the header of a picture file says. Raises PictureError as `check`."""
     with _opened(path, limits) as (picture, file):
-        return Header(picture.size, _taken(picture), os.fstat(file.fileno()).st_mtime)
+        return Header(picture.size, _taken(picture), os.fstat(file.fileno()).st_mtime, _is_wide(picture))
 
 
-def decode(path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS) -> Pixels:
+def is_wide(path: Path, limits: PictureLimits = LIMITS) -> bool:
+    """Whether a picture has 16 bits per channel, by its header. Raises PictureError."""
+    with _opened(path, limits) as (picture, _):
+        return _is_wide(picture)
+
+
+def bits_used(path: Path | BinaryIO, limits: PictureLimits = LIMITS) -> tuple[int, bool]:
+    """Return the bits that the brightest pixel of a 16-bit picture uses, and whether it has colours; 0 bits for other pictures.
+
+    Raises PictureError.
+    """
+    with _opened(path, limits) as (picture, file):
+        if not _is_wide(picture):
+            return 0, False
+        colour = _is_wide_colour(picture)
+        _require_affordable(picture, file, picture.size, 0, limits)
+        picture.load()
+        most = _highest(picture)
+        return min(most.bit_length() + (FULL_BITS - 8 if colour else 0), FULL_BITS), colour
+
+
+def decode(
+    path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLimits = LIMITS, bits: int = FULL_BITS
+) -> Pixels:
     """Return the picture, upright, as uint8 [C, H, W], resized by the policy of `expected`.
 
-    Without `expected` it keeps its size and is grey or RGB as stored. Raises PictureError when it is damaged, too large, or not a
-    picture; DataError when the extractor does not take pictures.
+    Without `expected` it keeps its size and is grey or RGB as stored. bits: how many a 16-bit picture uses, of which the upper 8 are
+    returned; 0: all of them. Raises PictureError when it is damaged, too large, not a picture, or uses more bits; DataError when the
+    extractor does not take pictures.
     """
+    bits = bits or FULL_BITS
     where = paths.text(path) if isinstance(path, Path) else "picture"
     if expected:
         require_pictures(expected, where)
@@ -132,13 +162,15 @@ def decode(path: Path | BinaryIO, expected: InputSpec | None, limits: PictureLim
         mode = _MODES[expected.channels] if expected else _mode(picture)
         own = _own_bytes(picture, mode, expected)
         _require_affordable(picture, file, stored, own, limits)
+        wide_colour = _is_wide_colour(picture)
         picture.load()
         orientation = _orientation(picture)
+        upright: Image.Image = _brightened(picture, bits) if wide_colour else picture
         if not expected:
-            return _whole(picture, mode, orientation)
+            return _whole(upright, mode, orientation, bits)
         size = (expected.width, expected.height)
         size = size[::-1] if orientation in _SIDES_SWAPPED else size
-        pixels = _planes(_resized(picture, mode, size, expected.resize))
+        pixels = _planes(_resized(upright, mode, size, expected.resize, bits))
         return _filled(np.ascontiguousarray(_turned(pixels, orientation)), expected)
 
 
@@ -178,6 +210,42 @@ def jpeg(pixels: Pixels, quality: int) -> bytes:
     return buffer.getvalue()
 
 
+def _is_wide(picture: ImageFile.ImageFile) -> bool:
+    return picture.mode.startswith("I") or _is_wide_colour(picture)
+
+
+def _is_wide_colour(picture: ImageFile.ImageFile) -> bool:
+    """Whether a picture that is not loaded has 16 bits per channel of a colour; Pillow reads the upper 8."""
+    if picture.format not in ("PNG", "TIFF") or picture.mode.startswith("I") or not picture.tile:
+        return False
+    arguments = picture.tile[0][3]
+    return ";16" in str(arguments[0] if isinstance(arguments, tuple) else arguments)
+
+
+def _brightened(picture: Image.Image, bits: int) -> Image.Image:
+    """Scale the upper 8 bits of 16-bit colours that use fewer."""
+    if bits == FULL_BITS:
+        return picture
+    shift = FULL_BITS - bits
+    _require_within(_highest(picture) << 8, bits)
+    return picture.point([min(255, level << shift) for level in range(256)] * len(picture.getbands()))
+
+
+def _highest(picture: Image.Image) -> int:
+    """The highest level of any channel but transparency, at most 65535."""
+    extrema: Any = picture.getextrema()
+    pairs = [extrema] if len(picture.getbands()) == 1 else extrema
+    colours = [pair for band, pair in zip(picture.getbands(), pairs, strict=True) if band != "A"]
+    return min(65535, int(max(highest for _, highest in colours)))
+
+
+def _require_within(highest: int, bits: int) -> None:
+    if highest >> bits:
+        raise _UnusableError(
+            f"uses more than {bits} bits, the range of these pictures: set bits = {FULL_BITS}"
+        )
+
+
 def _mode(picture: Image.Image) -> str:
     """The mode of a picture's pixels as they are returned without an extractor: grey or RGB, as stored."""
     grey = picture.mode in ("1", "L", "LA", "F") or picture.mode.startswith("I")
@@ -190,7 +258,7 @@ def _planes(picture: Image.Image) -> Pixels:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _whole(picture: Image.Image, mode: str, orientation: int) -> Pixels:
+def _whole(picture: Image.Image, mode: str, orientation: int, bits: int) -> Pixels:
     """Convert a whole picture in strips, so that no second one arises in Pillow."""
     width, height = picture.size
     shape = (width, height) if orientation in _SIDES_SWAPPED else (height, width)
@@ -199,7 +267,7 @@ def _whole(picture: Image.Image, mode: str, orientation: int) -> Pixels:
     y_step, x_step = _MIRRORED.get(orientation, (1, 1))
     stored = stored[:, ::y_step, ::x_step]
     for top, bottom in _strips(picture.size, 1):
-        stored[:, top:bottom] = _planes(_converted(picture.crop((0, top, width, bottom)), mode))
+        stored[:, top:bottom] = _planes(_converted(picture.crop((0, top, width, bottom)), mode, bits))
     return upright
 
 
@@ -229,6 +297,15 @@ def _taken(picture: Image.Image) -> str:
         return ""
 
 
+def grey_png(file: BinaryIO, limits: PictureLimits = LIMITS) -> bytes:
+    """Return a grey 16-bit picture as a PNG with all its bits. Raises PictureError."""
+    with _opened(file, limits) as (picture, opened):
+        _require_affordable(picture, opened, picture.size, 8 * picture.size[0] * picture.size[1], limits)
+        buffer = BytesIO()
+        Image.fromarray(np.asarray(picture).clip(0, 65535).astype(np.uint16)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 class _Plan(NamedTuple):
     """How a picture gets its size: the centre that is kept of it, what becomes of that, and the blocks that are averaged before."""
 
@@ -249,17 +326,19 @@ class _Plan(NamedTuple):
         return cls(kept, inner, (x_block, y_block))
 
 
-def _resized(picture: Image.Image, mode: str, size: Size, policy: Resize) -> Image.Image:
+def _resized(
+    picture: Image.Image, mode: str, size: Size, policy: Resize, bits: int = FULL_BITS
+) -> Image.Image:
     """Scale a picture by the policy, to `size`, or to less in one dimension for "letterbox"."""
     kept, inner, (x_block, y_block) = _Plan.of(picture.size, size, policy)
     width, height = picture.size
-    picture = _reduced(picture, mode, x_block, y_block)
+    picture = _reduced(picture, mode, x_block, y_block, bits)
     left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
     box = (left / x_block, top / y_block, (left + kept[0]) / x_block, (top + kept[1]) / y_block)
     return picture.resize(inner, Image.Resampling.LANCZOS, box=box)
 
 
-def _reduced(picture: Image.Image, mode: str, x_block: int, y_block: int) -> Image.Image:
+def _reduced(picture: Image.Image, mode: str, x_block: int, y_block: int, bits: int) -> Image.Image:
     """Convert a picture to `mode` and average its blocks of pixels, in strips, so that no second large picture arises."""
     if picture.mode == mode and x_block == y_block == 1:
         return picture
@@ -267,7 +346,7 @@ def _reduced(picture: Image.Image, mode: str, x_block: int, y_block: int) -> Ima
     reduced = Image.new(mode, (-(-width // x_block), -(-height // y_block)))
     for top, bottom in _strips(picture.size, y_block):
         strip = picture.crop((0, top, width, bottom))
-        reduced.paste(_converted(strip, mode).reduce((x_block, y_block)), (0, top // y_block))
+        reduced.paste(_converted(strip, mode, bits).reduce((x_block, y_block)), (0, top // y_block))
     return reduced
 
 
@@ -279,7 +358,7 @@ def _strips(size: Size, y_block: int) -> Iterator[tuple[int, int]]:
         yield top, min(top + rows, height)
 
 
-def _own_bytes(picture: Image.Image, mode: str, expected: InputSpec | None) -> int:
+def _own_bytes(picture: ImageFile.ImageFile, mode: str, expected: InputSpec | None) -> int:
     """What converting and reducing a decoded picture takes beside it."""
     width, height = picture.size
     x_block = y_block = 1
@@ -287,12 +366,15 @@ def _own_bytes(picture: Image.Image, mode: str, expected: InputSpec | None) -> i
         x_block, y_block = _Plan.of(picture.size, (expected.width, expected.height), expected.resize).blocks
     result = -(-width // x_block) * -(-height // y_block) * (4 if expected and mode == "RGB" else len(mode))
     strip = min(height, max(y_block, STRIP_PIXELS // width)) * width
-    return result + strip * (8 if picture.mode in _PLAIN else 24)
+    scaled = 4 * width * height if _is_wide_colour(picture) else 0
+    return result + scaled + strip * (8 if picture.mode in _PLAIN else 24)
 
 
-def _converted(picture: Image.Image, mode: str) -> Image.Image:
+def _converted(picture: Image.Image, mode: str, bits: int) -> Image.Image:
     if picture.mode.startswith("I"):  # 16 bits; Pillow's conversion would clip them
-        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
+        levels = np.asarray(picture).clip(0, 65535)
+        _require_within(int(levels.max()), bits)
+        picture = Image.fromarray((levels >> bits - 8).astype(np.uint8))
     elif picture.mode == "F":  # Pillow's conversion would round 0..1 to black
         pixels = np.asarray(picture)
         if not ((pixels >= 0) & (pixels <= 1)).all():  # also rejects NaN

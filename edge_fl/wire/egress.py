@@ -82,7 +82,15 @@ SETTINGS = (
         "remote_logs",
         "remote_settings",
     ),
-    *("cross_validate_below", "min_precision", "false_alarm", "broker.host", "broker.port", "broker.fleet"),
+    *(
+        "bits",
+        "cross_validate_below",
+        "min_precision",
+        "false_alarm",
+        "broker.host",
+        "broker.port",
+        "broker.fleet",
+    ),
     *("budget.megabytes", "budget.cpu_s", "budget.kilojoules", "budget.watts"),
     *("capture.every_s", "capture.max_pictures", "capture.max_mb"),
 )

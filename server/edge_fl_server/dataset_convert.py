@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.data import arrays, npz, pictures, split_file
+from edge_fl.data import arrays, depth, npz, pictures, split_file
 from edge_fl.data.class_names import class_of, folder_remarks
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
@@ -66,10 +66,11 @@ def convert_pictures(
     ]
     classes = sorted({found for path, found in files if path.suffix.lower() in pictures.SUFFIXES})
     images, labels = [], []
+    bits = depth.inspect([path for path, _ in files]).bits
     for path, class_name in files:
         if path.suffix.lower() in pictures.SUFFIXES:
             with suppress(pictures.PictureError):
-                images.append(pictures.decode(path, input))
+                images.append(pictures.decode(path, input, bits=bits))
                 labels.append(classes.index(class_name))
     if len(set(labels)) < 2:
         raise DataError(

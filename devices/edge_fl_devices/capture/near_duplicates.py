@@ -20,7 +20,8 @@ GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 
 def difference_hash(picture: bytes) -> str:
     """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises PictureError if it cannot be decoded."""
-    grey = pictures.decode(BytesIO(picture), GRID)[0].astype(np.int16)
+    bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
+    grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
 
 

@@ -87,7 +87,7 @@ class Pool:
     def add(self, picture: bytes, source: str) -> Added:
         """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
 
-        Formats other than JPEG and PNG are converted to JPEG. On a full disk the pool stays as it is.
+        Formats other than JPEG and PNG are converted to JPEG, grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
         """
         try:
             hash = difference_hash(picture)
@@ -236,6 +236,9 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
     for start, suffix in STARTS.items():
         if picture.startswith(start):
             return picture, suffix
+    bits, colour = pictures.bits_used(BytesIO(picture))
+    if bits and not colour:  # a JPEG has 8 bits, and which of them to keep is the learner's to know
+        return pictures.grey_png(BytesIO(picture)), ".png"
     pixels = pictures.decode(BytesIO(picture), None)
     return jpeg(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), ".jpg"
 

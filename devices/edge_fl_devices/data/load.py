@@ -86,7 +86,7 @@ def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore)
             for _ in stream:
                 pass
             return stream.report
-        spec = _with_settings(replace(spec, index=_index(config, spec)), config)
+        spec = with_settings(replace(spec, index=_index(config, spec)), config)
         return record.remember(Path(config.folder), sources.count(folder, spec, progress), spec)
 
 
@@ -102,7 +102,7 @@ def recording(config: DeviceConfig) -> Iterator[None]:
 
 def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     """Stream the data that these settings name; its report is stored for `device status`."""
-    spec = _with_settings(spec, config)
+    spec = with_settings(spec, config)
     split = _split(config)
     content = sources.read(config.data, spec)
 
@@ -126,5 +126,7 @@ def _index(config: DeviceConfig, spec: DataSpec) -> PictureIndex | None:
     return PictureIndex(Path(config.folder) / FEATURES, reading, partial(facts_of, split_key=key))
 
 
-def _with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
-    return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy)
+def with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
+    """Return the request with what the settings select."""
+    bits = 0 if config.bits == "auto" else config.bits
+    return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy, bits=bits)

@@ -32,7 +32,7 @@ from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.data.origins import Origin
 
-VERSION = 2
+VERSION = 3
 SUFFIX = ".pictures"
 KEPT_FILES = 3
 SPARE_ROWS = 500
@@ -45,6 +45,8 @@ class PictureFacts(Struct, frozen=True):
 
     reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`edge_fl.data.groups.thumbnails`) and origin,
     None for an image of an array, tell which pictures belong together.
+    bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
+    itself (`edge_fl.data.depth.Used`).
     """
 
     key: bytes = b""
@@ -53,6 +55,8 @@ class PictureFacts(Struct, frozen=True):
     detail: str = ""
     thumbnail: bytes = b""
     origin: Origin | None = None
+    bits: int = 0
+    used: tuple[int, bool] = (0, False)
 
 
 def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None = None) -> Groups:

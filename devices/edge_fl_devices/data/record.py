@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
+from edge_fl.data.depth import Depth
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.files import atomic
 from edge_fl_devices.agent.events import KILLED
@@ -31,6 +33,7 @@ class DataRecord(Struct, frozen=True):
     names: dict[str, list[str]] = {}
     hints: tuple[str, ...] = ()
     disappeared: tuple[str, ...] = ()
+    depth: Depth = UNKNOWN_DEPTH
     why: str = ""
     problem: str = ""
     scenes: int = 0
@@ -41,7 +44,14 @@ class DataRecord(Struct, frozen=True):
         """The report that was stored."""
         counts = tuple(self.samples), tuple(self.samples.values())
         return DataReport(
-            *counts, self.skipped, self.hints, self.disappeared, self.names, self.scenes, self.single
+            *counts,
+            self.skipped,
+            self.hints,
+            self.disappeared,
+            self.names,
+            self.scenes,
+            self.single,
+            self.depth,
         )
 
 
@@ -67,6 +77,7 @@ def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
             names,
             report.hints,
             report.disappeared,
+            report.depth,
             scenes=report.scenes,
             single=report.single,
         ),

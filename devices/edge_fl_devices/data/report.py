@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edge_fl.data import groups as grouping
+from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
+from edge_fl.data.depth import Depth
 from edge_fl.data.groups import Groups
 from edge_fl.data.samples import Labels
 from edge_fl.files import paths
-
-if TYPE_CHECKING:  # the agent itself decodes no pictures
-    from edge_fl.data.pictures import PictureError
 
 MOST_NAMED = 3
 """Files that are named per reason."""
@@ -27,12 +25,11 @@ class Skipped(Counter[str]):
         super().__init__()
         self.names: dict[str, list[str]] = defaultdict(list)
 
-    def add(self, path: Path, why: str | PictureError, root: Path | None = None) -> None:
+    def add(self, path: Path, reason: str, detail: str = "", *, root: Path) -> None:
         """Count a file, which is named relative to `root`."""
-        reason, detail = (why, "") if isinstance(why, str) else (why.reason, why.detail)
         self[reason] += 1
         if len(self.names[reason]) < MOST_NAMED:
-            name = paths.text(path.relative_to(root) if root and path.is_relative_to(root) else path)
+            name = paths.text(path.relative_to(root) if path.is_relative_to(root) else path)
             self.names[reason].append(f"{name} ({detail})" if detail else name)
 
 
@@ -50,7 +47,7 @@ class DataReport:
 
     `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
     skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.groups`), 0 before they were decoded;
-    `single` are classes whose images are all of one.
+    `single` are classes whose images are all of one; `depth` is that of the 16-bit pictures.
     """
 
     classes: tuple[str, ...]
@@ -61,6 +58,7 @@ class DataReport:
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scenes: int = 0
     single: tuple[str, ...] = ()
+    depth: Depth = UNKNOWN_DEPTH
 
     def with_groups(self, y: Labels, groups: Groups) -> DataReport:
         """The same with what is to be said of images with class ids y [n] in these groups [n]."""
@@ -106,6 +104,7 @@ class DataReport:
             notes.append(
                 f"{len(self.single)} classes have pictures of one scene only: their accuracy cannot be measured"
             )
+        notes += [self.depth.remark] if self.depth.remark else []
         return [*notes, "one_class"] if self.one_class else notes
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,8 +17,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from edge_fl.data import arrays, npz, pictures
+from edge_fl.data import arrays, depth, npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
+from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
+from edge_fl.data.depth import Depth
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError
@@ -58,6 +60,7 @@ class LabelledFolder:
     files: list[tuple[Path, int]] = field(default_factory=list)
     skipped: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
+    depth: Depth = UNKNOWN_DEPTH
 
     def require(self, usable: int, spec: DataSpec) -> None:
         """Raise DataError for no usable picture or too many."""
@@ -85,7 +88,7 @@ def scan(location: str, spec: DataSpec) -> LabelledFolder:
     hints = (*folder_remarks(listing, spec.classes), *_hints(names.values(), classes))
     found = LabelledFolder(root, classes, hints=hints)
     for path, reason in listing.skipped:
-        found.skipped.add(path, reason, root)
+        found.skipped.add(path, reason, root=root)
     for path in select_files(_counted(listing.files, spec.files), spec):
         if reason := _skip_reason(path, root, classes, spec.only):
             found.skipped[reason] += 1
@@ -106,16 +109,18 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     """Count the pictures of a folder by what is known of them, else by their headers; they may differ in size. Raises DataError.
 
     Their groups are counted once all are known.
+    Of 16-bit pictures a sample is decoded.
     """
     found = scan(location, spec)
+    found.depth = depth_of([path for path, _ in found.files], spec)
     counts = [0] * len(found.classes)
     labels, facts = list[int](), list[PictureFacts]()
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
-        if known := _known(path, spec.index):
+        if known := _known(path, spec.index, found.depth):
             if known.reason:
-                found.skipped.add(path, _refusal(path, known), found.root)
+                found.skipped.add(path, known.reason, known.detail, root=found.root)
             else:
                 counts[label] += 1
                 labels.append(label)
@@ -124,13 +129,15 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
         try:
             pictures.check(path, spec.limits)
         except PictureError as error:
-            found.skipped.add(path, error, found.root)
+            found.skipped.add(path, error.reason, error.detail, root=found.root)
         else:
             counts[label] += 1
     found.require(sum(counts), spec)
     require_two(sum(counts))
     skipped = found.skipped
-    report = DataReport(found.classes, tuple(counts), skipped, found.hints, names=skipped.names)
+    report = DataReport(
+        found.classes, tuple(counts), skipped, found.hints, names=skipped.names, depth=found.depth
+    )
     are_known = len(facts) == sum(counts)
     return report.with_groups(np.array(labels, np.int64), groups_of(facts)) if are_known else report
 
@@ -141,6 +148,7 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     The pictures are decoded in a thread, one at a time; not those whose facts in `spec.index` are enough.
     """
     found = scan(location, spec)
+    found.depth = depth_of([path for path, _ in found.files], spec)
     batches = ahead(_batches(_decoded(found, spec)))
     skipped = found.skipped
     return SourceData(
@@ -150,7 +158,20 @@ def folder(location: str, spec: DataSpec) -> SourceData:
         hints=found.hints,
         names=skipped.names,
         total=len(found.files),
+        depth=found.depth,
     )
+
+
+def depth_of(files: Sequence[Path], spec: DataSpec) -> Depth:
+    """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
+
+    def known(path: Path) -> depth.Used | None:
+        with suppress(OSError):
+            if spec.index and (facts := spec.index.find(path, path.stat())):
+                return facts.used
+        return None
+
+    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known)
 
 
 class _Picture(NamedTuple):
@@ -164,12 +185,12 @@ class _Picture(NamedTuple):
 def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
     first, usable = None, 0
     for path, label in found.files:
-        facts = _known(path, spec.index)
+        facts = _known(path, spec.index, found.depth)
         pixels = None
         if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
-            facts, pixels = _read(path, spec)
+            facts, pixels = _read(path, spec, found.depth)
         if facts.reason:
-            found.skipped.add(path, _refusal(path, facts), found.root)
+            found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
         if pixels is not None:
             first = pixels.shape if first is None else first
@@ -184,37 +205,37 @@ def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
     found.require(usable, spec)
 
 
-def _known(path: Path, index: PictureIndex | None) -> PictureFacts | None:
-    """What the index knows of a file."""
+def _known(path: Path, index: PictureIndex | None, depth: Depth) -> PictureFacts | None:
+    """What the index knows of a file, if that was read with the same range of 16-bit pictures."""
     with suppress(OSError):
-        return index.find(path, path.stat()) if index else None
+        facts = index.find(path, path.stat()) if index else None
+        return facts if facts and facts.bits == depth.scale else None
     return None
 
 
-def _read(path: Path, spec: DataSpec) -> tuple[PictureFacts, Images | None]:
+def _read(path: Path, spec: DataSpec, depth: Depth) -> tuple[PictureFacts, Images | None]:
     """Decode a file, and let the index know what it is: with another content its facts are others, too."""
     index = spec.index
     try:
         stat = path.stat() if index else None
-        pixels = pictures.decode(path, spec.input, spec.limits)
-        comes_from = origin(path, pictures.header(path, spec.limits))
+        pixels = pictures.decode(path, spec.input, spec.limits, depth.bits)
+        header = pictures.header(path, spec.limits)
+        comes_from = origin(path, header)
+        used = pictures.bits_used(path, spec.limits) if header.wide and index else (0, False)
     except OSError:
         return PictureFacts(reason=UNREADABLE), None
     except PictureError as error:
-        facts = PictureFacts(reason=error.reason, detail=error.detail)
+        facts = PictureFacts(reason=error.reason, detail=error.detail, bits=depth.scale)
         if index and stat and not error.passing:
+            with suppress(PictureError):  # a picture may use more bits than the others
+                facts = structs.replace(facts, used=pictures.bits_used(path, spec.limits))
             index.add(path, stat, facts)
         return facts, None
     if index is None or stat is None:
         return PictureFacts(origin=comes_from), pixels
-    facts = structs.replace(index.facts(pixels), origin=comes_from)
+    facts = structs.replace(index.facts(pixels), origin=comes_from, bits=depth.scale, used=used)
     index.add(path, stat, facts)
     return facts, pixels
-
-
-def _refusal(path: Path, facts: PictureFacts) -> PictureError:
-    """The error with which a file was skipped."""
-    return PictureError(path, facts.reason, facts.detail)
 
 
 def _batches(read: Iterator[_Picture]) -> Iterator[Pictures]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
+from edge_fl.data.depth import Depth
 from edge_fl.data.groups import Groups, alone
 from edge_fl.data.limits import LIMITS, PictureLimits
 from edge_fl.data.samples import Images, Indices, Labels, Samples
@@ -24,6 +26,7 @@ class DataSpec:
     `only` lists the classes that this device uses (empty: all), `keep` the maximum number of images
     (0: all), and `policy` which ones: the newest, or a fair sample of all images so far (reservoir).
     `files`: the digests of the files that count (`location.file_digest`); None: all. `index`: what is known of the files, if anything.
+    `bits` is how many 16-bit pictures use (0: as many as a sample of them).
     """
 
     classes: tuple[str, ...] = ()
@@ -34,6 +37,7 @@ class DataSpec:
     policy: Policy = "newest"
     files: frozenset[bytes] | None = None
     index: PictureIndex | None = field(default=None, compare=False)
+    bits: int = 0
 
     def __post_init__(self) -> None:
         for key in ("classes", "only"):
@@ -65,6 +69,7 @@ class SourceData:
     after the last batch, as are `names`, the first files of each reason. `hints` suggest classes for folders outside the class list.
     `total` is the number of files to read, 0 if it is unknown. Of arrays: the `groups` [n] that one of them gives, empty without one, and
     the shorter `side` of the images in pixels before they were resized.
+    `depth` is that of the 16-bit pictures.
     """
 
     classes: tuple[str, ...]
@@ -76,3 +81,4 @@ class SourceData:
     total: int = 0
     groups: Groups = field(default_factory=alone)
     side: int = 0
+    depth: Depth = UNKNOWN_DEPTH

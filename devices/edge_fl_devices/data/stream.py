@@ -56,6 +56,11 @@ class ImageStream:
         batches, side = resized(sets, input, "this device's data"), min(data.train.shape[1:])
         return cls(SourceData(tuple(classes), batches, sizes, side=side))
 
+    @property
+    def bits(self) -> int:
+        """Bits that the 16-bit pictures use; 0 if there are none."""
+        return self._content.depth.bits
+
     def __iter__(self) -> Iterator[Samples]:
         """Read the images in batches. Raises DataError, also without training images or for a label without a class."""
         for batch in self.pictures():
@@ -90,7 +95,9 @@ class ImageStream:
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
         counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
-        report = DataReport(content.classes, counts, content.skipped, content.hints, names=content.names)
+        report = DataReport(
+            content.classes, counts, content.skipped, content.hints, names=content.names, depth=content.depth
+        )
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 

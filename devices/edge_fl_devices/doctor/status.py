@@ -60,6 +60,8 @@ def _data_rows(data: DataRecord) -> dict[str, object]:
         rows["skipped files"] = "; ".join(
             named(reason, count, data.names.get(reason, ())) for reason, count in sorted(data.skipped.items())
         )
+    if data.depth.remark:
+        rows["16-bit pictures"] = data.depth.remark
     if data.hints:
         rows["folders"] = "; ".join(data.hints)
     if data.disappeared:

@@ -62,11 +62,13 @@ class LoadedFeatures:
     """Features per requested release, divided alike (None where the images do not fit its input), and the data's fingerprint.
 
     `stamp` is that of the files they were read from ("": unknown).
+    `bits` is how many the 16-bit pictures use, 0 if there are none.
     """
 
     by_extractor: tuple[ClientFeatures | None, ...]
     fingerprint: str
     stamp: str = ""
+    bits: int = 0
 
 
 FeatureLoader = Callable[[Sequence[Installed]], LoadedFeatures]

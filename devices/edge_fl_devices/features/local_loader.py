@@ -59,7 +59,7 @@ class LocalFeatureLoader:
             if np.array_equal(other.labels, first.labels):
                 features |= other.features(first.sets)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
-        return LoadedFeatures(by_extractor, _fingerprint(first))
+        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.bits)
 
     def _extract(
         self, releases: Sequence[Installed], classes: tuple[str, ...], input: InputSpec
@@ -90,7 +90,7 @@ class LocalFeatureLoader:
             _keep(extractions.values(), stream.index)
         if stream.index:
             stream.index.tidy()
-        return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups)
+        return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups, stream.bits)
 
 
 def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
@@ -103,13 +103,17 @@ def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> Non
 
 @dataclass(frozen=True, eq=False)
 class _Extracted:
-    """Extractors by sha256 that know the features of all images, with the images' keys, labels, groups and places in the split."""
+    """Extractors by sha256 that know the features of all images, with the images' keys, labels, groups and places in the split.
+
+    `bits`: as of LoadedFeatures.
+    """
 
     extractions: dict[str, _Extraction]
     keys: list[bytes]
     sets: Sets
     labels: Labels
     groups: Groups
+    bits: int
 
     def features(self, sets: Sets) -> dict[str, ClientFeatures]:
         """The features by sha256, divided into `sets`."""

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.data.depth import FULL_BITS
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
@@ -29,10 +30,14 @@ Rows = NDArray[np.int64]
 
 
 class FeatureRows:
-    """The features by file; the files of other extractors in `folder` are deleted. Raises ArtefactError if it cannot be written."""
+    """The features by file, with 16-bit pictures scaled from `bits`; the files of other extractors and scales in `folder` are deleted.
 
-    def __init__(self, folder: Path, extractor: str, dim: int) -> None:
-        self.path, self._dim = folder / f"{extractor}.rows", dim
+    Raises ArtefactError if it cannot be written.
+    """
+
+    def __init__(self, folder: Path, extractor: str, dim: int, bits: int = 0) -> None:
+        scaled = f"-{bits}" if 0 < bits < FULL_BITS else ""
+        self.path, self._dim = folder / f"{extractor}{scaled}.rows", dim
         with reporting(text(self.path)):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for other in folder.glob("*.rows"):

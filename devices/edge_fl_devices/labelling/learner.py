@@ -34,7 +34,7 @@ from edge_fl.release.manifest import Manifest
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import sources
+from edge_fl_devices.data import load, sources
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.labelling import immediate
@@ -76,11 +76,12 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """The release that predicts, with its extractor and the features of pictures."""
+    """The release that predicts, with its extractor and the features of pictures, the 16-bit ones scaled from `bits`."""
 
     installed: Installed
     extractor: Extractor
     rows: FeatureRows
+    bits: int = 0
 
     @property
     def manifest(self) -> Manifest:
@@ -99,6 +100,7 @@ class Learner:
         self._children = Children(immediate.MODULE, "labelling", keep=True)
         self._release: _Release | None = None
         self._unusable: set[bytes] = set()
+        self._sampled: tuple[Predictor | None, int] | None = None
         self._order: list[str] = []
         self._ordered: object = None
         self._learned = self._agent_key = ""
@@ -163,6 +165,8 @@ class Learner:
         predictor, release = self.predictor(), self._release
         if predictor is None or release is None or predictor.extractor is not release.extractor:
             return None
+        if predictor.bits not in (0, release.bits):  # the features are computed again
+            return None
         z = release.rows.find(key)
         return next(predictor.from_features(z, [name], TOP)) if z is not None else None
 
@@ -211,24 +215,39 @@ class Learner:
             self._show(classes=(), release=0)
         else:
             manifest = found[0].manifest
-            if before and before.extractor is found[1]:
+            bits = self._bits(tuple(manifest.classes))
+            if before and before.extractor is found[1] and before.bits == bits:
                 rows = before.rows
             else:
                 rows = FeatureRows(
-                    self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim
+                    self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim, bits
                 )
-            self._release = _Release(*found, rows)
+            self._release = _Release(*found, rows, bits)
             self._show(classes=tuple(manifest.classes), release=manifest.release)
         self.count()
         return self._release
+
+    def _bits(self, classes: tuple[str, ...]) -> int:
+        """How many bits 16-bit pictures use: those that the head was fitted on, else those of the settings or of a sample."""
+        predictor = self.predictor()
+        if predictor and predictor.bits:
+            return predictor.bits
+        if self._sampled is None or self._sampled[0] is not predictor:
+            spec = self._spec(classes)
+            labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
+            pool = [self._pool.folder / name for name in self._pool.names()]
+            self._sampled = predictor, sources.depth_of([*(path for path, _ in labelled), *pool], spec).bits
+        return self._sampled[1]
+
+    def _spec(self, classes: tuple[str, ...]) -> DataSpec:
+        return load.with_settings(DataSpec(classes), self._config)
 
     def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
         """List the pictures that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
         if self._data.is_dir():
-            config, classes = self._config, tuple(release.manifest.classes)
-            spec = DataSpec(classes, only=tuple(config.classes), keep=config.keep, policy=config.policy)
+            spec = self._spec(tuple(release.manifest.classes))
             for path, label in sources.scan(os.fspath(self._data), spec).files:
                 with suppress(FileNotFoundError):  # moved at this moment
                     y[key := file_key(path)] = label
@@ -253,7 +272,7 @@ class Learner:
                 self._show(missing=len(missing) - number)
             try:
                 with self._lock:
-                    image = pictures.decode(files[key], release.manifest.input)
+                    image = pictures.decode(files[key], release.manifest.input, bits=release.bits)
                     z = release.extractor.features(image[None])[0]
             except PictureError:
                 if files[key].exists():  # not moved at this moment
@@ -303,7 +322,9 @@ class Learner:
         fitted = decode(self._ask(request, fingerprint), FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)
         calibration = calibrations.from_arrays(fitted.calibration)
-        self._store.keep_immediate_head(ImmediateHead(head, calibration, fingerprint, agent_key))
+        self._store.keep_immediate_head(
+            ImmediateHead(head, calibration, fingerprint, agent_key, release.bits)
+        )
         self._learned = fingerprint
         self._show(fits=self.progress.fits + 1)
 

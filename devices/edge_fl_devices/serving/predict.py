@@ -76,7 +76,7 @@ class Predictor:
     With `remember` it stores the moments of the features it computes in the folder, where the agent checks them for drift. `top` is the
     number of classes in a prediction. `min_precision` and `false_alarm` are those of the device's settings unless given; the probability
     that reaches the precision, or why none does, is `threshold`. `extractor` is used if it is that of the served model, which saves loading
-    it again.
+    it again. 16-bit pictures are scaled like those that the head was fitted on: from `bits`.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Predictor:
         self.manifest = model.installed.manifest
         self.installed, self.immediate = model.installed, model.immediate
         self.extractor_path, self.head = model.installed.extractor, model.head
+        self.bits = model.bits
         self.calibration, answers = model.calibration, store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
@@ -143,7 +144,7 @@ class Predictor:
 
         on_skip: called for each picture or folder below a folder that cannot be read. Files without the suffix of a picture are ignored.
         """
-        for names, images in _batches(source, self.manifest.input, on_skip):
+        for names, images in _batches(source, self.manifest.input, self.bits, on_skip):
             yield from self._named(images, names)
 
     def read_picture(self, name: str, payload: bytes, top: int | None = None) -> Prediction:
@@ -152,7 +153,7 @@ class Predictor:
         Raises DataError when they cannot be decoded.
         """
         try:
-            image = pictures.decode(BytesIO(payload), self.manifest.input)
+            image = pictures.decode(BytesIO(payload), self.manifest.input, bits=self.bits)
         except pictures.PictureError as error:
             raise DataError(f"{name}: {len(payload)} bytes, {error.words}", NOTHING_PREDICTED) from error
         return next(self._named(image[None], [name], top))
@@ -195,7 +196,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(
-    source: Path, input: InputSpec, on_skip: OnSkip
+    source: Path, input: InputSpec, bits: int, on_skip: OnSkip
 ) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
     """Yield (names, images) in batches."""
     if not source.exists():
@@ -216,10 +217,10 @@ def _batches(
         yield from _from_archive(source, input)
         return
     count, unused = 0, Skipped()
-    for names, images, skipped in ahead(_decoded(files, input, is_folder=is_folder)):
+    for names, images, skipped in ahead(_decoded(files, input, bits, is_folder=is_folder)):
         for path, error in skipped:
             on_skip(path, error.words)
-            unused.add(path, error, source)
+            unused.add(path, error.reason, error.detail, root=source)
         if images:
             count += len(images)
             yield names, np.stack(images)
@@ -228,13 +229,13 @@ def _batches(
         raise DataError(f"{text(source)}: no picture in it can be read ({why})")
 
 
-def _decoded(files: Sequence[Path], input: InputSpec, *, is_folder: bool) -> Iterator[_Batch]:
+def _decoded(files: Sequence[Path], input: InputSpec, bits: int, *, is_folder: bool) -> Iterator[_Batch]:
     """Decode pictures, one at a time; of a folder those that cannot be read are skipped."""
     for start in range(0, len(files), BATCH):
         batch = _Batch([], [], [])
         for file in files[start : start + BATCH]:
             try:
-                batch.images.append(pictures.decode(file, input))
+                batch.images.append(pictures.decode(file, input, bits=bits))
             except pictures.PictureError as error:
                 if not is_folder:
                     raise DataError(error.message, NOTHING_PREDICTED) from error

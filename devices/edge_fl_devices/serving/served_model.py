@@ -44,12 +44,13 @@ def serving(store: Store, slots: Slots) -> ServedModel | None:
 
 @dataclass(frozen=True, eq=False)
 class PredictingModel:
-    """An installed release with the head and calibration that predict."""
+    """An installed release with the head and calibration that predict; `bits`: as of StoredHead."""
 
     installed: Installed
     head: Head
     calibration: Calibration
     immediate: ImmediateHead | None = None
+    bits: int = 0
 
 
 def predicting(store: Store, slots: Slots) -> PredictingModel | None:
@@ -62,8 +63,11 @@ def predicting(store: Store, slots: Slots) -> PredictingModel | None:
         return None
     newer = store.immediate_head(installed.manifest.extractor.sha256)
     if newer and newer.head.classes <= len(installed.manifest.classes):
-        return PredictingModel(installed, newer.head, newer.calibration, newer)
-    return PredictingModel(installed, served.stored.head, served.stored.calibration) if served else None
+        return PredictingModel(installed, newer.head, newer.calibration, newer, newer.bits)
+    if served is None:
+        return None
+    stored = served.stored
+    return PredictingModel(installed, stored.head, stored.calibration, bits=stored.bits)
 
 
 def installed_extractors(slots: Slots) -> set[str]:

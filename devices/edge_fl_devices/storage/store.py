@@ -49,6 +49,7 @@ from edge_fl_devices.storage import allowed, listed, not_allowed, read_json
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
 CALIBRATION = "calibration."
+BITS = "bits"
 IMMEDIATE = "immediate"
 FITTED_DATA = "features/fitted"
 UNUSABLE = (SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
@@ -60,26 +61,31 @@ OWN_AFTER_TRAINING, OWN_AFTER_PERSONALISING = 0, 1
 
 @dataclass(frozen=True, eq=False)
 class StoredHead:
-    """A head with its release, the report on its fit and its calibration. Equal `fit_key`s mean equal inputs, hence equal heads."""
+    """A head with its release, the report on its fit and its calibration. Equal `fit_key`s mean equal inputs, hence equal heads.
+
+    `bits`: how many the 16-bit pictures used that it was fitted on; 0 if there were none.
+    """
 
     head: Head
     release: int
     parcel: Parcel
     fit_key: str = ""
     calibration: Calibration = UNCALIBRATED
+    bits: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class ImmediateHead:
     """A head that was fitted at once after a label, on the labels with this `fingerprint`.
 
-    It serves until the agent replaces its own head, whose fit key was `after` ("": the agent had none).
+    It serves until the agent replaces its own head, whose fit key was `after` ("": the agent had none). `bits`: as of StoredHead.
     """
 
     head: Head
     calibration: Calibration
     fingerprint: str
     after: str = ""
+    bits: int = 0
 
 
 class Answers(Struct, frozen=True):
@@ -208,7 +214,8 @@ class Store:
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
             parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
-            return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration)
+            bits = int(metadata.get(BITS, 0))  # missing in files of older agents
+            return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration, bits)
         return None
 
     def heads(self) -> list[StoredHead]:
@@ -226,6 +233,7 @@ class Store:
             "release": str(stored.release),
             "parcel": msgspec.json.encode(stored.parcel).decode(),
             "fit_key": stored.fit_key,
+            BITS: str(stored.bits),
         }
         file = self._head_file(stored.head.extractor)
         self._write(f"heads/{text(file.name)}", _head_bytes(stored.head, stored.calibration, metadata))
@@ -240,12 +248,13 @@ class Store:
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
             if metadata["after"] == (fitted.fit_key if fitted else ""):
-                return ImmediateHead(head, calibration, metadata["fingerprint"], metadata["after"])
+                bits = int(metadata.get(BITS, 0))
+                return ImmediateHead(head, calibration, metadata["fingerprint"], metadata["after"], bits)
         return None
 
     def keep_immediate_head(self, head: ImmediateHead) -> None:
         """Replace the immediate head and delete those for other extractors. Raises ArtefactError for a full disk."""
-        metadata = {"fingerprint": head.fingerprint, "after": head.after}
+        metadata = {"fingerprint": head.fingerprint, "after": head.after, BITS: str(head.bits)}
         name = f"{IMMEDIATE}/{head.head.extractor}.safetensors"
         self._write(name, _head_bytes(head.head, head.calibration, metadata))
         for other in (self.folder / IMMEDIATE).glob("*.safetensors"):

@@ -67,6 +67,7 @@ class _Inputs:
     features: ClientFeatures
     fingerprint: str
     stamp: str
+    bits: int
     extras: Mapping[str, Mapping[str, Array]]
     served: ServedModel | None
     served_features: ClientFeatures | None
@@ -232,7 +233,9 @@ class HeadWorker(Worker):
             bytes_down=job.bytes_down,
         )
         parcel = parcel_for(job.assignment, report, self.limits)
-        stored = StoredHead(choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration)
+        stored = StoredHead(
+            choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration, inputs.bits
+        )
         self._serve(stored, inputs)
         self.store.keep_fitted_data(inputs.stamp)
         self._prepare_statistics(inputs)
@@ -258,6 +261,7 @@ class HeadWorker(Worker):
             features=features,
             fingerprint=loaded.fingerprint,
             stamp=loaded.stamp,
+            bits=loaded.bits,
             extras=extras,
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,

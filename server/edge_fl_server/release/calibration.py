@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_fl.data import depth
 from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError, decode
 from edge_fl.data.samples import ClientData, Samples
@@ -29,13 +30,14 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
         name = class_of(path.parent.name)
         if path.parent.parent == folder and path.suffix.lower() in SUFFIXES and name in by_class:
             by_class[name].append(path)
+    bits = depth.inspect([path for files in by_class.values() for path in files]).bits
     rng = generator(seed, "release.pictures")
     images, labels, held_out = [], [], []
     for label, files in enumerate(by_class.values()):
         chosen = rng.permutation(len(files))[:MOST_PER_CLASS]
         for number, index in enumerate(sorted(chosen)):
             try:
-                images.append(decode(files[index], input))
+                images.append(decode(files[index], input, bits=bits))
             except PictureError:
                 continue
             labels.append(label)

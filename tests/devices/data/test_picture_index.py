@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_fl.data import depth, pictures
 from edge_fl.errors import KilledError
+from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Child, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, picture_index
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.picture_index import SUFFIX, PictureFacts, PictureIndex
 from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.data.stream import collect
 from edge_fl_devices.features.cache import FeatureCache
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
 from edge_fl_devices.features.client_features import LoadedFeatures
@@ -236,3 +239,35 @@ def test_a_snapshot_with_fewer_files_reads_those_only(
     with closing(feature_children()) as children:
         found = ChildFeatureLoader(config, children, current)([release])
     assert "new.png" not in opened() and found.by_extractor[0] and len(found.by_extractor[0]) == 20
+
+
+def test_the_range_of_16_bit_pictures_is_known_without_opening_them_and_follows_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(number: int, level: int) -> None:
+        folder = tmp_path / "images" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), level, np.uint16)).save(folder / f"{number}.png")
+
+    for number in range(8):
+        save(number, 2000 + number)
+    device = DeviceConfig("pi-1", f"folder:{tmp_path / 'images'}", folder=str(tmp_path / "home"))
+
+    def read() -> tuple[int, set[int]]:
+        stream = load.streamer(device)(("cat", "dog"), InputSpec((1, 8, 8)))
+        content = collect(stream)
+        if stream.index:
+            stream.index.flush()
+        parts = (content.train, content.validation, content.test)
+        return stream.bits, {int(x) for part in parts if len(part) for x in part.x.ravel()}
+
+    assert read() == (12, {125})
+    with monkeypatch.context() as patch:
+        save(8, 60_000)  # the sample misses it, so it is skipped
+        patch.setattr(depth, "inspect", lambda *_: depth.Depth(12))
+        assert read() == (12, {125})
+    assert read() == (16, {7, 234})
+    with monkeypatch.context() as patch:
+        patch.setattr(pictures, "is_wide", lambda *_: pytest.fail("opened"))
+        patch.setattr(pictures, "bits_used", lambda *_: pytest.fail("opened"))
+        assert load.count_for(device, DataSpec(("cat", "dog"), InputSpec((1, 8, 8)))).depth.bits == 16

@@ -19,11 +19,13 @@ from edge_fl.data.class_names import OUTSIDE
 from edge_fl.data.limits import PictureLimits
 from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.errors import DataError
+from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
+from edge_fl_devices.data.stream import collect
+from edge_fl_devices.doctor import status
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 GREY = InputSpec((1, 8, 8))
@@ -347,3 +349,32 @@ def test_a_source_that_is_not_there_is_rejected(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"nothing was changed"):
         load.load(source)
+
+
+def dim(root: Path, bits: int = 12) -> Path:
+    """Cats and dogs whose brightness differs by a third of the range, in 16-bit files that use `bits`."""
+    for i in range(6):
+        for name, level in (("cat", 2 / 3), ("dog", 1 / 3)):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            pixels = np.full((8, 8), round(level * 2**bits) + i, np.uint16)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def test_pictures_of_12_bits_are_scaled_by_the_range_of_their_folder_and_remarked(tmp_path: Path) -> None:
+    config = DeviceConfig("pi-1", str(dim(tmp_path / "images")), folder=str(tmp_path))
+    stream = load.streamer(config)(PETS, GREY)
+    found = collect(stream)
+    assert set(everything(found)) == {170, 171, 85} and stream.bits == 12
+    assert "16-bit pictures use 12 bits: scaled by 16" in stream.report.notes
+    assert record.read(tmp_path).report.notes == stream.report.notes
+    assert {row["what"]: row["value"] for row in status.read(tmp_path)}["16-bit pictures"]
+
+
+def test_the_settings_say_how_many_bits_are_used(tmp_path: Path) -> None:
+    config = DeviceConfig("pi-1", str(dim(tmp_path / "images", 10)), folder=str(tmp_path))
+    for bits, brightest in (("auto", 172), (12, 43), (16, 2)):
+        found, _ = load.load_for(replace(config, bits=bits), DataSpec(PETS, GREY))
+        assert max(everything(found)) == brightest
+    with pytest.raises(ConfigError, match="bits"):
+        convert({"id": "pi-1", "data": "x", "bits": 11}, "device.toml")

@@ -1,0 +1,84 @@
+"""How many bits 16-bit pictures use: cameras store 10, 12 or 14 bits in files of 16, and all pictures of a folder alike.
+
+The range is that of the folder, never of one picture: else a dark picture would become a bright one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from edge_fl.data.limits import LIMITS, PictureLimits
+
+FULL_BITS = 16
+RANGES = (8, 10, 12, 14, FULL_BITS)
+SUFFIXES = frozenset({".png", ".tif", ".tiff", ".pgm", ".ppm"})
+HEADERS, DECODED = 64, 16
+"""Files of a folder whose headers are read, and 16-bit pictures among them that are decoded."""
+
+
+class Depth(NamedTuple):
+    """The bits that the 16-bit pictures of a source use, 0 if it has none; `colour`: whether one of them has colours."""
+
+    bits: int = 0
+    colour: bool = False
+
+    @property
+    def scale(self) -> int:
+        """The bits, or 0 where pixels are those of pictures that use all of them."""
+        return self.bits % FULL_BITS
+
+    @property
+    def remark(self) -> str:
+        """What the owner should know, or ""."""
+        if self.bits in (0, FULL_BITS):
+            return ""
+        lost = (
+            ", of which colour pictures keep the upper 8 of 16: store them as 8 bits" if self.colour else ""
+        )
+        return f"16-bit pictures use {self.bits} bits: scaled by {1 << FULL_BITS - self.bits}{lost}"
+
+
+UNKNOWN = Depth()
+"""Of a source without 16-bit pictures."""
+
+
+Used = tuple[int, bool]
+"""Bits that one picture uses, 0 if it has no more than 8, and whether it has colours."""
+
+
+def _nothing(path: Path) -> Used | None:
+    return None
+
+
+def inspect(
+    files: Sequence[Path],
+    limits: PictureLimits = LIMITS,
+    known: Callable[[Path], Used | None] = _nothing,
+) -> Depth:
+    """Return the smallest of RANGES that holds a sample of the 16-bit pictures among `files`, always the same of the same files.
+
+    `known` returns what is known of a file, which is not opened then.
+    """
+    from edge_fl.data import pictures  # here, so that who passes a Depth on does not load Pillow
+
+    sample = _evenly([path for path in files if path.suffix.lower() in SUFFIXES], HEADERS)
+    wide = []
+    for path in sample:
+        with suppress(pictures.PictureError):  # a skip, with its reason, once it is read
+            found = known(path)
+            if pictures.is_wide(path, limits) if found is None else found[0]:
+                wide.append(path)
+    used, colour = 0, False
+    for path in _evenly(wide, DECODED):
+        with suppress(pictures.PictureError):
+            bits, has_colour = known(path) or pictures.bits_used(path, limits)
+            used, colour = max(used, bits), colour or has_colour
+    return Depth(next(most for most in RANGES if used <= most) if wide else 0, colour)
+
+
+def _evenly(files: Sequence[Path], most: int) -> Sequence[Path]:
+    """At most `most` of the files, evenly spaced."""
+    return [files[number * len(files) // most] for number in range(most)] if len(files) > most else files
