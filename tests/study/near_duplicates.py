@@ -82,7 +82,7 @@ def table(photos: Sequence[Pixels]) -> Table:
             change(photo, photos[number - 1], rng) for number, photo in enumerate(photos)
         )  # the one before it is the other one
         found = [
-            is_near_duplicate(difference_hash(jpeg(picture)), [hash])
+            is_near_duplicate(difference_hash(jpeg(picture)), [int(hash, 16)])
             for picture, hash in zip(changed, hashes, strict=True)
         ]
         lines.append([name, f"{np.mean(found):.2f}"])

@@ -25,7 +25,7 @@ def difference_hash(picture: bytes) -> str:
     return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
 
 
-def is_near_duplicate(hash: str, known: Iterable[str]) -> bool:
-    """Whether at most MAX_DIFFERENT_BITS bits differ from one of the `known` hashes."""
+def is_near_duplicate(hash: str, known: Iterable[int]) -> bool:
+    """Whether at most MAX_DIFFERENT_BITS bits differ from one of the `known` hashes, which are numbers."""
     bits = int(hash, 16)
-    return any((bits ^ int(each, 16)).bit_count() <= MAX_DIFFERENT_BITS for each in known)
+    return any((bits ^ each).bit_count() <= MAX_DIFFERENT_BITS for each in known)

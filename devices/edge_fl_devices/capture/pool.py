@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from stat import S_ISREG
 from typing import Literal
 
 import msgspec
@@ -30,7 +31,7 @@ from edge_fl.data.pictures import PictureError
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
-from edge_fl.files.paths import text
+from edge_fl.files.paths import is_utf8, text
 from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
 from edge_fl_devices.capture.settings import MB, CaptureConfig
 
@@ -41,6 +42,8 @@ SLACK = 0.05
 SPARE_BYTES = 64 * MB
 """Free space that is left on the disk for releases, heads and reports."""
 JPEG_QUALITY = 90
+TICK_NS = 100_000_000
+"""Changes of a folder within this time of each other may have the same time."""
 
 Why = Literal[
     "", "not a picture", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"
@@ -83,6 +86,7 @@ class Pool:
     ) -> None:
         self.folder, self.order = folder, order
         self._config, self._clock = config, clock
+        self._listing, self._lines = _Listing(), _Lines()
 
     def add(self, picture: bytes, source: str) -> Added:
         """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
@@ -110,7 +114,8 @@ class Pool:
 
     def path(self, name: str) -> Path:
         """Return the file of a picture. Raises DataError if it is not in the pool."""
-        if name not in self._sizes():
+        path = self.folder / name
+        if not _is_name(name) or path.is_symlink() or not path.is_file():
             raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
         return self.folder / name
 
@@ -126,8 +131,25 @@ class Pool:
 
     def entries(self) -> dict[str, Entry]:
         """Return source and time of the pictures by name, in the order in which they were added."""
-        present = set(self.names())
+        present = self._sizes()
         return {entry.name: entry for entry in self._index() if entry.name in present}
+
+    def entry(self, name: str) -> Entry | None:
+        """Return source and time of a picture; None if the index does not have it."""
+        self._index()
+        return self._lines.by_name.get(name)
+
+    def too_small_disk(self) -> str:
+        """Return a remark if the limits are more than the disk can hold; "" otherwise."""
+        with suppress(OSError):
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            room = shutil.disk_usage(self.folder).free - SPARE_BYTES + self.size_bytes
+            if room < self._config.max_bytes:
+                return (
+                    f"capture: max_mb = {self._config.max_mb:g}, but the disk has room for {max(room, 0) // MB} MB of pictures;"
+                    " when that is used, no more are added"
+                )
+        return ""
 
     @property
     def size_bytes(self) -> int:
@@ -140,8 +162,9 @@ class Pool:
             with self._locked():
                 if why := self._rejection(entry):
                     break
-                sizes = {name: size for name, size in self._sizes().items() if name not in dropped}
-                if self._fits(sizes, len(content)):
+                going = set(dropped)
+                sizes = [size for name, size in self._sizes().items() if name not in going]
+                if self._fits(len(sizes), sum(sizes), len(content)):
                     self._write(entry, content)  # first: on a full disk no picture is dropped for nothing
                     for name in dropped:
                         (self.folder / name).unlink(missing_ok=True)
@@ -150,9 +173,7 @@ class Pool:
 
     def _rejection(self, entry: Entry) -> Why:
         known = self._index()
-        if (self.folder / entry.name).exists() or is_near_duplicate(
-            entry.hash, (each.hash for each in known)
-        ):
+        if (self.folder / entry.name).exists() or is_near_duplicate(entry.hash, self._lines.hashes):
             return "duplicate"
         since = (entry.time - each.time for each in known if each.source == entry.source)
         return "too soon" if any(0 <= passed_s < self._config.every_s for passed_s in since) else ""
@@ -160,20 +181,21 @@ class Pool:
     def _least_informative(self, needed_bytes: int) -> list[str]:
         """Return the names to drop so that one more picture fits: a share of SLACK at once, because an order takes time."""
         sizes = self._sizes()
-        if self._fits(sizes, needed_bytes):
+        count, total_bytes = len(sizes), sum(sizes.values())
+        if self._fits(count, total_bytes, needed_bytes):
             return []
         dropped: list[str] = []
         for name in reversed(self.order(sorted(sizes))):
-            if self._fits(sizes, needed_bytes, 1 - SLACK):
+            if self._fits(count, total_bytes, needed_bytes, 1 - SLACK):
                 break
             dropped.append(name)
-            del sizes[name]
+            count, total_bytes = count - 1, total_bytes - sizes[name]
         return dropped
 
-    def _fits(self, sizes: dict[str, int], needed_bytes: int, share: float = 1.0) -> bool:
-        """Whether one more picture fits into a share of the limits."""
+    def _fits(self, count: int, total_bytes: int, needed_bytes: int, share: float = 1.0) -> bool:
+        """Whether one more picture fits into a share of the limits, next to `count` others of `total_bytes`."""
         most, most_bytes = share * self._config.max_pictures, share * self._config.max_bytes
-        return len(sizes) < most and sum(sizes.values()) + needed_bytes <= most_bytes
+        return count < most and total_bytes + needed_bytes <= most_bytes
 
     def _write(self, entry: Entry, content: bytes) -> None:
         require_space(self.folder, len(content) + SPARE_BYTES, entry.name)
@@ -187,34 +209,29 @@ class Pool:
 
     def _append(self, entry: Entry) -> None:
         """Add a line to the index; every REMEMBERED lines it is written anew, without the oldest pictures that are gone."""
-        known = self._index()
+        known, present = self._index(), self._sizes()
         line = msgspec.json.encode(entry)
-        if len(known) < 2 * REMEMBERED:
+        if len(known) < len(present) + 2 * REMEMBERED:
             with (self.folder / INDEX).open("ab") as file:
                 file.write(b"\n" + line)  # after whatever an interrupted write has left
             return
-        present = set(self.names())
         old = [each for each in known[:-REMEMBERED] if each.name in present]
         lines = [msgspec.json.encode(each) for each in (*old, *known[-REMEMBERED:])]
         atomic.write(self.folder / INDEX, b"\n".join([*lines, line]), private=True)
 
     def _index(self) -> list[Entry]:
-        try:
-            lines = (self.folder / INDEX).read_bytes().splitlines()
-        except FileNotFoundError:
-            return []
-        return [entry for line in lines if (entry := _entry(line))]
+        with suppress(FileNotFoundError):
+            self._lines = self._lines.read(self.folder / INDEX)
+            return self._lines.entries
+        self._lines = _Lines()
+        return []
 
-    def _sizes(self) -> dict[str, int]:
+    def _sizes(self) -> Mapping[str, int]:
         """Return the sizes of all pictures by name."""
-        sizes = {}
-        with suppress(FileNotFoundError):  # no picture was added yet
-            for path in self.folder.iterdir():
-                with suppress(FileNotFoundError):  # removed by another process
-                    state = path.lstat()  # a link would show another file on the label page
-                    if path.suffix in STARTS.values() and path.name[0] != "." and S_ISREG(state.st_mode):
-                        sizes[path.name] = state.st_size
-        return sizes
+        with suppress(FileNotFoundError):
+            self._listing = self._listing.read(self.folder)
+            return self._listing.sizes
+        return {}  # no picture was added yet
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -224,6 +241,63 @@ class Pool:
             with (self.folder / LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """Sizes of the pictures in a folder by name, from one look at it, which began at `began_ns`; `changed_ns` is the folder's time."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    changed_ns: int = -1
+    began_ns: int = 0
+
+    def read(self, folder: Path) -> _Listing:
+        """Return a current listing: this one unless the folder has changed; then only new names are looked up. Raises FileNotFoundError."""
+        began_ns, changed_ns = time.time_ns(), folder.stat().st_mtime_ns
+        if changed_ns == self.changed_ns and self.began_ns - changed_ns > TICK_NS:
+            return self
+        sizes = {}
+        with os.scandir(folder) as files:
+            for file in files:
+                # a link would show another file on the label page
+                if _is_name(file.name) and file.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # removed by another process
+                        known = self.sizes.get(file.name)
+                        sizes[file.name] = file.stat().st_size if known is None else known
+        return _Listing(sizes, changed_ns, began_ns)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The entries of an index file, up to `end` bytes, with the hashes as numbers."""
+
+    inode: int = 0
+    end: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    by_name: dict[str, Entry] = field(default_factory=dict)
+    hashes: list[int] = field(default_factory=list)
+
+    def read(self, file: Path) -> _Lines:
+        """Return all entries: those known, and those of the lines that were added since. Raises FileNotFoundError."""
+        with file.open("rb") as lines:
+            stat = os.fstat(lines.fileno())
+            if (stat.st_ino, stat.st_size) == (self.inode, self.end):
+                return self
+            is_longer = stat.st_ino == self.inode and stat.st_size > self.end
+            lines.seek(start := self.end if is_longer else 0)
+            added = lines.read()
+        new = [entry for line in added.split(b"\n") if (entry := _entry(line))]
+        last = added[added.rfind(b"\n") + 1 :]
+        unfinished = 0 if _entry(last) else len(last)  # another process may be writing it
+        entries, hashes = (self.entries, self.hashes) if is_longer else ([], [])
+        by_name = {entry.name: entry for entry in new}
+        return _Lines(
+            stat.st_ino,
+            start + len(added) - unfinished,
+            entries + new,
+            self.by_name | by_name if is_longer else by_name,
+            hashes + [int(entry.hash, 16) for entry in new],
+        )
 
 
 def jpeg(pixels: NDArray[np.uint8]) -> bytes:
@@ -243,9 +317,21 @@ def _storable(picture: bytes) -> tuple[bytes, str]:
     return jpeg(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), ".jpg"
 
 
+def _is_name(name: str) -> bool:
+    """Whether this can be a picture of the pool; a page could not name one that is no text."""
+    return (
+        Path(name).suffix in STARTS.values()
+        and not name.startswith(".")
+        and "/" not in name
+        and is_utf8(name)
+    )
+
+
 def _entry(line: bytes) -> Entry | None:
     """Decode a line of the index; None for a damaged one."""
     try:
-        return msgspec.json.decode(line, type=Entry)
-    except msgspec.DecodeError:
+        entry = msgspec.json.decode(line, type=Entry)
+        int(entry.hash, 16)
+    except (msgspec.DecodeError, ValueError):
         return None
+    return entry

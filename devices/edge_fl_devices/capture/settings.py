@@ -15,12 +15,13 @@ class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Where pictures without labels come from, and how many are kept.
 
     `source` is "camera:NUMBER", the address of a stream (rtsp:// or http://), or "watch:/FOLDER", whose new pictures are copied; "": none.
-    `every_s` is the shortest time between two pictures of one source, and the interval of looks into a watched folder.
+    `every_s` is the shortest time between two pictures of one source, and the interval of looks into a watched folder. `max_pictures` and
+    `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
     """
 
     source: str = ""
     every_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 10.0
-    max_pictures: Annotated[int, Meta(ge=1, le=2000)] = 500
+    max_pictures: Annotated[int, Meta(ge=1)] = 500
     max_mb: Annotated[float, Meta(gt=0)] = 200.0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,8 @@
-"""Requirements that pip installs on the Pi: the versions installed here, pinned and hashed, for Linux on aarch64.
+"""Requirements that pip installs on the Pi: pinned and hashed, resolved for its Python on Linux, aarch64.
+
+They are the versions installed here, or older ones where these do not exist for the Pi's Python. Whatever --python-version says, pip
+evaluates markers such as `python_version < "3.12"`, and with some indexes also Requires-Python, for the Python that it runs with: both
+are corrected here.
 
 With `offline` the wheels are put on the card; otherwise only their hashes, and pip downloads them at the first boot. In both cases
 `pip install -r` in the requirements file's folder needs no option and accepts no other file.
@@ -13,9 +17,15 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from edge_fl.errors import DeadlineError, RunError
 from edge_fl.files import atomic
@@ -24,6 +34,15 @@ from edge_fl_devices.flash.edge_fl_wheel import NAME, pack
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")
+PI = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "aarch64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "sys_platform": "linux",
+}
+"""Environment of markers on the Pi, apart from the version of Python."""
 DEADLINE_S = 1200
 EXTRA = re.compile(r"""extra == ['"](?!heic['"])""")  # heic is put on the device if it is installed here
 
@@ -47,7 +66,9 @@ def gather(pythons: tuple[str, ...], cache: Path, *, offline: bool) -> Wheelhous
     requirements, files = {}, {own.name: own, installer.name: installer}
     for python in pythons:
         folder = cache / f"{python}-{pins_key()}"
-        lines = _download(python, folder) if offline else _resolve(python, folder)
+        lines = _resolve(python, folder)
+        if offline:
+            lines = _download(python, folder, lines)
         head = ["--no-index"] if offline else []
         requirements[python] = "\n".join(
             [*head, "--only-binary :all:", "--require-hashes", _requirement(own), *lines, ""]
@@ -81,8 +102,9 @@ def reads_heic() -> bool:
 
 
 def pins_key() -> str:
-    """Return the cache key of this set of versions."""
-    return hashlib.sha256("\n".join(pins()).encode()).hexdigest()[:12]
+    """Return the cache key of what is resolved: edge-fl's requirements and the versions installed here."""
+    wanted = "\n".join([*(metadata.requires(NAME) or ()), "resolved for the target", *pins()])
+    return hashlib.sha256(wanted.encode()).hexdigest()[:12]
 
 
 def _installer(cache: Path) -> Path:
@@ -94,12 +116,13 @@ def _installer(cache: Path) -> Path:
     return next(folder.glob("pip-*.whl"))
 
 
-def _download(python: str, folder: Path) -> list[str]:
+def _download(python: str, folder: Path, resolved: list[str]) -> list[str]:
     """Return the requirement lines of the wheels in `folder`; download them if incomplete."""
     done = folder / "complete"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        _pip("download", "--dest", os.fspath(folder), *_target(python), *pins())
+        pinned = [line.partition(" ")[0] for line in resolved]
+        _pip("download", "--no-deps", "--dest", os.fspath(folder), *_target(python), *pinned)
         atomic.write(done, "")
     return [_requirement(wheel) for wheel in sorted(folder.glob("*.whl"))]
 
@@ -108,13 +131,7 @@ def _resolve(python: str, folder: Path) -> list[str]:
     """Return requirement lines resolved by the package index, without downloading wheels."""
     cached = folder.with_name(f"{folder.name}.txt")
     if not cached.exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            report = Path(scratch) / "report.json"
-            _pip(
-                *("install", "--dry-run", "--ignore-installed", "--quiet", "--target", scratch),
-                *("--report", os.fspath(report), *_target(python), *pins()),
-            )
-            packages = json.loads(report.read_bytes())["install"]
+        packages = _packages(python)
         lines = []
         for package in packages:
             about, digests = package["metadata"], package["download_info"]["archive_info"]["hashes"]
@@ -122,6 +139,61 @@ def _resolve(python: str, folder: Path) -> list[str]:
         cached.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(cached, "\n".join(sorted(lines)))
     return cached.read_text().splitlines()
+
+
+def _packages(python: str) -> list[dict[str, Any]]:
+    """Return what pip would install for this Python, as in its report: no version newer than the one installed here, if one is.
+
+    Repeats pip's resolution until nothing is missing and no version is for other Pythons only. Raises RunError, DeadlineError.
+    """
+    own = set(_needed(metadata.requires(NAME) or (), python, ("", "heic") if reads_heic() else ("",)))
+    wanted, limits = set(own), {pin.replace("==", "<=") for pin in pins()}
+    while True:
+        packages: dict[str, dict[str, Any]] = {
+            canonicalize_name(each["metadata"]["name"]): each for each in _report(python, wanted, limits)
+        }
+        abouts = {name: each["metadata"] for name, each in packages.items()}
+        wrong = {
+            f"{name}!={about['version']}"
+            for name, about in abouts.items()
+            if f"{python}.0" not in SpecifierSet(about.get("requires_python", ""))
+        }
+        used, missing, todo = set[str](), set[str](), list(own)
+        while todo:
+            requirement = Requirement(line := todo.pop())
+            name = canonicalize_name(requirement.name)
+            if name not in packages:
+                missing.add(line)
+            elif line not in used:
+                used |= {line, name}
+                todo += _needed(abouts[name].get("requires_dist", ()), python, ("", *requirement.extras))
+        if not wrong and not missing:
+            return [packages[name] for name in sorted(used & packages.keys())]
+        wanted, limits = wanted | missing, limits | wrong
+
+
+def _report(python: str, wanted: Collection[str], limits: Collection[str]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        report, constraints = Path(scratch) / "report.json", Path(scratch) / "constraints.txt"
+        constraints.write_text("\n".join(sorted(limits)))
+        _pip(
+            *("install", "--dry-run", "--ignore-installed", "--quiet", "--target", scratch),
+            *("--report", os.fspath(report), "--constraint", os.fspath(constraints)),
+            *_target(python),
+            *sorted(wanted),
+        )
+        packages: list[dict[str, Any]] = json.loads(report.read_bytes())["install"]
+        return packages
+
+
+def _needed(requirements: Iterable[str], python: str, extras: Iterable[str]) -> Iterator[str]:
+    """The requirements that hold for this Python on the Pi with these extras, without their markers."""
+    environment = {**PI, "python_version": python, "python_full_version": f"{python}.0"}
+    for line in requirements:
+        requirement = Requirement(line)
+        marker, requirement.marker = requirement.marker, None
+        if marker is None or any(marker.evaluate({**environment, "extra": extra}) for extra in extras):
+            yield str(requirement)
 
 
 def _target(python: str) -> list[str]:

@@ -54,6 +54,8 @@ CHECK_S = 5.0
 IDLE_S = 60.0
 FIT_DEADLINE_S = 60.0
 TOP = 3
+MOST_ORDERED = 4000
+"""Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
 LEAST = 2
 """Labelled pictures without which no head is fitted, as by the agent."""
 Files = dict[bytes, Path]
@@ -350,8 +352,10 @@ class Learner:
         state = (predictor, frozenset(unlabelled))
         if state == self._ordered:
             return
+        some = sorted(unlabelled.items(), key=lambda item: item[1])[:MOST_ORDERED]
+        unlabelled = dict(some)
         request = Ordering(
-            str(release.rows.path),
+            os.fspath(release.rows.path),
             release.manifest.feature_dim,
             release.rows.rows(unlabelled),
             release.rows.rows(labelled),

@@ -76,6 +76,8 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
     session, capture = Session(pool, moves, learner), Capture(config.capture, pool, config.budget)
     service.routes.update(routes(session, capture, service.access, service.lock))
     service.parts["capture"] = capture.status
+    if remark := pool.too_small_disk():
+        print_status(remark)
     learner.start()
     capture.start()
     try:

@@ -238,7 +238,7 @@ class Session:
         return Done(id, self.view(client))
 
     def _shown(self, offered: Upcoming) -> Shown:
-        entry = self.pool.entries().get(offered.name)
+        entry = self.pool.entry(offered.name)
         found = self.learner.prediction(offered.name, bytes.fromhex(offered.version))
         guesses = tuple(Guess(each.label, each.probability) for each in found.top) if found else ()
         source, time_s = (entry.source, entry.time) if entry else ("", 0.0)

@@ -8,13 +8,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from edge_fl.errors import DataError
 from edge_fl_devices.capture import pool as pools
-from edge_fl_devices.capture.pool import INDEX, Pool
+from edge_fl_devices.capture.pool import INDEX, Entry, Pool
 from edge_fl_devices.capture.settings import CaptureConfig
 from tests.devices.capture.scenes import encoded, pixels, scene
 
@@ -159,6 +160,58 @@ def test_damaged_lines_of_the_index_are_skipped_and_old_ones_forgotten(
     lines = (tmp_path / INDEX).read_bytes().splitlines()
     assert len(lines) <= 22 and pool.entries().keys() == set(pool.names())
     assert pool.add(scene(0), "a").name
+
+
+def test_a_line_that_another_process_is_writing_is_read_when_it_is_whole(pool: Pool) -> None:
+    first = pool.add(scene(1), "a").name
+    line = msgspec.json.encode(Entry("b" * 16 + ".png", "b", 1.0, "00ff" * 4))
+    (pool.folder / ("b" * 16 + ".png")).write_bytes(scene(2))
+    with (pool.folder / INDEX).open("ab", buffering=0) as file:
+        file.write(b"\n" + line[:20])
+        assert pool.entries().keys() == {first}
+        file.write(line[20:])
+    assert pool.entries().keys() == {first, "b" * 16 + ".png"} and pool.entry("b" * 16 + ".png")
+
+
+def test_a_pool_of_twenty_thousand_pictures_is_listed_once_and_its_index_not_written_anew_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, lines = np.random.default_rng(0), []
+    for number in range(20_000):
+        name = f"{number:016x}.png"
+        os.mknod(tmp_path / name)
+        lines.append(msgspec.json.encode(Entry(name, f"s{number}", 1.0, rng.bytes(8).hex())))
+    (tmp_path / INDEX).write_bytes(b"\n".join(lines))
+    pool = Pool(tmp_path, msgspec.convert({"max_pictures": 25_000, "max_mb": 50_000}, CaptureConfig))
+    looks, reads = [], []
+    scandir, lines_of = os.scandir, pools._entry
+    monkeypatch.setattr(pools.os, "scandir", lambda path: looks.append(path) or scandir(path))
+    monkeypatch.setattr(pools, "_entry", lambda line: reads.append(1) or lines_of(line))
+    os.utime(tmp_path, (1, 1))  # long before the first look
+    for _ in range(10):
+        assert len(pool.names()) == 20_000 and pool.size_bytes == 0 and pool.path(f"{7:016x}.png")
+        entry = pool.entry(f"{19_999:016x}.png")
+        assert entry and entry.source == "s19999"
+    assert len(looks) == 1 and len(reads) <= 20_001
+    inode = (tmp_path / INDEX).stat().st_ino
+    added = [pool.add(scene(number), f"new {number}").name for number in range(3)]
+    assert (tmp_path / INDEX).stat().st_ino == inode and len(reads) < 20_100
+    assert set(added) < set(pool.names()) and len(pool.names()) == 20_003
+    (tmp_path / f"{7:016x}.png").unlink()  # by another process
+    assert len(pool.names()) == 20_002
+    with pytest.raises(DataError):
+        pool.path(f"{7:016x}.png")
+
+
+def test_limits_beyond_the_disk_are_said_with_what_it_can_hold(tmp_path: Path) -> None:
+    assert Pool(tmp_path, CaptureConfig()).too_small_disk() == ""
+    remark = Pool(tmp_path, CaptureConfig(max_pictures=10**7, max_mb=1e12)).too_small_disk()
+    assert "max_mb = 1e+12, but the disk has room for " in remark and " MB of pictures" in remark
+
+
+def test_a_file_whose_name_is_no_text_is_no_picture_of_the_pool(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.png")).write_bytes(scene(1))
+    assert Pool(tmp_path, CaptureConfig()).names() == []
 
 
 def test_two_processes_add_at_once(tmp_path: Path) -> None:
