@@ -117,7 +117,7 @@ class Pool:
         path = self.folder / name
         if not _is_name(name) or path.is_symlink() or not path.is_file():
             raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
-        return self.folder / name
+        return path
 
     def remove(self, name: str) -> None:
         """Delete a picture; near duplicates of it stay rejected. Raises DataError if it is not in the pool."""
