@@ -49,7 +49,7 @@ class Account:
         self, *arguments: str | Path, check: bool = True, umask: int = 0o022, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a Python with this repository's packages as this account."""
-        return self.run(*interpreter(), *arguments, check=check, umask=umask, **variables, **_packages())
+        return self.run(*interpreter(), *arguments, check=check, umask=umask, **variables, **packages())
 
 
 ROOT = Account("root", 0, 0)
@@ -82,7 +82,7 @@ def interpreter() -> list[str]:
         nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         done = subprocess.run(
             [*nobody, "sh", "-c", 'exec "$0" -c "$1"', python, code],
-            env={"PATH": os.environ["PATH"], **_packages()},
+            env={"PATH": os.environ["PATH"], **packages()},
             capture_output=True,
             cwd="/",
             check=False,
@@ -103,7 +103,8 @@ def reachable(folder: Path) -> Path:
     return open_to_all
 
 
-def _packages() -> dict[str, str]:
+def packages() -> dict[str, str]:
+    """Environment variables with which another Python finds this repository's packages."""
     installed = [path for path in sys.path if path.endswith("site-packages")]
     folders = (REPOSITORY, *(REPOSITORY / name for name in ("broker", "devices", "server")))
     return {"PYTHONPATH": ":".join([*installed, *map(str, folders)]), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -264,6 +264,30 @@ def test_the_only_batch_loop_is_in_fit() -> None:
     assert looping == {"edge_fl/learn/fit.py"}
 
 
+def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
+    """So that a command of root leaves nothing that the agent's account cannot use (edge_fl/files/shared.py)."""
+    makes = re.compile(
+        r"\.(mkdir|touch|write_text|write_bytes)\(|makedirs\(|O_CREAT|\bopen\([^)]*\"[wax]b?\""
+    )
+    others = {
+        "flash": "writes cards of other machines",
+        "simulated": "has folders of its own",
+        "update/launcher.py": "runs as the agent; imports only Python",
+        "update/environment.py": "runs in the agent",
+        "doctor/folder_probe.py": "runs as the agent; imports only Python",
+        "labelling/feature_rows.py": "appends to a file made with open_private",
+    }
+    devices = Path(str(edge_fl_devices.__file__)).parent
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path in sorted(devices.rglob("*.py"))
+        if not str(path.relative_to(devices)).startswith(tuple(others))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if makes.search(line)
+    ]
+    assert found == []
+
+
 def test_one_module_opens_pictures() -> None:
     homes = (
         "edge_fl/data/pictures.py",

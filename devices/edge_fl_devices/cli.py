@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +29,7 @@ from edge_fl_devices.options import (
 )
 from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
-from edge_fl_devices.upkeep.cli import backup, reset, restore, uninstall
+from edge_fl_devices.upkeep.cli import backup, label, reset, restore, share, uninstall
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
@@ -109,6 +110,8 @@ def register(app: App) -> None:
     device.add(watch, "edge-fl device watch --camera 0 --interval 1")
     device.add(status, "edge-fl device status")
     device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
+    device.add(label, "edge-fl device label on")
+    device.add(share, "edge-fl device share")
     device.add(reset, "edge-fl device reset --dir /var/lib/edge-fl")
     device.add(backup, "edge-fl device backup pi-07.backup --passphrase-file secret")
     device.add(restore, "edge-fl device restore pi-07.backup --passphrase-file secret")
@@ -152,6 +155,8 @@ def run(
     identity: IdentityOption = None,
 ) -> None:
     """Run the agent of one device until Ctrl-C. It waits for the broker without a time limit."""
+    import os
+
     from edge_fl_devices.child import feature_children
 
     options = {
@@ -163,6 +168,8 @@ def run(
         "root": root,
         "seed": seed,
     }
+    if os.geteuid() == 0:
+        _become_owner(config, options)
     with closing(feature_children()) as children:
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.config import read_tree
@@ -171,6 +178,17 @@ def run(
         settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
         code = _run(settings, children)
     raise typer.Exit(code)
+
+
+def _become_owner(config: Path | None, options: Mapping[str, object]) -> None:
+    """As root, run as the account that owns the device's folder, so that all that the agent writes belongs to it."""
+    from edge_fl.files.shared import become_owner
+    from edge_fl_devices.config import FOLDER, read_tree
+
+    tree, _ = read_tree(config, options, {})
+    folder = Path(str(tree.get("folder") or FOLDER))
+    if name := become_owner(folder):
+        print_status(f"running as {name}, the owner of {text(folder)}")
 
 
 def _run(settings: RemoteSettings, children: Children) -> int:
@@ -290,9 +308,12 @@ def serve(
 
     return_freed_blocks()
     from edge_fl_devices import config as settings
+    from edge_fl_devices.board.installation import settings_file
     from edge_fl_devices.labelling.serve import serving
 
-    known = settings.from_options(config, {"folder": folder}, {}) if config else settings.remembered(folder)
+    known = None if config else settings.remembered(folder)
+    if known is None and (file := config or settings_file()):
+        known = settings.from_options(file, {"folder": folder}, {})
     options = {"top": top, "min_precision": precision, "false_alarm": false_alarm}
     with serving(folder, known, host, port, options) as service:
         service.run()
@@ -364,10 +385,12 @@ def doctor(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
+    from edge_fl_devices.board.installation import settings_file
     from edge_fl_devices.config import read_tree
     from edge_fl_devices.doctor import run_checks
     from edge_fl_devices.remote.settings import RemoteSettings
 
+    config = config or settings_file()
     options = {"id": id, "data": data, "folder": folder}
     settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
     results = run_checks(settings.config, print_status)

@@ -14,18 +14,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from edge_fl.files.shared import adopt, adopt_path
+
 
 @contextmanager
 def writing(path: Path, *, flush: bool = True, private: bool = False) -> Iterator[BinaryIO]:
     """Open a binary file that becomes `path` when the block succeeds and is removed when it raises. Raises OSError.
 
     Without `flush` a power cut may leave an empty file: for files that are written often and may be lost, to spare an SD card.
-    A `private` file has mode 0600 from its creation.
+    A `private` file has mode 0600 from its creation. Owner, group and mode follow from the folder (edge_fl/files/shared.py).
     """
     part = _part(path)
     try:
         mode = 0o600 if private else 0o666  # set at creation: a later chmod would leave a moment for others
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            adopt(file.fileno(), path.parent, private=private)
             yield file
             if flush:
                 file.flush()
@@ -45,6 +48,7 @@ def link(source: Path, path: Path) -> None:
             os.link(source, part)
         except OSError:  # FAT has no links
             shutil.copyfile(source, part)
+        adopt_path(part)
         flush_to_disk(part)
         os.replace(part, path)
         flush_to_disk(path.parent)

@@ -17,7 +17,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.flash.templates import INSTALLER, SERVICE
+from edge_fl_devices.flash.templates import INSTALLER, LABEL_SERVICE, SERVICE
 from edge_fl_server.release import website
 from tests.arm64 import site, userland
 from tests.arm64.pi import Pi, require
@@ -44,7 +44,7 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     website.export(repository, tmp_path / "releases")
     identity = site.identity(issue, tmp_path / "id")
     flash = site.flash(card, "127.0.0.1", broker, identity, tmp_path / "releases")
-    assert main([*flash, "--images", str(site.pictures(tmp_path / "images"))]) == 0
+    assert main([*flash, "--images", str(site.pictures(tmp_path / "images")), "--label-page"]) == 0
     flashed_s = time.monotonic()
 
     pi = Pi(card, userland.copy(base, tmp_path / "pi"))
@@ -59,7 +59,12 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
     assert pi.run("stat", "-c", "%a %U", "/etc/edge-fl/identity/client.key") == "600 edge-fl\n"
     as_user = "setpriv --reuid=1000 --regid=1000 --clear-groups sh -c".split()
     pi.run(*as_user, "cd /srv/images && mv a/0.png a/first.png && mkdir c && rmdir c")
-    assert pi.run("stat", "-c", "%u %a", "/srv/images", "/srv/images/a/first.png") == "1000 755\n1000 644\n"
+    owned = "1000 edge-fl 2775\n1000 edge-fl 664\n"
+    assert pi.run("stat", "-c", "%u %G %a", "/srv/images", "/srv/images/a/first.png") == owned
+    label = (pi.root / "etc/systemd/system/multi-user.target.wants" / LABEL_SERVICE).readlink()
+    assert label.name == LABEL_SERVICE and entry(pi, LABEL_SERVICE, "User") == "edge-fl"
+    as_agent = "setpriv --reuid=edge-fl --regid=edge-fl --init-groups sh -c".split()
+    pi.run(*as_agent, "cd /srv/images && mkdir c && mv a/first.png c && mv c/first.png a && rmdir c")
     installed_s = time.monotonic()
     shutil.copytree(tmp_path / "id", pi.boot / "edge-fl/identity")
     (pi.root / "etc/edge-fl/identity/mine").touch()  # the device may change its identity folder

@@ -22,6 +22,7 @@ from msgspec import Struct
 from edge_fl import heads
 from edge_fl.capability import version
 from edge_fl.files import atomic
+from edge_fl.files.shared import make_folder
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.storage import read_json
@@ -70,7 +71,7 @@ def speed(
         return stored.speed
     measured = measure(steps(installed, features, training=training))
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         atomic.write(folder / FILE, msgspec.json.encode(StoredSpeed(setup, measured)))
     return measured
 

@@ -32,6 +32,7 @@ from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.paths import is_utf8, text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
 from edge_fl_devices.capture.settings import MB, CaptureConfig
 
@@ -212,7 +213,7 @@ class Pool:
         known, present = self._index(), self._sizes()
         line = msgspec.json.encode(entry)
         if len(known) < len(present) + 2 * REMEMBERED:
-            with (self.folder / INDEX).open("ab") as file:
+            with os.fdopen(open_private(self.folder / INDEX, os.O_WRONLY | os.O_APPEND), "ab") as file:
                 file.write(b"\n" + line)  # after whatever an interrupted write has left
             return
         old = [each for each in known[:-REMEMBERED] if each.name in present]
@@ -237,8 +238,8 @@ class Pool:
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the pool; other failures of the disk become ArtefactError."""
         with reporting(text(self.folder)):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self.folder / LOCK).open("ab") as lock:
+            make_folder(self.folder, 0o700)
+            with os.fdopen(open_private(self.folder / LOCK, os.O_WRONLY), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
 

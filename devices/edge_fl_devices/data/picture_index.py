@@ -28,6 +28,7 @@ from edge_fl.data.samples import Images
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.data.origins import Origin
@@ -130,8 +131,8 @@ class PictureIndex:
         with self._lock, reporting(text(self.path)):
             if not self._new:
                 return
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+            make_folder(self.path.parent, 0o700)
+            with os.fdopen(open_private(self.path, os.O_RDWR), "r+b") as file:
                 file.truncate(self._end)  # a row that a power cut or a full disk left incomplete
                 file.seek(self._end)
                 file.write(b"".join(map(_framed, self._new)))

@@ -1,7 +1,7 @@
 """Check a device for problems, each with a remedy: `edge-fl device doctor`.
 
 A check is a function of the device's settings that yields results; to add one, write the function and add a line to CHECKS. Checks
-change nothing on the device. While its agent runs, the broker checks are skipped: two clients of one name disconnect each other.
+leave nothing changed on the device. While its agent runs, the broker checks are skipped: two clients of one name disconnect each other.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from edge_fl.errors import EdgeFLError
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.doctor import device_checks
+from edge_fl_devices.doctor import account_checks, device_checks
 from edge_fl_devices.doctor.device_checks import CheckResult
 from edge_fl_devices.doctor.network_checks import network
 
@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[DeviceConfig], Iterator[CheckResult]]] = {
     "room": device_checks.room,
     "clock": device_checks.clock,
     "network": network,
+    "accounts": account_checks.accounts,
     "data": device_checks.data,
     "model": device_checks.model,
 }

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.shared import make_folder
 
 KEY_BYTES = 32
 MAGIC = b"edge-fl features 1\n"
@@ -88,7 +89,7 @@ class FeatureCache:
     def write(self, extractor: str, known: KnownFeatures) -> None:
         """Replace what is stored of an extractor. Raises ArtefactError if it cannot be written."""
         with reporting("feature cache"):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._folder, 0o700)
             atomic.write(self._path(extractor), _encoded(known), private=True)
             self._evict()
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl.files import atomic
+from edge_fl.files.shared import make_folder
 from edge_fl_devices.storage import read_json
 
 FITTED, SEEN = "fitted.json", "seen.json"
@@ -94,5 +95,5 @@ def measured(folder: Path) -> float:
 
 def _write(path: Path, content: Moments, *, flush: bool = True) -> None:
     with suppress(OSError):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, 0o700)
         atomic.write(path, msgspec.json.encode(content), flush=flush)

@@ -10,6 +10,7 @@ from pathlib import Path
 import tomli_w
 from msgspec import to_builtins
 
+from edge_fl.files import shared
 from edge_fl_devices.flash import templates
 from edge_fl_devices.flash.card_contents import CardContents, data_folder
 from edge_fl_devices.update import launcher
@@ -46,13 +47,15 @@ class File:
 
 def bundle_files(contents: CardContents) -> tuple[File, ...]:
     """Return all files, the manifest last: its presence shows that the bundle is complete."""
-    host = contents.config.broker.host
+    host, images = contents.config.broker.host, data_folder(contents.config)
     planned = [
-        _text(templates.SCRIPT, templates.install_script(data_folder(contents.config)), SCRIPT),
+        _text(templates.SCRIPT, templates.install_script(images, label_page=contents.label_page), SCRIPT),
         _text("config.toml", tomli_w.dumps(to_builtins(contents.config))),
         _text(templates.SERVICE, templates.service(host)),
         _text(templates.INSTALLER, templates.template(templates.INSTALLER)),
+        *([_text(templates.LABEL_SERVICE, templates.label_service(images))] if images else []),
         _text("launcher.py", Path(launcher.__file__).read_text("utf-8")),
+        _text("shared.py", Path(shared.__file__).read_text("utf-8")),
         *(_text(f"requirements-{python}.txt", text) for python, text in contents.wheels.requirements.items()),
         *(File(f"{FOLDER}/wheels/{path.name}", path) for path in contents.wheels.files),
         *(File(f"{FOLDER}/releases/{path}", file) for path, file in contents.releases),

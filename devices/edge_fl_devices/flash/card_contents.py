@@ -15,11 +15,11 @@ from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.wire import hosts, identity
 from edge_fl.wire.mqtt import tls
+from edge_fl_devices.board.installation import ETC, VAR
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.flash.names import require_names
 from edge_fl_devices.flash.wheels import Wheelhouse
 
-ETC, VAR = "/etc/edge-fl", "/var/lib/edge-fl"
 IDENTITY = f"{ETC}/identity"
 IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
 RELEASES = "/opt/edge-fl/releases"
@@ -28,7 +28,8 @@ HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 @dataclass(frozen=True)
 class CardContents:
-    """`config` contains the paths on the Pi. `identity` contains private keys and is excluded from the repr.
+    """`label_page`: whether the page for labels starts at every boot. `config` contains the paths on the Pi.
+    `identity` contains private keys and is excluded from the repr.
 
     `images` are pairs of path below the device's data folder and local file; `releases` likewise, below the folder of releases.
     """
@@ -39,6 +40,7 @@ class CardContents:
     root: bytes = b""
     images: tuple[tuple[str, Path], ...] = ()
     releases: tuple[tuple[str, Path], ...] = ()
+    label_page: bool = False
 
 
 def with_pi_paths(

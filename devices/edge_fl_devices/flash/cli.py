@@ -87,6 +87,13 @@ def flash(
             help="Folder of 'edge-fl release export': put its newest release on the card and trust its root.",
         ),
     ] = None,
+    label_page: Annotated[
+        bool,
+        typer.Option(
+            "--label-page",
+            help="Start the page for labels at every boot, for everybody in the network who has its token.",
+        ),
+    ] = False,
     offline: Annotated[
         bool, typer.Option("--offline", help="Put all wheels on the card, so that the Pi needs no internet.")
     ] = False,
@@ -110,6 +117,7 @@ def flash(
     from edge_fl_devices import config as settings
     from edge_fl_devices.flash.card_contents import (
         CardContents,
+        data_folder,
         read_identity,
         read_images,
         read_releases,
@@ -137,6 +145,10 @@ def flash(
             f"{text(IDENTITIES / device)}: no identity; expected one made by 'edge-fl fleet enrol {device}', or --insecure for a broker in"
             " plaintext"
         )
+    if label_page and not data_folder(config):
+        raise ConfigError(
+            f"--label-page: data {config.data} are no folder of pictures such as folder:/srv/images"
+        )
     if identity and keys:
         print_status(require_valid_host(identity, host, config.broker.port))
     pictures, others = read_images(images, config, fat=target.is_boot_partition) if images else ((), 0)
@@ -153,7 +165,7 @@ def flash(
     def contents(pythons: tuple[str, ...]) -> CardContents:
         print_status(f"{target.name}: Python {' or '.join(pythons)}")
         wheelhouse = gather(pythons, wheels or cache_folder() / "wheels", offline=offline)
-        return CardContents(config, wheelhouse, keys, trusted, pictures, released)
+        return CardContents(config, wheelhouse, keys, trusted, pictures, released, label_page)
 
     new, old = plan_changes(target, contents)
     written = units.size(sum(file.size for file in new))

@@ -11,6 +11,7 @@ etc=/etc/edge-fl
 var=/var/lib/edge-fl
 units=/etc/systemd/system
 images=@IMAGES@
+label=@LABEL@ # "yes": start the label page at every boot
 
 [ "$(id -u)" = 0 ] || { echo "edge-fl: not root; run it with sudo"; exit 1; }
 
@@ -77,7 +78,7 @@ ln -sfn "$venv" "$opt/current.new"
 mv -T "$opt/current.new" "$opt/current"
 
 id -u edge-fl >/dev/null 2>&1 ||
-  useradd --system --home-dir "$var" --no-create-home --shell /usr/sbin/nologin edge-fl
+  useradd --system --user-group --home-dir "$var" --no-create-home --shell /usr/sbin/nologin edge-fl
 install -d -m 0755 "$etc"
 install -d -m 0700 -o edge-fl -g edge-fl "$var" "$etc/identity"
 install -m 0644 "$here/config.toml" "$etc/config.toml"
@@ -115,6 +116,11 @@ if [ -n "$images" ] && [ -d "$here/images" ]; then
   sync
   rm -rf "$here/images"
 fi
+# The agent's group shares the pictures with the Pi's user: each can add, label and delete what the other has added.
+if [ -n "$images" ]; then
+  if name=$(id -un "$user" 2>/dev/null); then usermod -a -G edge-fl "$name"; fi
+  python3 "$here/shared.py" edge-fl "$images" || echo "edge-fl: $images stays as it is; 'sudo edge-fl device share' shares it"
+fi
 
 # Move the release in the bundle to where the settings name it as a mirror.
 if [ -d "$here/releases" ]; then
@@ -130,12 +136,16 @@ fi
 # Command `edge-fl` on the path, with the agent's folder as its default.
 cat >/usr/local/bin/edge-fl <<END
 #!/bin/sh
-export EDGE_FL_DIR="\${EDGE_FL_DIR:-$var}"
+export EDGE_FL_DIR="\${EDGE_FL_DIR:-$var}" EDGE_FL_CONFIG="\${EDGE_FL_CONFIG:-$etc/config.toml}"
 exec $opt/current/bin/edge-fl "\$@"
 END
 chmod 0755 /usr/local/bin/edge-fl
 
 enable edge-fl.service
+if [ -f "$here/edge-fl-label.service" ]; then
+  install -m 0644 "$here/edge-fl-label.service" "$units/edge-fl-label.service"
+  [ "$label" != yes ] || enable edge-fl-label.service
+fi
 # Disabled, not deleted: without the file, the daemon-reload below would apply the default time limit, and systemd kill this script.
 rm -f "$units/multi-user.target.wants/edge-fl-install.service"
 cp "$here/bundle.sha256" "$opt/bundle.sha256"
@@ -145,5 +155,6 @@ done
 if [ -d /run/systemd/system ]; then
   systemctl daemon-reload
   systemctl restart --no-block edge-fl.service
+  [ ! -e "$units/multi-user.target.wants/edge-fl-label.service" ] || systemctl restart --no-block edge-fl-label.service
 fi
 echo "edge-fl: installed for Python $python"

@@ -7,21 +7,36 @@ from importlib.resources import files
 from ipaddress import ip_address
 
 from edge_fl import TELEMETRY_OFF
+from edge_fl_devices.board.installation import INSTALLER, LABEL_PORT, LABEL_SERVICE, SERVICE
 
-SERVICE = "edge-fl.service"
-INSTALLER = "edge-fl-install.service"
+__all__ = ["INSTALLER", "LABEL_SERVICE", "SERVICE"]
+
 SCRIPT = "install.sh"
 
 
-def install_script(images: str) -> str:
-    """Return the installation script; `images` is the device's data folder, "" if its data source is not a folder."""
-    return template(SCRIPT).replace("@IMAGES@", shlex.quote(images))
+def install_script(images: str, *, label_page: bool = False) -> str:
+    """Return the installation script; `images` is the device's data folder, "" if its data source is not a folder.
+
+    `label_page`: also enable the label page.
+    """
+    text = template(SCRIPT).replace("@IMAGES@", shlex.quote(images))
+    return text.replace("@LABEL@", "yes" if label_page else "")
 
 
 def service(host: str) -> str:
     """Return the agent's unit for a broker at `host`: own user, always restarted, minimal file and network access."""
+    return _unit(SERVICE).replace("@ADDRESSES@", _addresses(host))
+
+
+def label_service(images: str) -> str:
+    """Return the unit of the label page, which may write to the folder of the pictures."""
+    escaped = images.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return _unit(LABEL_SERVICE).replace("@IMAGES@", escaped).replace("@PORT@", str(LABEL_PORT))
+
+
+def _unit(name: str) -> str:
     switches = "\n".join(f"Environment={name}={value}" for name, value in TELEMETRY_OFF.items())
-    return template(SERVICE).replace("@ADDRESSES@", _addresses(host)).replace("@ENVIRONMENT@", switches)
+    return template(name).replace("@HARDENING@\n", template("hardening")).replace("@ENVIRONMENT@", switches)
 
 
 def template(name: str) -> str:

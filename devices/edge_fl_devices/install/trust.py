@@ -38,6 +38,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from edge_fl.errors import EdgeFLError, TrustError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.shared import make_folder
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, listed
@@ -156,7 +157,7 @@ class Trust:
     def refreshed(self, fetch: Fetch) -> Iterator[Updater]:
         """Refresh the trusted metadata and yield python-tuf's client for look-ups. Raises TrustError, also for errors of look-ups."""
         with self._lock, reporting("release metadata"):
-            self._metadata.mkdir(parents=True, exist_ok=True)
+            make_folder(self._metadata)
             fetcher = _Fetcher(fetch)
             with suppress(TrustError):
                 self._root()  # python-tuf removes the file for a moment

@@ -20,6 +20,7 @@ from edge_fl.data.depth import FULL_BITS
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.files.shared import make_folder, open_private
 
 KEY_BYTES = 16
 SPARE_ROWS = 500
@@ -39,11 +40,11 @@ class FeatureRows:
         scaled = f"-{bits}" if 0 < bits < FULL_BITS else ""
         self.path, self._dim = folder / f"{extractor}{scaled}.rows", dim
         with reporting(text(self.path)):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(folder, 0o700)
             for other in folder.glob("*.rows"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
-            self.path.touch(mode=0o600)
+            os.close(open_private(self.path, os.O_WRONLY))
             size = _record(dim).itemsize
             os.truncate(
                 self.path, self.path.stat().st_size // size * size

@@ -21,6 +21,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import JOINERS, composed, text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl_devices.capture.pool import Pool
 
 FOLDER, DISCARDED, LOCK = "labelling", "discarded", ".lock"
@@ -79,7 +80,7 @@ class Moves:
             if _folded(other) == _folded(name):
                 raise DataError(f"class {name!r}: {other!r} is already there", NOTHING)
         with self._locked():
-            (self.data / name).mkdir(parents=True, exist_ok=True)
+            make_folder(self.data / name)
 
     def settle(self) -> None:
         """Remove pictures from the pool that a power cut left in the folder of a class as well."""
@@ -99,7 +100,7 @@ class Moves:
     def _move(self, name: str, target: Path) -> Path:
         with self._locked():
             source = self._pool.path(name)
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             try:
                 atomic.link(source, target)
             except FileNotFoundError as error:
@@ -110,8 +111,8 @@ class Moves:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with reporting(f"{text(self.data)} or {text(self._folder)}"):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self._folder / LOCK).open("ab") as lock:
+            make_folder(self._folder, 0o700)
+            with os.fdopen(open_private(self._folder / LOCK, os.O_WRONLY), "wb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
 

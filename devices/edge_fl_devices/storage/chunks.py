@@ -19,6 +19,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl.wire.blob import Blob
 
 
@@ -110,7 +111,7 @@ class Chunks:
         try:
             with reporting(f"chunk {index} of {text(path.name[:8])}"):
                 if first:
-                    self.folder.mkdir(parents=True, exist_ok=True)
+                    make_folder(self.folder)
                 _write_at(path, index * blob.chunk_bytes, payload)
         except ArtefactError:
             if first:
@@ -135,7 +136,7 @@ class ChunkSink:
 
 def _write_at(path: Path, offset: int, payload: bytes) -> None:
     """Write into a file, which is created if absent. Raises OSError, also if the disk takes only a part."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    descriptor = open_private(path, os.O_WRONLY)
     try:
         if os.pwrite(descriptor, payload, offset) < len(payload):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from edge_fl.errors import ArtefactError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
+from edge_fl.files.shared import make_folder
 from edge_fl.release.manifest import Manifest, blobs, decode, encode
 from edge_fl.wire.blob import Blob
 from edge_fl_devices.storage import allowed, read_json
@@ -123,7 +124,7 @@ class Slots:
         self._require_not_blocked(manifest)
         required = blobs(manifest)
         self._chunks.keep_only({blob.sha256 for blob in required})
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         fetch_bytes = sum(len(self._chunks.missing(blob)) * blob.chunk_bytes for blob in required)
         require_space(self.folder, fetch_bytes + self._reserve_bytes, f"release {manifest.release}")
         for installed in filter(None, map(self._installed, ("a", "b"))):
@@ -182,7 +183,7 @@ class Slots:
     def _fill(self, slot: Slot, manifest: Manifest) -> Installed:
         """Write the release; the manifest comes last, since a slot without one counts as empty."""
         folder = self._slot(slot)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self._clear(slot)
         staged = _installed_at(folder, manifest, pending=True)
         for path, blob in staged.files:

@@ -39,6 +39,7 @@ from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl.heads import Head
 from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.calibration import UNCALIBRATED, Calibration
@@ -106,8 +107,8 @@ class Store:
         """Lock the folder for one agent. Raises InputError if another process holds it."""
         try:
             # private: heads and metrics reveal something of the images
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            make_folder(self.folder, 0o700)
+            descriptor = open_private(self.folder / "lock", os.O_RDWR)
         except PermissionError as error:
             raise InputError(not_allowed(self.folder, "write in")) from error
         except OSError as error:
@@ -118,7 +119,7 @@ class Store:
         except BlockingIOError as error:
             raise InputError(
                 f"{text(self.folder)}: another agent runs in this folder; expected it to be stopped"
-                " (sudo systemctl stop edge-fl)"
+                " (sudo systemctl stop edge-fl edge-fl-label)"
             ) from error
         finally:
             os.close(descriptor)
@@ -296,7 +297,7 @@ class Store:
     def _write(self, name: str, payload: bytes) -> None:
         with reporting(name):
             path = self.folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             atomic.write(path, payload)
 
 

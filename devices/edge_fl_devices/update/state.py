@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
+from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.storage import read_json
 
@@ -81,7 +82,7 @@ class Updates:
     def save(self, state: UpdateState) -> None:
         """Replace the state. Raises ArtefactError for a full disk."""
         with reporting(STATE):
-            self.home.mkdir(parents=True, exist_ok=True)
+            make_folder(self.home)
             atomic.write(self.home / STATE, msgspec.json.encode(state))
 
     def note(self, update: UpdateStatus) -> None:

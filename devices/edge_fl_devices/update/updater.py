@@ -24,6 +24,7 @@ from edge_fl import __version__
 from edge_fl.capability import total_memory_mb
 from edge_fl.errors import ArtefactError, EdgeFLError, StoppedError, TrustError
 from edge_fl.files.disk import reporting, require_space
+from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import AgentRelease, AgentUpdate, AgentWheel, UpdateStatus
 from edge_fl.wire.blob import Blob
 from edge_fl_devices.config import UpdateConfig
@@ -176,11 +177,11 @@ class AgentUpdater:
         wheels = plan.needed(release, factory, list(sys_tags()), platform.python_version())
         bytes = sum(wheel.blob.bytes for wheel in wheels)
         with reporting(f"agent release {release.number}"):
-            self._updates.home.mkdir(parents=True, exist_ok=True)
+            make_folder(self._updates.home)
         require_space(self._updates.home, UNPACKED * bytes + RESERVE_BYTES, f"agent release {release.number}")
         folder = self._updates.folder(release.number)
         with reporting(f"agent release {release.number}"):
-            (folder / environment.WHEELS).mkdir(parents=True, exist_ok=True)
+            make_folder(folder / environment.WHEELS)
         paths = [self._fetched(wheel, folder / environment.WHEELS, transfers) for wheel in wheels]
         self._show(replace(update, state="installing"))
         environment.build(folder, self._updates.factory, paths)

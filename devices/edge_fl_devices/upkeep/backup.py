@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.upkeep.folder import give_to_owner, stopped
 
@@ -121,21 +122,21 @@ def restore(contents: dict[str, bytes], folder: Path, identity: Path | None) -> 
 
     A record of the epsilon spent that is there stays: an older one would allow updates beyond the budget. Raises InputError, OSError.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (folder / "lock").touch(mode=0o600)
+    make_folder(folder, 0o700)
+    os.close(open_private(folder / "lock", os.O_WRONLY))
     with stopped(folder):
         for name, content in contents.items():
             top, _, rest = name.partition("/")
             if top == "identity":
                 if identity is None:
                     continue
-                identity.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(identity, 0o700)
                 path = identity / rest
             else:
                 path = folder / name
             if name == LEDGER and path.exists():
                 continue
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(path.parent, 0o700)
             atomic.write(path, content, private=True)
             for written in (path, path.parent):
                 give_to_owner(written, folder)

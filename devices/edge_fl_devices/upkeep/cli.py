@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from enum import StrEnum
 from getpass import getpass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,10 @@ from edge_fl.errors import InputError
 from edge_fl.files import user_text
 from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
+from edge_fl_devices.board.installation import ACCOUNT, settings_file
+
+if TYPE_CHECKING:
+    from edge_fl_devices.config import DeviceConfig
 
 DEVICE_FOLDER = Path("device")
 FolderOption = Annotated[
@@ -39,6 +44,74 @@ PassphraseOption = Annotated[
     ),
 ]
 LEAST_PASSPHRASE = 8
+
+
+class Switch(StrEnum):
+    """Whether a service runs, now and at every boot."""
+
+    ON = "on"
+    OFF = "off"
+
+
+def label(
+    switch: Annotated[
+        Switch | None,
+        typer.Argument(metavar="[on|off]", help="Start or stop the page, now and at every boot."),
+    ] = None,
+    folder: FolderOption = DEVICE_FOLDER,
+) -> None:
+    """Switch the label page of a flashed board on or off, a service under the agent's account, and show its address with the token."""
+    from edge_fl_devices.upkeep import label_page
+
+    label_page.require_installed()
+    settings = _settings(folder)
+    if switch:
+        label_page.switch(on=switch is Switch.ON)
+    if not label_page.is_on():
+        print_status("the label page is off; 'sudo edge-fl device label on' starts it")
+        return
+    for address in label_page.addresses(folder, settings):
+        print(address)
+    print_status("the label page is on, for everybody in this network who has one of these addresses")
+
+
+def share(
+    group: Annotated[
+        str,
+        typer.Option(metavar="GROUP", help="Group of the agent's account, whose members share the pictures."),
+    ] = ACCOUNT,
+    folder: FolderOption = DEVICE_FOLDER,
+) -> None:
+    """Share the pictures of this device: the agent, and everybody in its group, can add, label and delete them, whoever adds more."""
+    from edge_fl.files import shared
+    from edge_fl_devices.data import location
+
+    settings = _settings(folder)
+    if not settings.reads_folder:
+        raise InputError(f"data {settings.data}: no folder of pictures to share")
+    data = Path(location.parsed(settings.data)[1])
+    try:
+        shared.share(data, group)
+    except KeyError as error:
+        raise InputError(
+            f"group {group!r}: does not exist; expected one of this machine (--group)"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{text(error.filename or data)}: {error.strerror}; expected sudo") from error
+    print_status(f"{text(data)}: shared with the group {group}; 'sudo usermod -aG {group} USER' adds a user")
+
+
+def _settings(folder: Path) -> DeviceConfig:
+    """The settings of the last run, or those that the board was flashed with. Raises InputError."""
+    from edge_fl_devices import config
+
+    if found := config.remembered(folder):
+        return found
+    if file := settings_file():
+        return config.from_options(file, {"folder": folder}, {})
+    raise InputError(
+        f"{text(folder)}: no settings of a last run, expected the folder of a device that has run (--dir)"
+    )
 
 
 def reset(

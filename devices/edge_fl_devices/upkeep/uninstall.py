@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
 from contextlib import suppress
@@ -10,12 +11,13 @@ from pathlib import Path
 from edge_fl import config as settings
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.files.paths import text
+from edge_fl.files.shared import unshare
+from edge_fl_devices.board.installation import ACCOUNT, INSTALLER, LABEL_SERVICE, SERVICE
 
-SERVICES = ("edge-fl.service", "edge-fl-install.service")
+SERVICES = (LABEL_SERVICE, SERVICE, INSTALLER)
 UNITS = "etc/systemd/system"
 FOLDERS = ("var/lib/edge-fl", "etc/edge-fl", "usr/local/bin/edge-fl", "opt/edge-fl")
 """In this order: the program itself last, so that an interrupted removal can be repeated."""
-USER = "edge-fl"
 ONNXRUNTIME = (".cache/Microsoft/DeveloperTools/.onnxruntime", "tmp/.ses")
 """What onnxruntime writes while its telemetry is on, in a home folder and for all users: see `edge_fl.TELEMETRY_OFF`."""
 
@@ -39,10 +41,15 @@ def installed(root: Path = Path("/")) -> list[Path]:
 
 
 def uninstall(paths: list[Path], root: Path = Path("/")) -> None:
-    """Stop the service, delete these paths, and delete the agent's user. Raises OSError."""
+    """Stop the services, give the pictures to their folder's owner, delete these paths, and the agent's user and group. Raises OSError."""
     live = (root / "run/systemd/system").is_dir()
+    data = _data(root / "etc/edge-fl/config.toml")
     if live:
         _run("systemctl", "disable", "--now", *SERVICES)
+    if data and data.is_dir():
+        with suppress(KeyError):  # no such account
+            account = pwd.getpwnam(ACCOUNT)
+            unshare(data, account.pw_uid, account.pw_gid)
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -50,7 +57,8 @@ def uninstall(paths: list[Path], root: Path = Path("/")) -> None:
             path.unlink(missing_ok=True)
     if live:
         _run("systemctl", "daemon-reload")
-        _run("userdel", USER)
+        _run("userdel", ACCOUNT)
+        _run("groupdel", ACCOUNT)  # userdel keeps a group that has other members
 
 
 def left_by_dependencies(root: Path = Path("/")) -> list[Path]:

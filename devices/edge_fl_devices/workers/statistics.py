@@ -28,6 +28,7 @@ from edge_fl.errors import StatisticsError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.files.shared import make_folder
 from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import RELEASES, Shape
@@ -169,6 +170,6 @@ class StatisticsOffers:
 
     def _write(self, name: str, content: bytes) -> None:
         with reporting(text(self._folder / name)):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             with atomic.writing(self._folder / name, private=True) as file:
                 file.write(content)

@@ -9,11 +9,13 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge_fl import TELEMETRY_OFF
+from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices import config as settings
@@ -128,3 +130,45 @@ def test_a_unit_may_reach_only_the_brokers_address_or_any_address_for_a_name() -
     by_name = [line for line in templates.service("broker.local").splitlines() if not line.startswith("#")]
     assert not any("IPAddress" in line for line in by_name)
     assert "~@resources" not in [line.partition("=")[2] for line in by_name]
+
+
+def test_the_label_page_is_a_service_of_the_agents_account_and_off_unless_asked_for(
+    contents: MakeContents,
+) -> None:
+    planned = contents(("3.11",))
+    files = {file.path: file.read().decode() for file in bundle_files(planned) if "wheels/" not in file.path}
+    unit = files["edge-fl/edge-fl-label.service"].splitlines()
+    assert {
+        "User=edge-fl",
+        'ReadWritePaths="-/srv/images"',
+        "NoNewPrivileges=yes",
+        "IPAddressDeny=any",
+    } <= set(unit)
+    assert not any(
+        "@" in line.replace("@system-service", "").replace("~@privileged", "")
+        for line in unit[:-1]
+        if not line.startswith("#")
+    )
+    assert "label= #" in files["edge-fl/install.sh"]
+    asked = {file.path: file for file in bundle_files(replace(planned, label_page=True))}
+    assert "label=yes #" in asked["edge-fl/install.sh"].read().decode()
+    archive = replace(planned, config=DeviceConfig("pi-07", "npz:/srv/images.npz"))
+    assert "edge-fl/edge-fl-label.service" not in {file.path for file in bundle_files(archive)}
+
+
+def test_the_label_page_needs_a_folder_of_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "flash",
+        "--device",
+        "pi-07",
+        "--out",
+        str(tmp_path / "out"),
+        "--host",
+        "pi.local",
+        "--insecure",
+    ]
+    assert main([*command, "--data", "npz:/srv/images.npz", "--label-page"]) == 4
+    assert "--label-page: data npz:/srv/images.npz are no folder of pictures" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -24,22 +24,24 @@ def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> None:
     for name, text in (
         (templates.SERVICE, templates.service(host)),
+        (templates.LABEL_SERVICE, templates.label_service("/srv/my 100% images")),
         (templates.INSTALLER, templates.template(templates.INSTALLER)),
     ):
-        there = text.replace("/opt/edge-fl/current/bin/edge-fl", "/bin/true")  # it looks for the program
+        there = text.replace("/usr/local/bin/edge-fl", "/bin/true")  # it looks for the program
         (tmp_path / name).write_text(there)
         done = analyse("verify", "--man=no", str(tmp_path / name))
         mine = [line for line in (done.stdout + done.stderr).splitlines() if "edge-fl" in line]
         assert mine == []
 
 
-def test_the_unit_exposes_little(tmp_path: Path) -> None:
-    (tmp_path / templates.SERVICE).write_text(templates.service("192.168.1.10"))
-    done = analyse(
-        "security",
-        "--offline=yes",
-        f"--threshold={EXPOSURE}",
-        "--no-pager",
-        str(tmp_path / templates.SERVICE),
-    )
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (templates.SERVICE, templates.service("192.168.1.10")),
+        (templates.LABEL_SERVICE, templates.label_service("/srv/images")),
+    ],
+)
+def test_the_units_expose_little(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    done = analyse("security", "--offline=yes", f"--threshold={EXPOSURE}", "--no-pager", str(tmp_path / name))
     assert done.returncode == 0, done.stdout[-2000:]
