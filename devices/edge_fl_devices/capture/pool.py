@@ -143,7 +143,7 @@ class Pool:
     def too_small_disk(self) -> str:
         """Return a remark if the limits are more than the disk can hold; "" otherwise."""
         with suppress(OSError):
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self.folder, 0o700)
             room = shutil.disk_usage(self.folder).free - SPARE_BYTES + self.size_bytes
             if room < self._config.max_bytes:
                 return (
