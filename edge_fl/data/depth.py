@@ -6,7 +6,7 @@ The range is that of the folder, never of one picture: else a dark picture would
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,27 +53,32 @@ def _nothing(path: Path) -> Used | None:
     return None
 
 
+def _unmarked(path: Path) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 def inspect(
     files: Sequence[Path],
     limits: PictureLimits = LIMITS,
     known: Callable[[Path], Used | None] = _nothing,
+    marked: Callable[[Path], AbstractContextManager[None]] = _unmarked,
 ) -> Depth:
     """Return the smallest of RANGES that holds a sample of the 16-bit pictures among `files`, always the same of the same files.
 
-    `known` returns what is known of a file, which is not opened then.
+    `known` returns what is known of a file, which is not opened then. A file is opened inside `marked`.
     """
     from edge_fl.data import pictures  # here, so that who passes a Depth on does not load Pillow
 
     sample = _evenly([path for path in files if path.suffix.lower() in SUFFIXES], HEADERS)
     wide = []
     for path in sample:
-        with suppress(pictures.PictureError):  # a skip, with its reason, once it is read
+        with suppress(pictures.PictureError), marked(path):  # a skip, with its reason, once it is read
             found = known(path)
             if pictures.is_wide(path, limits) if found is None else found[0]:
                 wide.append(path)
     used, colour = 0, False
     for path in _evenly(wide, DECODED):
-        with suppress(pictures.PictureError):
+        with suppress(pictures.PictureError), marked(path):
             bits, has_colour = known(path) or pictures.bits_used(path, limits)
             used, colour = max(used, bits), colour or has_colour
     return Depth(next(most for most in RANGES if used <= most) if wide else 0, colour)

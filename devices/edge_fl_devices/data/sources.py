@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,7 @@ from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.ahead import ahead
+from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
 from edge_fl_devices.data.origins import origin
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
@@ -112,7 +113,14 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     Of 16-bit pictures a sample is decoded.
     """
     found = scan(location, spec)
-    found.depth = depth_of([path for path, _ in found.files], spec)
+    with _marked(found, spec) as marker:
+        return _count(found, spec, marker, progress)
+
+
+def _count(
+    found: LabelledFolder, spec: DataSpec, marker: DecodingMarker | None, progress: Progress
+) -> DataReport:
+    found.depth = depth_of([path for path, _ in found.files], spec, marker)
     counts = [0] * len(found.classes)
     labels, facts = list[int](), list[PictureFacts]()
     for number, (path, label) in enumerate(found.files):
@@ -127,7 +135,8 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
                 facts.append(known)
             continue
         try:
-            pictures.check(path, spec.limits)
+            with marker.of(path) if marker else nullcontext():
+                pictures.check(path, spec.limits)
         except PictureError as error:
             found.skipped.add(path, error.reason, error.detail, root=found.root)
         else:
@@ -148,7 +157,8 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     The pictures are decoded in a thread, one at a time; not those whose facts in `spec.index` are enough.
     """
     found = scan(location, spec)
-    found.depth = depth_of([path for path, _ in found.files], spec)
+    with _marked(found, spec) as marker:
+        found.depth = depth_of([path for path, _ in found.files], spec, marker)
     batches = ahead(_batches(_decoded(found, spec)))
     skipped = found.skipped
     return SourceData(
@@ -162,7 +172,30 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     )
 
 
-def depth_of(files: Sequence[Path], spec: DataSpec) -> Depth:
+@contextmanager
+def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker | None]:
+    """Mark what is decoded, if there is an index to keep what that ends in; decode first, alone, what may have ended the last process."""
+    if spec.index is None:
+        yield None
+        return
+    marker = DecodingMarker(spec.index.path.parent)
+    try:
+        for path, _ in found.files if marker.suspect or marker.guilty else ():
+            with suppress(OSError):
+                stat = path.stat()
+                digest = file_digest(path, stat)
+                if digest == marker.guilty:
+                    spec.index.add(path, stat, PictureFacts(reason=FATAL))
+                    spec.index.flush()
+                elif digest == marker.suspect:
+                    with suppress(PictureError), marker.of(path, alone=True):
+                        pictures.decode(path, spec.input, spec.limits, spec.bits)
+        yield marker
+    finally:
+        marker.close()
+
+
+def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker | None = None) -> Depth:
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
     def known(path: Path) -> depth.Used | None:
@@ -171,7 +204,10 @@ def depth_of(files: Sequence[Path], spec: DataSpec) -> Depth:
                 return facts.used
         return None
 
-    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known)
+    def marked(path: Path) -> AbstractContextManager[None]:
+        return marker.of(path) if marker else nullcontext()
+
+    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known, marked)
 
 
 class _Picture(NamedTuple):
@@ -183,12 +219,20 @@ class _Picture(NamedTuple):
 
 
 def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
+    with _marked(found, spec) as marker:
+        yield from _decoded_marked(found, spec, marker)
+
+
+def _decoded_marked(
+    found: LabelledFolder, spec: DataSpec, marker: DecodingMarker | None
+) -> Iterator[_Picture]:
     first, usable = None, 0
     for path, label in found.files:
         facts = _known(path, spec.index, found.depth)
         pixels = None
         if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
-            facts, pixels = _read(path, spec, found.depth)
+            with marker.of(path) if marker else nullcontext():
+                facts, pixels = _read(path, spec, found.depth)
         if facts.reason:
             found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
@@ -209,7 +253,7 @@ def _known(path: Path, index: PictureIndex | None, depth: Depth) -> PictureFacts
     """What the index knows of a file, if that was read with the same range of 16-bit pictures."""
     with suppress(OSError):
         facts = index.find(path, path.stat()) if index else None
-        return facts if facts and facts.bits == depth.scale else None
+        return facts if facts and (facts.bits == depth.scale or facts.reason == FATAL) else None
     return None
 
 

@@ -1,0 +1,89 @@
+"""A picture that ends the process which decodes it is found and skipped by name; one that was there by chance is used."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edge_fl_devices.data import load
+from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
+
+# Reads a folder with a decoder that ends its process at pictures of 13 x 7 pixels, as often as the file ACCIDENTS allows.
+READ = r"""
+import os, signal, sys
+from pathlib import Path
+from PIL import ImageFile
+from edge_fl.inputs import InputSpec
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import load
+from edge_fl_devices.data.stream import collect
+load_picture, left = ImageFile.ImageFile.load, Path(sys.argv[3])
+def ending(picture):
+    if picture.size == (13, 7) and (count := int(left.read_text())):
+        left.write_text(str(count - 1))
+        os.kill(os.getpid(), getattr(signal, sys.argv[4]))
+    return load_picture(picture)
+ImageFile.ImageFile.load = ending
+config = DeviceConfig("pi-1", sys.argv[1], folder=sys.argv[2], tier="head")
+stream = load.streamer(config)(("cat", "dog"), InputSpec((1, 8, 8)))
+collect(stream)
+stream.index.flush()
+print(stream.report.samples, *stream.report.local_notes)
+"""
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for number in range(6):
+        path = tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = (13, 7) if number == 3 else (9, 9)
+        Image.fromarray(np.random.default_rng(number).integers(0, 255, size[::-1], np.uint8)).save(path)
+    return tmp_path / "images"
+
+
+def read(images: Path, ending: signal.Signals) -> tuple[int, str]:
+    home, left = images.parent / "home", images.parent / "left"
+    command = [sys.executable, "-c", READ, str(images), str(home), str(left), ending.name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode in (0, -ending), done.stderr
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_picture_that_ends_its_process_is_skipped_by_name(images: Path, ending: signal.Signals) -> None:
+    (images.parent / "left").write_text("99")
+    assert [read(images, ending)[0] for _ in range(2)] == [-ending, -ending]
+    for _ in range(2):
+        assert read(images, ending) == (0, f"5 skipped: 1 {FATAL}: dog/3.png")
+    (images.parent / "left").write_text("0")
+    (images / "dog" / "3.png").write_bytes((images / "dog" / "3.png").read_bytes())  # changed: tried again
+    assert read(images, ending) == (0, "6")
+
+
+def test_a_picture_that_was_decoded_when_something_else_ended_the_process_is_used(images: Path) -> None:
+    (images.parent / "left").write_text("1")
+    assert read(images, signal.SIGSEGV)[0] == -signal.SIGSEGV
+    assert read(images, signal.SIGSEGV) == (0, "6")
+    assert (images.parent / "home" / load.FEATURES / "decoding").read_bytes()[:1] == b"-"
+
+
+def test_a_second_process_leaves_the_marker_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    path.write_bytes(b"")
+    first = DecodingMarker(tmp_path)
+    with first.of(path):
+        second = DecodingMarker(tmp_path)
+        assert (second.suspect, second.guilty) == (b"", b"")
+        with second.of(path, alone=True):
+            pass
+        second.close()
+        assert (tmp_path / "decoding").read_bytes()[:1] == b"D"
+    first.close()
+    assert DecodingMarker(tmp_path / "x.png" / "no folder").suspect == b""
