@@ -98,8 +98,10 @@ def test_what_one_account_makes_every_other_one_reads_replaces_and_deletes(
 def test_what_other_programs_make_is_shared_as_well(board: Board, umask: int) -> None:
     """By the default access list: mkdir and cp know nothing of the sharing."""
     probe = board.pictures / "probe"
+    other = board.pictures.parent / f"acl-{umask}"
+    other.mkdir()
     try:
-        os.getxattr(board.pictures, shared.DEFAULT_ACL)
+        os.setxattr(other, shared.DEFAULT_ACL, shared._access_list(0o775))
     except OSError:
         pytest.skip("no access lists on this file system")
     board.user.run("sh", "-c", f"mkdir {probe} && touch {probe}/a.jpg", umask=umask)
