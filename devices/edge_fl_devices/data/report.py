@@ -86,11 +86,7 @@ class DataReport:
             ),
             *self.hints,
             *(f"class {name!r} had images before and has none now" for name in self.disappeared),
-            *self._few_scenes,
-            *(
-                f"class {name!r}: all pictures are of one scene; its accuracy cannot be measured"
-                for name in self.single
-            ),
+            *self.scene_remarks,
         ]
 
     @property
@@ -106,6 +102,17 @@ class DataReport:
             )
         notes += [self.depth.remark] if self.depth.remark else []
         return [*notes, "one_class"] if self.one_class else notes
+
+    @property
+    def scene_remarks(self) -> list[str]:
+        """Remarks about the accuracy, for this device only, because they contain names of classes."""
+        return [
+            *self._few_scenes,
+            *(
+                f"class {name!r}: all pictures are of one scene; its accuracy cannot be measured"
+                for name in self.single
+            ),
+        ]
 
     @property
     def _few_scenes(self) -> list[str]:

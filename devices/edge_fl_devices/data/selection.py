@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_fl.data import arrays
 from edge_fl.data.pictures import SUFFIXES
-from edge_fl.data.samples import Samples
+from edge_fl.data.samples import Indices, Samples
 from edge_fl.errors import DataError
 from edge_fl.files.paths import raw
 from edge_fl_devices.data.spec import DataSpec
@@ -20,24 +20,27 @@ RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
 
 
-def of_classes(samples: Samples, classes: Sequence[str], spec: DataSpec) -> Samples:
-    """Keep the samples of the classes `spec.only`."""
+def of_classes(samples: Samples, classes: Sequence[str], spec: DataSpec) -> Indices:
+    """Return the rows of the samples of the classes `spec.only`."""
     ids = [number for number, name in enumerate(classes) if name in spec.only]
-    return samples.take(np.flatnonzero(np.isin(samples.y, ids))) if spec.only else samples
+    return np.flatnonzero(np.isin(samples.y, ids)) if spec.only else np.arange(len(samples))
 
 
-def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Counter[str]) -> Samples:
-    """Keep the samples of the classes `spec.only`, at most `spec.keep`; count the others. Raises DataError when none is left."""
+def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Counter[str]) -> Indices:
+    """Return the rows of the samples of the classes `spec.only`, at most `spec.keep`; count the others.
+
+    Raises DataError when none is left.
+    """
     kept = of_classes(samples, classes, spec)
     if left_out := len(samples) - len(kept):
         skipped[LEFT_OUT] += left_out
     if spec.keep and len(kept) > spec.keep:
         skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
         if spec.policy == "reservoir":
-            rows = np.argsort([position(image, RESERVOIR) for image in kept.x], kind="stable")[: spec.keep]
+            places = [position(samples.x[row], RESERVOIR) for row in kept]
+            kept = np.sort(kept[np.argsort(places, kind="stable")[: spec.keep]])
         else:
-            rows = np.arange(len(kept))[-spec.keep :]
-        kept = kept.take(np.sort(rows))
+            kept = kept[-spec.keep :]
     if not len(kept):
         raise DataError(
             f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(classes)}"

@@ -21,6 +21,7 @@ from edge_fl.data import arrays, depth, npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
 from edge_fl.data.depth import Depth
+from edge_fl.data.groups import Groups
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError
@@ -39,6 +40,7 @@ from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData
 from edge_fl_devices.data.split import require_two
 
 BATCH = 32
+NO_GROUPS = np.empty(0, "U1")
 
 
 def read(source: str, spec: DataSpec) -> SourceData:
@@ -295,7 +297,10 @@ def _batches(read: Iterator[_Picture]) -> Iterator[Pictures]:
 
 
 def archive(location: str, spec: DataSpec) -> SourceData:
-    """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept."""
+    """Read an .npz with x and y, or x_train, y_train, x_test, y_test (and x_validation, y_validation), whose split is kept.
+
+    groups [N], or groups_train and so on, optional: numbers or strings; images with the same one belong together.
+    """
     if Path(location).exists() and (reason := unusable(Path(location))):
         raise DataError(f"{location}: {reason}; expected an .npz")
     content = npz.read(Path(location))
@@ -314,39 +319,77 @@ def archive(location: str, spec: DataSpec) -> SourceData:
         raise DataError(f"{location}: no samples to train or to test on")
     if len({part.shape for part in samples.values()}) > 1:
         raise DataError(f"{location}: train, validation and test images differ in shape; expected one")
-    return _of_arrays(location, classes, spec, samples.pop(train), samples)
+    given = {
+        part: _groups(content.get(f"groups{part}"), len(samples[part]), f"{location} (groups{part})")
+        for part in parts
+    }
+    return _of_arrays(location, classes, spec, samples.pop(train), samples, {"": given.pop(train), **given})
 
 
 def function(location: str, spec: DataSpec) -> SourceData:
-    """Call `package.module:function` of the Python path without arguments; it returns (x, y) in any form that an .npz may have."""
+    """Call `package.module:function` of the Python path without arguments.
+
+    It returns (x, y) or (x, y, groups) in any form that an .npz may have.
+    """
     module, _, name = location.partition(":")
     where = f"python:{location}"
     try:
-        x, y = getattr(importlib.import_module(module), name)()
+        x, y, *groups = getattr(importlib.import_module(module), name)()
     except Exception as error:  # third-party code may raise anything
         raise DataError(
-            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y)"
+            f"{where}: {type(error).__name__}: {error}; expected package.module:function that returns (x, y) or (x, y, groups)"
         ) from error
     x, y = np.asarray(x), np.asarray(y)
     classes = spec.classes or _names([y], where)
-    return _of_arrays(where, classes, spec, arrays.samples(x, y, classes, where), {})
+    samples = arrays.samples(x, y, classes, where)
+    given = np.asarray(groups[0]) if groups else None
+    return _of_arrays(
+        where, classes, spec, samples, {}, {"": _groups(given, len(samples), f"{where} (groups)")}
+    )
 
 
 def _of_arrays(
-    where: str, classes: tuple[str, ...], spec: DataSpec, train: Samples, others: dict[str, Samples]
+    where: str,
+    classes: tuple[str, ...],
+    spec: DataSpec,
+    train: Samples,
+    others: dict[str, Samples],
+    groups: dict[str, Array],
 ) -> SourceData:
-    """Select from arrays; with a "_test" set among the `others` their split is kept."""
+    """Select from arrays; with a "_test" set among the `others` their split is kept. groups: of each set, that of `train` under ""."""
     skipped = Counter[str]()
-    train = select(train, classes, spec, skipped)
+    rows = select(train, classes, spec, skipped)
+    train, given = train.take(rows), [groups[""][rows]]
     if "_test" not in others:
-        return SourceData(
-            classes, resized([train], spec.input, where), skipped=skipped, side=min(train.shape[1:])
+        batches, side = resized([train], spec.input, where), min(train.shape[1:])
+        return SourceData(classes, batches, skipped=skipped, groups=_numbered(given), side=side)
+    sets = [train]
+    for part in ("_validation", "_test"):
+        samples = others.get(part, train.take(np.empty(0, np.int64)))
+        rows = of_classes(samples, classes, spec)
+        sets.append(samples.take(rows))
+        given.append(groups.get(part, NO_GROUPS)[rows])
+    sizes = (len(train), len(sets[1]), len(sets[2]))
+    batches, side = resized(sets, spec.input, where), min(train.shape[1:])
+    return SourceData(classes, batches, sizes, skipped, groups=_numbered(given), side=side)
+
+
+def _groups(given: Array | None, count: int, where: str) -> Array:
+    """Check the groups of `count` images, numbers or strings; return them as strings, "" without any."""
+    if given is None:
+        return np.full(count, "")
+    if given.shape != (count,) or given.dtype.kind not in "iuUS":
+        raise DataError(
+            f"{where}: {given.dtype} {list(given.shape)}, expected {count} whole numbers or strings, one per image"
         )
-    nothing = train.take(np.empty(0, np.int64))
-    rest = [of_classes(others.get(part, nothing), classes, spec) for part in ("_validation", "_test")]
-    sets = [train, *rest]
-    sizes = (len(train), len(rest[0]), len(rest[1]))
-    return SourceData(classes, resized(sets, spec.input, where), sizes, skipped, side=min(train.shape[1:]))
+    return given.astype(str)
+
+
+def _numbered(given: list[Array]) -> Groups:
+    """Return groups of all sets as numbers, -1 for ""."""
+    names, numbers = np.unique(np.concatenate(given), return_inverse=True)
+    found: Groups = np.where(names[numbers] == "", -1, numbers).astype(np.int64)
+    return found
 
 
 def resized(sets: Iterable[Samples], input: InputSpec | None, where: str) -> Iterator[Samples]:

@@ -62,6 +62,8 @@ def _data_rows(data: DataRecord) -> dict[str, object]:
         )
     if data.depth.remark:
         rows["16-bit pictures"] = data.depth.remark
+    if remarks := data.report.scene_remarks:
+        rows["scenes"] = "; ".join(remarks)
     if data.hints:
         rows["folders"] = "; ".join(data.hints)
     if data.disappeared:

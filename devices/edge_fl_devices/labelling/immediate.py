@@ -11,10 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge_fl import heads
+from edge_fl.data.groups import alone
 from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.head import Array
@@ -33,7 +34,7 @@ CLOSED_FORM = {"cosine", "ridge"}
 
 
 class ImmediateFit(Struct, frozen=True, tag="fit"):
-    """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n].
+    """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n] and `groups` [n] (empty: all alone).
 
     `extras` are files of the release, `folder` is that of the device.
     """
@@ -45,6 +46,7 @@ class ImmediateFit(Struct, frozen=True, tag="fit"):
     spec: FitSpec
     extras: dict[str, str] = {}
     folder: str = ""
+    groups: Array = field(default_factory=alone)
 
 
 class Ordering(Struct, frozen=True, tag="order"):
@@ -76,7 +78,7 @@ def fit(request: ImmediateFit) -> FittedHead:
     extras = head_updates.read_extras({name: Path(path) for name, path in request.extras.items()})
     extras = StatisticsOffers(Path(request.folder)).without_own(extras, request.spec.extractor)
     spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
-    choice = fit_here(spec, FitData(z, request.y, extras))
+    choice = fit_here(spec, FitData(z, request.y, extras, groups=request.groups))
     return fitted(choice.head, choice.calibration)
 
 

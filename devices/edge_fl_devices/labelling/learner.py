@@ -19,11 +19,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from edge_fl import heads, threads
+from edge_fl.data import groups as grouping
 from edge_fl.data import pictures
 from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError
@@ -35,7 +38,10 @@ from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources
+from edge_fl_devices.data.origins import origin
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.data.stream import facts_of
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.labelling import immediate
 from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
@@ -66,23 +72,28 @@ Files = dict[bytes, Path]
 class Progress:
     """What the thread knows: the classes of the release, if any.
 
-    missing: labelled pictures without features yet. fits: immediate heads since the start. problem: why the last step failed, or "".
+    missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
+    scene. problem: why the last step failed, or "".
     """
 
     classes: tuple[str, ...] = ()
     release: int = 0
     missing: int = 0
     fits: int = 0
+    single: tuple[str, ...] = ()
     problem: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """The release that predicts, with its extractor and the features of pictures, the 16-bit ones scaled from `bits`."""
+    """The release that predicts, with its extractor, the features of pictures, and what tells which of them belong together; the 16-bit
+    ones are scaled from `bits`.
+    """
 
     installed: Installed
     extractor: Extractor
     rows: FeatureRows
+    index: PictureIndex
     bits: int = 0
 
     @property
@@ -103,6 +114,7 @@ class Learner:
         self._release: _Release | None = None
         self._unusable: set[bytes] = set()
         self._sampled: tuple[Predictor | None, int] | None = None
+        self._facts: dict[bytes, PictureFacts] = {}
         self._order: list[str] = []
         self._ordered: object = None
         self._learned = self._agent_key = ""
@@ -200,7 +212,7 @@ class Learner:
         missing, y = self._labelled(release)
         if not self._extract(missing, release, count=True):
             return
-        y = {key: label for key, label in y.items() if key in release.rows}
+        y = {key: label for key, label in y.items() if key in release.rows and key in self._facts}
         self._learn(y, release)
         unlabelled = self._unlabelled()
         if self._extract(unlabelled, release):
@@ -219,12 +231,12 @@ class Learner:
             manifest = found[0].manifest
             bits = self._bits(tuple(manifest.classes))
             if before and before.extractor is found[1] and before.bits == bits:
-                rows = before.rows
+                rows, index = before.rows, before.index
             else:
-                rows = FeatureRows(
-                    self._store.folder / FOLDER, manifest.extractor.sha256, manifest.feature_dim, bits
-                )
-            self._release = _Release(*found, rows, bits)
+                folder = self._store.folder / FOLDER
+                rows = FeatureRows(folder, manifest.extractor.sha256, manifest.feature_dim, bits)
+                index = PictureIndex(folder, (manifest.input, bits), partial(facts_of, split_key=b""))
+            self._release = _Release(*found, rows, index, bits)
             self._show(classes=tuple(manifest.classes), release=manifest.release)
         self.count()
         return self._release
@@ -248,12 +260,15 @@ class Learner:
         """List the pictures that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
+        self._facts = {}
         if self._data.is_dir():
             spec = self._spec(tuple(release.manifest.classes))
             for path, label in sources.scan(os.fspath(self._data), spec).files:
                 with suppress(FileNotFoundError):  # moved at this moment
                     y[key := file_key(path)] = label
-                    if key not in release.rows:
+                    if facts := release.index.find(path, path.stat()):
+                        self._facts[key] = facts
+                    if facts is None or key not in release.rows:
                         files[key] = path
         return files, y
 
@@ -266,29 +281,48 @@ class Learner:
 
     def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
         """Compute missing features, one picture at a time; return False if something changed before the end."""
-        missing = [key for key in files if key not in release.rows and key not in self._unusable]
-        for number, key in enumerate(missing):
-            if self._changed.is_set():
-                return False
-            if count:
-                self._show(missing=len(missing) - number)
-            try:
-                with self._lock:
-                    image = pictures.decode(files[key], release.manifest.input, bits=release.bits)
-                    z = release.extractor.features(image[None])[0]
-            except PictureError:
-                if files[key].exists():  # not moved at this moment
-                    self._unusable.add(key)
-            else:
-                release.rows.add(key, z)
+        missing = [
+            key
+            for key in files
+            if (key not in release.rows or (count and key not in self._facts)) and key not in self._unusable
+        ]
+        try:
+            for number, key in enumerate(missing):
+                if self._changed.is_set():
+                    return False
+                if count:
+                    self._show(missing=len(missing) - number)
+                self._read(files[key], key, release)
+        finally:
+            release.index.flush()
         if count:
             self._show(missing=0)
         return True
 
+    def _read(self, path: Path, key: bytes, release: _Release) -> None:
+        """Compute the features and the facts of a picture."""
+        try:
+            stat = path.stat()
+            with self._lock:
+                image = pictures.decode(path, release.manifest.input, bits=release.bits)
+                z = release.extractor.features(image[None])[0]
+            facts = structs.replace(release.index.facts(image), origin=origin(path, pictures.header(path)))
+        except PictureError:
+            if path.exists():  # not moved at this moment
+                self._unusable.add(key)
+        except FileNotFoundError:
+            return
+        else:
+            release.rows.add(key, z)
+            release.index.add(path, stat, facts)
+            self._facts[key] = facts
+
     def _learn(self, y: dict[bytes, int], release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
         sha256, manifest = release.extractor.sha256, release.manifest
-        fingerprint = _fingerprint(y)
+        fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
+        groups = groups_of([self._facts[key] for key in y])
+        self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
         agent, newer = self._store.head(sha256), self._store.immediate_head(sha256)
         agent_key, before = agent.fit_key if agent else "", self._agent_key
         if newer:
@@ -296,7 +330,7 @@ class Learner:
         elif agent and (
             agent_key != before or not self._learned
         ):  # the agent has fitted; on all these labels?
-            all_used = len(y) < self._config.cross_validate_below
+            all_used = grouping.count(groups, len(y)) < self._config.cross_validate_below
             covered = not all_used or agent.parcel.report.samples == len(y)
             self._learned = fingerprint if covered else ""
         self._agent_key = agent_key
@@ -311,7 +345,7 @@ class Learner:
             balanced=self._config.balanced,
             plan=manifest.heads,
         )
-        labels, extras = np.array([*y.values()], np.int64), release.installed.extras
+        extras = release.installed.extras
         request = ImmediateFit(
             str(release.rows.path),
             manifest.feature_dim,
@@ -320,6 +354,7 @@ class Learner:
             spec,
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
+            groups,
         )
         fitted = decode(self._ask(request, fingerprint), FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)

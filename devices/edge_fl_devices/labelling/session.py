@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_fl.data import groups
 from edge_fl.errors import DataError
+from edge_fl.heads.calibration import Calibration
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.labelling.feature_rows import file_key
 from edge_fl_devices.labelling.learner import Learner
@@ -61,7 +63,8 @@ class Shown:
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures; None before that.
+    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures; None before that. On new scenes it is
+    between `low` and `high`, with a probability of 95 %; remark: why it says little, or "".
 
     upcoming: the pictures after this one, to load ahead. waiting: labelled pictures whose features are still to be computed. problem: why
     the last label was not learned, or "".
@@ -73,6 +76,9 @@ class View:
     classes: tuple[ClassCount, ...]
     accuracy: float | None
     measured: int
+    low: float
+    high: float
+    remark: str
     release: int
     head: str
     fits: int
@@ -137,6 +143,8 @@ class Session:
             ),
             calibration.accuracy if calibration and measured else None,
             measured,
+            *(calibration.interval if calibration else (0.0, 1.0)),
+            _remark(calibration, progress.single),
             progress.release,
             predictor.head.kind if predictor else "",
             progress.fits,
@@ -243,3 +251,13 @@ class Session:
         guesses = tuple(Guess(each.label, each.probability) for each in found.top) if found else ()
         source, time_s = (entry.source, entry.time) if entry else ("", 0.0)
         return Shown(offered.name, offered.version, source, time_s, guesses)
+
+
+def _remark(calibration: Calibration | None, single: Sequence[str]) -> str:
+    """What is to be said of a measured accuracy: few scenes, or classes that it leaves out."""
+    if calibration is None:
+        return ""
+    remarks = [groups.few(len(calibration.right), calibration.scenes)]
+    if single:
+        remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
+    return "; ".join(filter(None, remarks))

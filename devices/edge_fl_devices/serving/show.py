@@ -51,9 +51,11 @@ def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> N
         return
     answered = sum(prediction.status == "answered" for prediction in found)
     here = f", {answered / len(found):.0%} of these" if found else ""
+    measured = predictor.calibration
+    scenes = f" of {measured.scenes} scenes" if measured.scenes < len(measured.right) else ""
     print_status(
         f"precision {predictor.min_precision:g}: answers from probability {threshold.probability:.3f},"
-        f" {threshold.coverage:.0%} of the device's own pictures{here}"
+        f" {threshold.coverage:.0%} of the device's own pictures{scenes}{here}"
     )
 
 

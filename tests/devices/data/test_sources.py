@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import types
 from io import BytesIO
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from PIL import Image, ImageOps
 
 from edge_fl.data import datasets, pictures
+from edge_fl.data import groups as grouping
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.data.limits import PictureLimits
 from edge_fl.data.pictures import PictureError
@@ -22,9 +24,9 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig, convert
-from edge_fl_devices.data import load, record
+from edge_fl_devices.data import load, record, sources
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
-from edge_fl_devices.data.stream import collect
+from edge_fl_devices.data.stream import ImageStream, collect
 from edge_fl_devices.doctor import status
 
 DIGITS = datasets.load("digits", Path("nowhere"))
@@ -378,3 +380,40 @@ def test_the_settings_say_how_many_bits_are_used(tmp_path: Path) -> None:
         assert max(everything(found)) == brightest
     with pytest.raises(ConfigError, match="bits"):
         convert({"id": "pi-1", "data": "x", "bits": 11}, "device.toml")
+
+
+def test_an_npz_or_a_function_may_say_which_images_belong_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = DIGITS.samples.x[:12], np.arange(12) % 2
+    given = np.array(["a", "a", "b", "b", "", "", "c", "d", "e", "a", "f", "g"])
+    np.savez(tmp_path / "data.npz", x=x, y=y, groups=given)
+    stream = ImageStream(sources.read(f"npz:{tmp_path / 'data.npz'}", DataSpec(keep=11)))
+    list(stream)
+    assert grouping.numbers(stream.groups, 11).tolist() == [0, 1, 1, 2, 3, 4, 5, 6, 0, 7, 8]
+    for part in stream.sets:
+        assert not {0, 8} & set(part.tolist()) or {0, 8} <= set(part.tolist())
+    np.savez(
+        tmp_path / "split.npz",
+        x_train=x,
+        y_train=y,
+        x_test=DIGITS.samples.x[20:23],
+        y_test=y[:3],
+        groups_test=[7, 7, 8],
+    )
+    stream = ImageStream(sources.read(f"npz:{tmp_path / 'split.npz'}", DataSpec()))
+    list(stream)
+    assert stream.groups.tolist() == [*range(12), 12, 12, 13]
+    module = types.ModuleType("of_groups")
+    module.given = lambda: (x, y, list(range(3)) * 4)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "of_groups", module)
+    stream = ImageStream(sources.read("python:of_groups:given", DataSpec()))
+    list(stream)
+    assert stream.groups.tolist() == [0, 1, 2] * 4
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(11, int), np.zeros(12), np.zeros((12, 1), int)])
+def test_groups_that_do_not_fit_the_images_are_an_error(tmp_path: Path, wrong: np.ndarray) -> None:
+    np.savez(tmp_path / "data.npz", x=DIGITS.samples.x[:12], y=np.arange(12) % 2, groups=wrong)
+    with pytest.raises(DataError, match="expected 12 whole numbers or strings"):
+        sources.read(f"npz:{tmp_path / 'data.npz'}", DataSpec())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -18,15 +19,17 @@ from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.load import streamer
+from edge_fl_devices.doctor import status
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.labelling.session import View
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Installed, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from tests.devices import bursts
-from tests.devices.labelling.fruit import CLASSES, INPUT, device
+from tests.devices.labelling.fruit import CLASSES, INPUT, Desk, desk, device
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ def installed(config: DeviceConfig) -> Installed:
     current = Slots(Path(config.folder) / "release").current()
     assert current
     return current
+
+
+def first_fit(site: Desk, deadline_s: float = 60.0) -> View:
+    """What the label page shows after the first fit."""
+    ends_s = time.monotonic() + deadline_s
+    while not (view := site.learned()).fits:
+        assert time.monotonic() < ends_s, view.problem
+        time.sleep(0.01)
+    return view
 
 
 def reported(stored: StoredHead) -> dict[str, float]:
@@ -140,3 +152,31 @@ def test_many_frames_of_few_scenes_are_cross_validated_and_otherwise_no_set_shar
     assert sum(map(len, sets)) == len(set.union(*sets)) == 24 and sets[0] and sets[2]
     values = reported(fitted(tmp_path / "split", 4, 8, cross_validate_below=10).stored)
     assert values[metrics.TEST_SAMPLES] == len(sets[2])
+
+
+def test_the_label_page_shows_the_accuracy_of_new_scenes_and_says_from_how_few(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    bursts.write(tmp_path / "images", 3, 5)
+    with desk(config) as site:
+        view = first_fit(site)
+    assert view.measured == 3 * 5 * len(CLASSES) and view.accuracy is not None and view.accuracy < 0.95
+    assert view.low < view.accuracy < view.high
+    assert view.remark == "90 pictures come from 18 scenes: the accuracy is an estimate from few scenes"
+
+
+def test_the_label_page_names_the_classes_that_it_cannot_measure(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    bursts.write(tmp_path / "images", 2, 3)
+    for path in (tmp_path / "images" / "plum").glob("1-*"):
+        path.unlink()
+    with desk(config) as site:
+        view = first_fit(site)
+    assert view.measured == 30 and view.remark.endswith(
+        "not measured, since all pictures are of one scene: plum"
+    )
+
+
+def test_status_names_few_scenes(tmp_path: Path) -> None:
+    found = fitted(tmp_path, 1, 4)
+    rows = {row["what"]: row["value"] for row in status.read(Path(found.config.folder))}
+    assert "24 pictures come from 6 scenes" in str(rows["scenes"]) and "class 'plum'" in str(rows["scenes"])

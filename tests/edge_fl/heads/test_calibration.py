@@ -163,3 +163,26 @@ def test_balanced_samples_weigh_as_if_they_were_repeated() -> None:
     balanced = heads.fit("cosine", z[few], y[few], 2, unit_norm=False, balanced=True)
     twice = heads.fit("cosine", z[repeated], y[repeated], 2, unit_norm=False)
     assert (balanced.predict(z) == twice.predict(z)).mean() > 0.9
+
+
+def test_scenes_count_once_and_are_kept_in_the_file() -> None:
+    z, y = some(24, 1, classes=3)
+    frames, scenes = np.repeat(z, 10, axis=0), np.repeat(np.arange(len(y)), 10)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), frames, np.repeat(y, 10), scenes)
+    alone = calibrate(lambda z, y: fit("cosine", z, y), z, y)
+    assert calibrated.scenes == len(y) and len(calibrated.right) == 10 * len(y)
+    assert abs(calibrated.accuracy - alone.accuracy) < 0.1 and calibrated.accuracy < 1
+    assert calibrated.interval[1] - calibrated.interval[0] > 0.1
+    again = calibration.from_arrays(calibrated.to_arrays())
+    assert again.scenes == len(y) and again.threshold(0.8) == calibrated.threshold(0.8)
+    assert "groups" not in alone.to_arrays()
+    with pytest.raises(ArtefactError, match="differ in length"):
+        calibration.from_arrays({**calibrated.to_arrays(), "groups": scenes[1:]})
+
+
+def test_precision_is_not_reachable_with_few_scenes_however_many_frames_there_are() -> None:
+    z, y = some(4, 1, classes=3)
+    frames, scenes = np.repeat(z, 30, axis=0), np.repeat(np.arange(len(y)), 30)
+    calibrated = calibrate(lambda z, y: fit("cosine", z, y), frames, np.repeat(y, 30), scenes)
+    assert calibrated.threshold(0.5).problem == "360 held-out predictions of 12 scenes, expected 20 or more"
+    assert not calibrated.percentiles(z).any()

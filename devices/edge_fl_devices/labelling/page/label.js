@@ -109,7 +109,8 @@ function preselect() {
 function draw() {
   const labelled = view.classes.reduce((sum, each) => sum + each.pictures, 0);
   $("accuracy").textContent = view.accuracy === null ? "–" : percent(view.accuracy);
-  $("accuracy").title = view.accuracy === null ? "" : "cross-validated on " + view.measured + " labelled pictures";
+  $("accuracy").title = view.accuracy === null ? "" : "cross-validated on " + view.measured + " labelled pictures; on new scenes "
+    + percent(view.low) + " to " + percent(view.high);
   $("labelled").textContent = labelled;
   $("unlabelled").textContent = view.unlabelled;
   const isVisible = !$("picture").hidden, isSeen = Boolean(shown) && state === "seen";
@@ -178,7 +179,8 @@ function status() {
   if (view.waiting) return "Learning from " + view.waiting + " more labelled pictures ...";
   if (!view.release) return "No release yet: labels are stored, and learned when the first one arrives.";
   if (!view.head) return "Two labelled pictures, and predictions begin.";
-  return "Release " + view.release + ", " + view.head + " head" + (view.busy ? ", learning ..." : "");
+  const state = view.busy ? ", learning ..." : view.remark ? "; " + view.remark : "";
+  return "Release " + view.release + ", " + view.head + " head" + state;
 }
 
 function say(text, problem = false) {
