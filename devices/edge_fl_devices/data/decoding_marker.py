@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edge_fl.files.shared import make_folder, open_private
 from edge_fl_devices.data.location import file_digest
 
 FILE = "decoding"
@@ -32,8 +33,8 @@ class DecodingMarker:
         self.suspect = self.guilty = b""
         self._file = -1
         with suppress(OSError):  # a folder that cannot be written: no marker
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            make_folder(folder, 0o700)
+            file = open_private(folder / FILE, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
