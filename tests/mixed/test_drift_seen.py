@@ -17,6 +17,7 @@ from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.features import drift
 from edge_fl_devices.runtime.device import start
 from edge_fl_devices.runtime.monitor import DeviceMonitor
@@ -56,7 +57,14 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
     )
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
     meter = Meter(folder, lambda: 0)
-    monitor = DeviceMonitor(config, device, partial(runner.deliver, device), meter)
+    monitor = DeviceMonitor(
+        config,
+        device,
+        partial(runner.deliver, device),
+        meter,
+        lambda snapshot: device.state.capability,
+        CurrentData(config),
+    )
     connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(connection, journal)

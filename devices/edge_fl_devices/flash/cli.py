@@ -91,7 +91,7 @@ def flash(
         bool,
         typer.Option(
             "--label-page",
-            help="Start the page for labels at every boot, for everybody in the network who has its token.",
+            help="Start the page for labels at every boot, for each person in the network who has its token.",
         ),
     ] = False,
     offline: Annotated[

@@ -72,7 +72,7 @@ def label(
         return
     for address in label_page.addresses(folder, settings):
         print(address)
-    print_status("the label page is on, for everybody in this network who has one of these addresses")
+    print_status("the label page is on, for each person in this network who has one of these addresses")
 
 
 def share(
@@ -82,7 +82,7 @@ def share(
     ] = ACCOUNT,
     folder: FolderOption = DEVICE_FOLDER,
 ) -> None:
-    """Share the pictures of this device: the agent, and everybody in its group, can add, label and delete them, whoever adds more."""
+    """Share the pictures of this device: the agent and all members of its group can add, label and delete them."""
     from edge_fl.files import shared
     from edge_fl_devices.data import location
 
