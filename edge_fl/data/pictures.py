@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 from edge_fl.data import decoding_cost, formats
 from edge_fl.data.depth import FULL_BITS
@@ -482,6 +482,8 @@ def _why(error: Exception) -> _UnusableError:
         return _UnusableError((error.strerror or "cannot be read").lower(), passing=True)
     if isinstance(error, Image.DecompressionBombError):
         return _UnusableError(TOO_LARGE, brief(text))
+    if isinstance(error, UnidentifiedImageError):  # its text names the object that was read
+        return _UnusableError("damaged", "its header cannot be read")
     if isinstance(error, EOFError) or "truncated" in text.lower():
         return _UnusableError("truncated")
     return _UnusableError("damaged", brief(f"{type(error).__name__}: {text}"))

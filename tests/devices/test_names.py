@@ -259,11 +259,11 @@ def test_an_agent_lives_with_such_names_from_its_start_and_while_it_runs(
             server.wait_for("pi-01", "meta", lambda meta, count=count: sum(meta.samples_per_class) == count)
         (root / "a" / os.fsdecode(b"half\xe9.png")).write_bytes(b"half")
         store(root / os.fsdecode(b"caf\xe9"), LATIN1)
-        found = f"1 files skipped: {UNUSABLE}"
+        found = f"1 file skipped: {UNUSABLE}"
         server.wait_for(
             "pi-01",
             "meta",
-            lambda meta: {found, "1 files skipped: content is not a picture"} <= {*meta.notes},
+            lambda meta: {found, "1 file skipped: content is not a picture"} <= {*meta.notes},
         )
         assert agent.poll() is None
     finally:

@@ -92,7 +92,10 @@ class DataReport:
     @property
     def notes(self) -> list[str]:
         """Remarks for the fleet's operator; they are sent, so they contain no file names."""
-        notes = [f"{count} files skipped: {reason}" for reason, count in sorted(self.skipped.items())]
+        notes = [
+            f"{count} file{'' if count == 1 else 's'} skipped: {reason}"
+            for reason, count in sorted(self.skipped.items())
+        ]
         if self.disappeared:
             notes.append(f"{len(self.disappeared)} classes had images before and have none now")
         notes += self._few_scenes
@@ -102,6 +105,13 @@ class DataReport:
             )
         notes += [self.depth.remark] if self.depth.remark else []
         return [*notes, "one_class"] if self.one_class else notes
+
+    @property
+    def owner_notes(self) -> list[str]:
+        """`local_notes`, then those of `notes` that say something else."""
+        unnamed = {reason: count for reason, count in self.skipped.items() if not self.names.get(reason)}
+        others = replace(self, skipped=unnamed, disappeared=(), scenes=0, single=())
+        return [*self.local_notes, *others.notes]
 
     @property
     def scene_remarks(self) -> list[str]:

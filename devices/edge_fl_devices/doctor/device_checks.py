@@ -125,8 +125,8 @@ def data(config: DeviceConfig) -> Iterator[CheckResult]:
     per_class = zip(report.classes, report.samples_per_class, strict=True)
     counts = ", ".join(f"{name} {count}" for name, count in per_class)
     yield CheckResult("data", "ok", f"{report.samples} images: {counts}"[:400])
-    for note in [*report.notes, *report.local_notes]:
-        yield CheckResult("data", "warning", note, "see docs/devices.md, section data")
+    for note in report.owner_notes:
+        yield CheckResult("data", "warning", note, "see docs/devices.md, sections Data and Pictures")
 
 
 def model(config: DeviceConfig) -> Iterator[CheckResult]:

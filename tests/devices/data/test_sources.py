@@ -25,6 +25,7 @@ from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record, sources
+from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.data.stream import ImageStream, collect
 from edge_fl_devices.doctor import status
@@ -219,7 +220,7 @@ def test_a_folder_that_cannot_be_listed_is_counted(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "scandir", scandir)
     _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
     assert report.skipped == {"unreadable folder": 1} and report.samples_per_class == (4, 0)
-    assert "1 files skipped: unreadable folder" in report.notes
+    assert "1 file skipped: unreadable folder" in report.notes
 
 
 def test_a_misspelt_folder_names_the_nearest_class(tmp_path: Path) -> None:
@@ -417,3 +418,20 @@ def test_groups_that_do_not_fit_the_images_are_an_error(tmp_path: Path, wrong: n
     np.savez(tmp_path / "data.npz", x=DIGITS.samples.x[:12], y=np.arange(12) % 2, groups=wrong)
     with pytest.raises(DataError, match="expected 12 whole numbers or strings"):
         sources.read(f"npz:{tmp_path / 'data.npz'}", DataSpec())
+
+
+def test_the_owner_reads_each_remark_once_and_with_the_names() -> None:
+    report = DataReport(
+        ("cat", "dog"),
+        (2, 0),
+        {"truncated": 1, "in no class": 2},
+        disappeared=("dog",),
+        names={"truncated": ("cat/a.jpg",)},
+        scenes=1,
+        single=("cat",),
+    )
+    assert report.owner_notes == [*report.local_notes, "2 files skipped: in no class", "one_class"]
+    assert (
+        "1 file skipped: truncated" in report.notes
+        and "skipped: 1 truncated: cat/a.jpg" in report.owner_notes
+    )

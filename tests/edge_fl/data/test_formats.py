@@ -132,6 +132,16 @@ def test_whatever_a_decoder_raises_is_that_files_reason(
     assert raised.value.passing == (words in ("out of memory", "input/output error"))
 
 
+def test_the_reason_of_an_unreadable_header_names_no_object_of_the_program(tmp_path: Path) -> None:
+    damaged = bytearray(saved("TIFF"))
+    damaged[4:8] = struct.pack("<I", len(damaged) + 100)  # where its directory would be
+    (tmp_path / "x.tif").write_bytes(damaged)
+    for source in (tmp_path / "x.tif", BytesIO(damaged)):
+        with pytest.raises(PictureError) as raised:
+            pictures.decode(source, GREY)
+        assert raised.value.words == "damaged: its header cannot be read"
+
+
 def test_warnings_as_errors_reject_no_picture(tmp_path: Path) -> None:
     picture = Image.new("P", (8, 8))
     picture.info["transparency"] = bytes([0, 100, 200])
