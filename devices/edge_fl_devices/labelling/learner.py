@@ -32,6 +32,7 @@ from edge_fl.data.class_names import class_of
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
+from edge_fl.files.paths import text
 from edge_fl.heads import calibration as calibrations
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.capture.pool import Pool
@@ -73,7 +74,7 @@ class Progress:
     """What the thread knows: the classes of the release, if any.
 
     missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
-    scene. problem: why the last step failed, or "".
+    scene. unreadable: labelled files that cannot be used, with the reason. problem: why the last step failed, or "".
     """
 
     classes: tuple[str, ...] = ()
@@ -81,6 +82,7 @@ class Progress:
     missing: int = 0
     fits: int = 0
     single: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -112,7 +114,7 @@ class Learner:
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)
         self._release: _Release | None = None
-        self._unusable: set[bytes] = set()
+        self._unusable: dict[bytes, str] = {}
         self._sampled: tuple[Predictor | None, int] | None = None
         self._facts: dict[bytes, PictureFacts] = {}
         self._order: list[str] = []
@@ -296,7 +298,7 @@ class Learner:
         finally:
             release.index.flush()
         if count:
-            self._show(missing=0)
+            self._show(missing=0, unreadable=tuple(filter(None, map(self._unusable.get, files))))
         return True
 
     def _read(self, path: Path, key: bytes, release: _Release) -> None:
@@ -307,9 +309,9 @@ class Learner:
                 image = pictures.decode(path, release.manifest.input, bits=release.bits)
                 z = release.extractor.features(image[None])[0]
             facts = structs.replace(release.index.facts(image), origin=origin(path, pictures.header(path)))
-        except PictureError:
+        except PictureError as error:
             if path.exists():  # not moved at this moment
-                self._unusable.add(key)
+                self._unusable[key] = f"{text(path.relative_to(path.parents[1]))} ({error.words})"
         except FileNotFoundError:
             return
         else:

@@ -16,6 +16,7 @@ from edge_fl.data import groups
 from edge_fl.errors import DataError
 from edge_fl.heads.calibration import Calibration
 from edge_fl_devices.capture.pool import Pool
+from edge_fl_devices.data.report import MOST_NAMED
 from edge_fl_devices.labelling.feature_rows import file_key
 from edge_fl_devices.labelling.learner import Learner
 from edge_fl_devices.labelling.moves import NOTHING, Moves, shortened
@@ -144,7 +145,7 @@ class Session:
             calibration.accuracy if calibration and measured else None,
             measured,
             *(calibration.interval if calibration else (0.0, 1.0)),
-            _remark(calibration, progress.single),
+            _remark(calibration, progress.single, progress.unreadable),
             progress.release,
             predictor.head.kind if predictor else "",
             progress.fits,
@@ -253,11 +254,14 @@ class Session:
         return Shown(offered.name, offered.version, source, time_s, guesses)
 
 
-def _remark(calibration: Calibration | None, single: Sequence[str]) -> str:
-    """What is to be said of a measured accuracy: few scenes, or classes that it leaves out."""
+def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: Sequence[str]) -> str:
+    """What is to be said of a measured accuracy: few scenes, or classes and pictures that it leaves out."""
     if calibration is None:
         return ""
     remarks = [groups.few(len(calibration.right), calibration.scenes)]
     if single:
         remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
+    if unreadable:
+        more = f" and {len(unreadable) - MOST_NAMED} more" if len(unreadable) > MOST_NAMED else ""
+        remarks.append(f"cannot be read: {', '.join(unreadable[:MOST_NAMED])}{more}")
     return "; ".join(filter(None, remarks))

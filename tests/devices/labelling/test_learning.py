@@ -137,6 +137,7 @@ def test_undo_and_a_picture_that_is_damaged(tmp_path: Path) -> None:
         assert view.picture and view.picture.name == name.name
         view = site.learned()
         assert view.unlabelled == 12 and not view.problem and view.picture and view.picture.guesses
+        assert "cannot be read: apple/damaged.png (truncated)" in view.remark
 
 
 def test_a_class_that_the_release_does_not_name_waits_for_one_that_does(tmp_path: Path) -> None:
