@@ -50,6 +50,7 @@ STUBS = {
     "df": "echo x x x 9999",
     "systemctl": "true",
     "sync": "true",
+    "usermod": "true",
     "python3": f'exec {sys.executable} "$@"',
     "install": 'exec /usr/bin/install $(echo "$@" | sed "s/-[og] edge-fl//g")',
 } | {name: f'exec /bin/{name} "$@"' for name in ("cp", "ln", "mkdir", "mv", "rm", "touch")}
