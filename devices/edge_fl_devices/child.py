@@ -33,6 +33,7 @@ from edge_fl.errors import (
     DeadlineError,
     KilledError,
     RunError,
+    StoppedError,
     brief,
 )
 from edge_fl.files.paths import encodable
@@ -151,6 +152,10 @@ class Child:
             return MemoryError(f"{self._what}: out of memory ({brief(last[0])}); {UNAFFECTED}")
         return ChildError(f"{message}: {brief(last[0])}", UNAFFECTED)
 
+    def kill(self) -> None:
+        """Kill the process while a thread may wait for its response."""
+        self._process.kill()
+
     def close(self) -> None:
         """Kill the process: it has no work left, and an orderly exit of Python takes longer than many requests."""
         self._process.kill()
@@ -161,11 +166,16 @@ class Child:
 
 
 class Children:
-    """A pool of children of one module, one per requesting thread; with `keep`, children are reused. `close` ends the idle ones."""
+    """A pool of children of one module, one per requesting thread; with `keep`, children are reused.
+
+    `close` ends the idle ones, `end` all of them.
+    """
 
     def __init__(self, module: str, what: str, arguments: Sequence[str] = (), *, keep: bool = False) -> None:
         self._start, self._keep = partial(Child, module, what, arguments), keep
         self._idle: LifoQueue[Child] = LifoQueue()
+        self._working: set[Child] = set()
+        self._ended = False
 
     def start(self) -> None:
         """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S."""
@@ -173,16 +183,23 @@ class Children:
         threads.later(AHEAD_S, self.close, "edge-fl-children")
 
     def request(self, payload: bytes, deadline_s: float, progress: Progress = ignore) -> bytes:
-        """Send a request to a child and return the response. Raises as `Child.request`."""
+        """Send a request to a child and return the response. Raises as `Child.request`, StoppedError once the pool has ended."""
         try:
             child = self._idle.get_nowait()
         except Empty:
             child = self._start()
+        self._working.add(child)
         try:
+            if self._ended:
+                raise StoppedError("stopped", UNAFFECTED)
             response = child.request(payload, deadline_s, progress)
-        except BaseException:
+        except BaseException as error:
             child.close()
+            if self._ended:
+                raise StoppedError("stopped", UNAFFECTED) from error
             raise
+        finally:
+            self._working.discard(child)
         if self._keep:
             self._idle.put(child)
         else:
@@ -194,6 +211,13 @@ class Children:
         with suppress(Empty):
             while True:
                 self._idle.get_nowait().close()
+
+    def end(self) -> None:
+        """End all children for good: those at work must not keep a stopped agent waiting."""
+        self._ended = True
+        for child in [*self._working]:
+            child.kill()
+        self.close()
 
 
 def again_if_killed(run: Callable[[], T]) -> T:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from edge_fl.errors import ChildError, DeadlineError, KilledError, RunError
+from edge_fl.errors import ChildError, DeadlineError, KilledError, RunError, StoppedError
 from edge_fl_devices import child
 from edge_fl_devices.child import Children
+from edge_fl_devices.runtime.runner import Runner
 from tests.devices.scripted import eventually
 
 
@@ -132,3 +134,24 @@ def test_no_progress_for_the_deadline_ends_the_child() -> None:
 
 def test_progress_outside_a_child_has_no_effect() -> None:
     child.progress(1, 2)
+
+
+def test_a_stopped_agent_does_not_wait_for_a_child_at_work(children: Children) -> None:
+    began = threading.Event()
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            children.request(b"count 1000 60", 600, lambda done, of: began.set())
+        except StoppedError as error:
+            ended.append(error)
+
+    runner, thread = Runner(), threading.Thread(target=work)
+    runner.end_work = children.end
+    thread.start()
+    assert began.wait(60)
+    runner.run(deadline_s=0)
+    thread.join(60)
+    assert ended and not thread.is_alive()
+    with pytest.raises(StoppedError):
+        request(children)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_fl.errors import EdgeFLError
+from edge_fl.errors import EdgeFLError, StoppedError
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.board.benchmark import Speed
@@ -89,6 +89,8 @@ class ChildFeatureLoader:
     def _inspect(self, request: FeatureRequest, deadline_s: float) -> Inspection:
         try:
             return decode(self._request(request, deadline_s, "headers"), Inspection)
+        except StoppedError:
+            raise
         except (EdgeFLError, MemoryError) as error:
             record.remember_problem(Path(self._config.folder), record.failure_word(error), str(error))
             raise

@@ -92,6 +92,7 @@ def run_device(
             remember(config)
         current = CurrentData(config)
         loader = ChildFeatureLoader(config, children, current)
+        runner.end_work = children.end
         board, problem = inspect_board(config, loader)
         capability = as_counted_last(config, measured(config, board))
         worker = _make_head_worker(config, capability, store, loader, children)

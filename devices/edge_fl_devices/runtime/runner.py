@@ -34,13 +34,14 @@ class Runner:
     """Drives devices until stopped. `run` blocks; `add`, `stop` and `deliver` may be called from any thread.
 
     ready: set once systemd knows that the agent runs. stopped: `stop` was called. continues: another runner of this process follows, so
-    that systemd does not see an end.
+    that systemd does not see an end. end_work: called at the end of the process, to end what jobs wait for.
     """
 
     def __init__(self, *, workers: int = 1, notifier: Notifier | None = None) -> None:
         self.devices: list[Device] = []
         self.stopped = self.continues = False
         self.ready = threading.Event()
+        self.end_work: Callable[[], None] = lambda: None
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
@@ -168,4 +169,6 @@ class Runner:
         until_s = time.monotonic() + DISCONNECT_S
         for device in self.devices:
             device.disconnect(max(0.0, until_s - time.monotonic()))
+        if not self.continues:
+            self.end_work()
         self._pool.shutdown(wait=True, cancel_futures=True)
