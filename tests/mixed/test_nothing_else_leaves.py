@@ -65,12 +65,14 @@ LIFE = [
 """While the agent runs; `fleet admit`, `pause` and `abort` have nothing to do and say so."""
 
 STOPPED = [
+    "device share --dir board/device",
+    "device label",
     "device backup saved --dir board/device",
     "device reset --dir board/device --yes",
     "device restore saved --dir board/device --yes",
     "device uninstall",
 ]
-"""When it is stopped; nothing is installed that `uninstall` could remove."""
+"""When it is stopped; nothing is installed that `uninstall` could remove, no account of an agent, and no service of the label page."""
 
 ALONE = [
     "broker config --insecure",
@@ -85,7 +87,10 @@ ALONE = [
     "heads list",
 ]
 NOTHING_TO_DO = 4
-FAILS = dict.fromkeys(("release pause", "release abort", "device uninstall"), NOTHING_TO_DO)
+FAILS = dict.fromkeys(
+    ("release pause", "release abort", "device uninstall", "device label", "device share --dir board/device"),
+    NOTHING_TO_DO,
+)
 DOWNLOADS = {
     "data download mnist": 4,
     "flash --device pi-1 --out card --insecure --host 127.0.0.1 --wheels wheels": 1,
