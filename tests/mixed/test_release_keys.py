@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location
+from edge_fl_server.release import ownership
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -53,7 +55,8 @@ def test_devices_follow_keys_that_were_taken_out_rotated_and_added(
         manifest = graphs.manifest_for(payload, release=number)
         Publisher(transport, TOPICS, repository).publish(manifest, {manifest.extractor.sha256: payload})
     transport.close()
-    Database.open(location("", home)).close()
+    with closing(Database.open(location("", home))) as db:
+        ownership.take(db, "test", home)  # these releases were published without a registry
     at = ["--home", str(home), "--fleet", "test"]
     there = ["--host", "127.0.0.1", "--port", str(broker.endpoint.port)]
     rollout = ["release", "rollout", "--stages", "1", "--wait", "60", *at, *there]
