@@ -154,8 +154,13 @@ def test_own_networks_take_a_fitting_file_or_nothing(tmp_path: Path) -> None:
         msgspec.structs.replace(tiny, weights=str(tmp_path / "tiny.safetensors")), input, 3, seed=2
     )
     assert torch.equal(again.extractor.init()["extractor.linear.weight"], extractor.linear.weight)
-    with pytest.raises(MethodError, match=r"model cnn-tiny: no file random or .*/weights/random"):
-        build_net(msgspec.structs.replace(tiny, weights="random"), input, 3)
+    first, second = (
+        build_net(msgspec.structs.replace(tiny, weights=weights), input, 3, seed=2).extractor.init()
+        for weights in ("", "random")
+    )
+    assert torch.equal(first["extractor.linear.weight"], second["extractor.linear.weight"])
+    with pytest.raises(MethodError, match=r"model cnn-tiny: no file none or .*expected \"random\" or a file"):
+        build_net(msgspec.structs.replace(tiny, weights="none"), input, 3)
 
 
 def test_another_machine_checks_the_weights(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ BAD = GOOD * np.float32([1, 0, 1])  # the lower half is lost
 
 
 def images(count: int, hidden: float) -> Samples:
-    """Two classes that differ in the upper half, a share `hidden` of the images only in the lower half."""
+    """Two classes that differ in the upper half, a share `hidden` of the images only in the lower half; none is like another."""
     y = np.arange(count) % 2
-    x = np.full((count, 1, 4, 4), 100, np.uint8)
+    x = np.random.default_rng(count).integers(80, 120, (count, 1, 4, 4), np.uint8)
     below = np.arange(count) // 2 % round(1 / hidden) == 0 if hidden else np.zeros(count, bool)
     for half, seen in ((slice(0, 2), ~below), (slice(2, 4), below)):
         x[seen, :, half] += (100 * y[seen, None, None, None]).astype(np.uint8)

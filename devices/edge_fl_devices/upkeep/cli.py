@@ -56,7 +56,7 @@ class Switch(StrEnum):
 def label(
     switch: Annotated[
         Switch | None,
-        typer.Argument(metavar="[on|off]", help="Start or stop the page, now and at every boot."),
+        typer.Argument(metavar="on|off", help="Start or stop the page, now and at every boot."),
     ] = None,
     folder: FolderOption = DEVICE_FOLDER,
 ) -> None:

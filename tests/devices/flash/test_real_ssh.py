@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from edge_fl_devices.flash.bundle import INSTALL, File
 from edge_fl_devices.flash.card_contents import CardContents
 from edge_fl_devices.flash.changes import apply_changes, plan_changes
 from edge_fl_devices.flash.targets.ssh import HOME, Ssh
+from tests.accounts import reachable
 
 MakeContents = Callable[[tuple[str, ...]], CardContents]
 UID = 61234
@@ -77,11 +79,8 @@ class Pi:
 
 @pytest.fixture
 def pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pi]:
-    here = tmp_path / "sshd"
+    here = reachable(tmp_path) / "sshd"
     (here / "bin").mkdir(parents=True)
-    for path in (here, *here.parents):
-        if path.owner() == "root" and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o011)
     for name in ("key", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", here / name], check=True)
     for name, text in PROGRAMS.items():
@@ -164,8 +163,9 @@ def test_nothing_stays_on_the_pi_when_sending_is_cut_off(
                 raise KeyboardInterrupt
             wanted = "ssh" if how == "connection lost" else "sshd"
             for pid in family(os.getpid() if wanted == "ssh" else pi.process.pid):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == wanted and pid != pi.process.pid:
-                    os.kill(pid, signal.SIGKILL)
+                with suppress(FileNotFoundError, ProcessLookupError):  # one that has ended meanwhile
+                    if Path(f"/proc/{pid}/comm").read_text().strip() == wanted and pid != pi.process.pid:
+                        os.kill(pid, signal.SIGKILL)
             return bytes(1 << 22)  # more than pipes hold
         return read(file)
 
@@ -176,8 +176,10 @@ def test_nothing_stays_on_the_pi_when_sending_is_cut_off(
 
 
 def family(pid: int) -> list[int]:
-    """The processes below one."""
-    children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The processes below one; none if it has ended."""
+    children: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        children = [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return [*children, *(each for child in children for each in family(child))]
 
 
