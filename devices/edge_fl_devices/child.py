@@ -178,7 +178,12 @@ class Children:
         self._ended = False
 
     def start(self) -> None:
-        """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S."""
+        """Start a child ahead of its first request, so that its imports are loaded by then; it ends if unused for AHEAD_S.
+
+        Not while one is at work, as the one that counts the pictures: two are too many for the memory of a small board.
+        """
+        if self._working:
+            return
         self._idle.put(self._start())
         threads.later(AHEAD_S, self.close, "edge-fl-children")
 

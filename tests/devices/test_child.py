@@ -155,3 +155,15 @@ def test_a_stopped_agent_does_not_wait_for_a_child_at_work(children: Children) -
     assert ended and not thread.is_alive()
     with pytest.raises(StoppedError):
         request(children)
+
+
+def test_none_is_started_ahead_while_one_is_at_work(children: Children) -> None:
+    begun = threading.Event()
+    thread = threading.Thread(
+        target=lambda: children.request(b"count 40 0.05", 60, lambda done, of: begun.set())
+    )
+    thread.start()
+    assert begun.wait(60)
+    children.start()
+    assert children._idle.empty()
+    thread.join()

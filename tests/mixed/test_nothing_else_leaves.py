@@ -292,7 +292,8 @@ def test_other_commands_contact_nothing(tmp_path: Path, network: Network) -> Non
     for command in ALONE:
         run = next((path.name for path in tmp_path.glob("runs/simulate-*")), "")
         place.run(command.format(run=run), FAILS.get(command, 0))
-    assert not network.used()
+    # `broker config` tries mosquitto on a free port of this machine
+    assert not [contact for contact in network.used() if not contact.startswith("tcp 127.0.0.1 ")]
     assert not (tmp_path / "home/.cache/Microsoft").exists(), "onnxruntime's telemetry was on"
 
 
