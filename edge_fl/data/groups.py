@@ -34,7 +34,8 @@ SMALL = 64
 """Shorter side in pixels below which pictures hold little detail, so that different ones are alike."""
 FLAT = 2.0
 """Standard deviation of a thumbnail, in grey levels, below which it shows noise only."""
-BLOCK = 512
+BLOCK = 128
+SORTED_ABOVE = 4096
 GREY = (0.299, 0.587, 0.114)
 FEW = 20
 """Groups below which an accuracy is called an estimate from few scenes."""
@@ -149,20 +150,27 @@ def near_duplicates(thumbs: Thumbnails, near: NDArray[np.float32]) -> Groups:
     if len(thumbs) < 2:
         return alone()
     unique, first, same = np.unique(thumbs, axis=0, return_index=True, return_inverse=True)
-    u = unique - unique.mean(axis=1, keepdims=True, dtype=np.float32)
-    lengths = np.linalg.norm(u, axis=1, keepdims=True)
-    u /= np.maximum(lengths, 1e-6)
-    u[lengths[:, 0] < FLAT * SIDE] = 0  # noise only: near to nothing
     # few pictures are compared with all others, which is faster than finding the direction
-    along = u @ np.linalg.eigh(np.cov(u, rowvar=False))[1][:, -1] if len(u) > 2 * BLOCK else np.zeros(len(u))
+    along = np.zeros(len(unique))
+    if len(unique) > SORTED_ABOVE:
+        u = _unit(unique)
+        along = u @ np.linalg.eigh(np.cov(u, rowvar=False))[1][:, -1]
     order = np.argsort(along, kind="stable")
-    u, along, least = np.ascontiguousarray(u[order]), along[order], 1 - near[first][order]
-    group = np.arange(len(u))
+    ordered, along, least = unique[order], along[order], 1 - near[first][order]
+    group = np.arange(len(ordered))
     reach = math.sqrt(2 * near.max()) + 1e-4  # |a - b|² = 2 (1 - cosine)
-    for start in range(0, len(u), BLOCK):
-        stop = min(start + BLOCK, len(u))
+    for start in range(0, len(ordered), BLOCK):
+        stop = min(start + BLOCK, len(ordered))
         end = int(np.searchsorted(along, along[stop - 1] + reach, "right"))
-        is_near = u[start:stop] @ u[start:end].T >= np.maximum(least[start:stop, None], least[start:end])
+        these = _unit(ordered[start:stop])
+        is_near = np.concatenate(
+            [
+                these @ _unit(ordered[at : min(at + BLOCK, end)]).T
+                >= np.maximum(least[start:stop, None], least[at : min(at + BLOCK, end)])
+                for at in range(start, end, BLOCK)
+            ],
+            axis=1,
+        )
         for row, nears in enumerate(is_near, start):
             others = np.unique(group[start:end][nears])
             if len(others) > 1 or (len(others) and others[0] != group[row]):
@@ -171,6 +179,15 @@ def near_duplicates(thumbs: Thumbnails, near: NDArray[np.float32]) -> Groups:
     back = np.empty_like(group)
     back[order] = group
     return normal(back[same.reshape(-1)])
+
+
+def _unit(thumbs: Thumbnails) -> NDArray[np.float32]:
+    """Thumbnails [n, SIDE²] without their brightness, of length 1; 0 for noise only, which is near to nothing."""
+    u: NDArray[np.float32] = thumbs - thumbs.mean(axis=1, keepdims=True, dtype=np.float32)
+    lengths = np.linalg.norm(u, axis=1, keepdims=True)
+    u /= np.maximum(lengths, 1e-6)
+    u[lengths[:, 0] < FLAT * SIDE] = 0
+    return u
 
 
 def joined(*given: Groups) -> Groups:
