@@ -1,4 +1,4 @@
-"""Features of picture files from one extractor, in an append-only file: FOLDER/labelling/SHA256.rows.
+"""Features of picture files from one extractor, and what tells which belong together, in an append-only file: FOLDER/labelling/*.rows.
 
 A row is found by inode, size and time of the file, so a labelled picture keeps its row when it moves to the folder of its class, and no
 picture has to be decoded again at a start, unlike with the cache of the agent (`edge_fl_devices.features.cache`), whose keys are pixels.
@@ -16,13 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.data import groups
 from edge_fl.data.depth import FULL_BITS
+from edge_fl.data.groups import Groups, Thumbnails
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
-from edge_fl.files.paths import text
+from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.data.picture_index import PictureFacts, groups_of
 
 KEY_BYTES = 16
+NO_RECORDING = bytes(KEY_BYTES)
+VERSION = 2
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
 
@@ -31,14 +37,14 @@ Rows = NDArray[np.int64]
 
 
 class FeatureRows:
-    """The features by file, with 16-bit pictures scaled from `bits`; the files of other extractors and scales in `folder` are deleted.
+    """The features by file, with 16-bit pictures scaled from `bits`; other files of features in `folder` are deleted.
 
     Raises ArtefactError if it cannot be written.
     """
 
     def __init__(self, folder: Path, extractor: str, dim: int, bits: int = 0) -> None:
         scaled = f"-{bits}" if 0 < bits < FULL_BITS else ""
-        self.path, self._dim = folder / f"{extractor}{scaled}.rows", dim
+        self.path, self._dim = folder / f"{extractor}-v{VERSION}{scaled}.rows", dim
         with reporting(text(self.path)):
             make_folder(folder, 0o700)
             for other in folder.glob("*.rows"):
@@ -72,10 +78,12 @@ class FeatureRows:
             row = self._index.get(key)
             return None if row is None else read(self.path, self._dim, [row])
 
-    def add(self, key: bytes, z: Features) -> None:
-        """Append the features z [d] of a file. Raises ArtefactError for a full disk."""
+    def add(self, key: bytes, z: Features, thumbnail: Thumbnails, origin: Origin) -> None:
+        """Append the features z [d] of a file, its thumbnail [SIDE²] and its origin. Raises ArtefactError for a full disk."""
         record = np.zeros((), _record(self._dim))
-        record["key"], record["z"] = np.void(key), z
+        record["key"], record["z"], record["thumbnail"] = np.void(key), z, thumbnail
+        record["seconds"], record["certain"], record["side"] = origin.seconds, origin.certain, origin.side
+        record["recording"] = np.void(_digest(raw(origin.recording)) if origin.recording else NO_RECORDING)
         with reporting(text(self.path)), self.path.open("ab") as file:
             end = file.tell()
             try:
@@ -105,15 +113,33 @@ def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
     return z
 
 
+def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
+    """Read which pictures of these rows belong together: groups [n], empty if all are alone."""
+    facts = []
+    for each in _mapped(path, dim)[rows]:
+        recording = each["recording"].tobytes()
+        name = recording.hex() if recording != NO_RECORDING else ""
+        origin = Origin(float(each["seconds"]), bool(each["certain"]), name, int(each["side"]))
+        facts.append(PictureFacts(thumbnail=each["thumbnail"].tobytes(), origin=origin))
+    return groups_of(facts)
+
+
 def file_key(path: Path) -> bytes:
     """Return the key of a file. Raises OSError."""
     stat = path.stat()
     identity = f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
-    return hashlib.blake2b(identity, digest_size=KEY_BYTES).digest()
+    return _digest(identity)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
 
 
 def _record(dim: int) -> np.dtype[np.void]:
-    return np.dtype([("key", f"V{KEY_BYTES}"), ("z", "<f4", (dim,))])
+    origin = [("seconds", "<f8"), ("certain", "?"), ("side", "<u4"), ("recording", f"V{KEY_BYTES}")]
+    return np.dtype(
+        [("key", f"V{KEY_BYTES}"), ("thumbnail", "u1", (groups.SIDE**2,)), *origin, ("z", "<f4", (dim,))]
+    )
 
 
 def _mapped(path: Path, dim: int) -> NDArray[np.void]:

@@ -7,7 +7,7 @@ owns everything else in the folder, including its lock: it notices the changed d
 process waits for the other, the agent's guard and reports never depend on an immediate head, and the immediate head survives a restart of
 either.
 
-Fits and orders run in a child that is kept for IDLE_S after the last one; this process holds an extractor, but no features.
+Groups, fits and orders run in a child that is kept for IDLE_S after the last one; this process holds an extractor, but no features.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from msgspec import structs
 
 from edge_fl import heads, threads
 from edge_fl.data import groups as grouping
 from edge_fl.data import pictures
 from edge_fl.data.class_names import class_of
+from edge_fl.data.groups import Groups
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
@@ -40,13 +39,11 @@ from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources
 from edge_fl_devices.data.origins import origin
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.spec import DataSpec
-from edge_fl_devices.data.stream import facts_of
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.labelling import immediate
 from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
-from edge_fl_devices.labelling.immediate import ImmediateFit, Order, Ordering
+from edge_fl_devices.labelling.immediate import Grouped, Grouping, ImmediateFit, Order, Ordering
 from edge_fl_devices.labelling.moves import FOLDER
 from edge_fl_devices.serving.current_model import CurrentModel
 from edge_fl_devices.serving.predict import Prediction, Predictor
@@ -88,14 +85,11 @@ class Progress:
 
 @dataclass(frozen=True, eq=False)
 class _Release:
-    """The release that predicts, with its extractor, the features of pictures, and what tells which of them belong together; the 16-bit
-    ones are scaled from `bits`.
-    """
+    """The release that predicts, with its extractor and the features of pictures; the 16-bit ones are scaled from `bits`."""
 
     installed: Installed
     extractor: Extractor
     rows: FeatureRows
-    index: PictureIndex
     bits: int = 0
 
     @property
@@ -116,7 +110,7 @@ class Learner:
         self._release: _Release | None = None
         self._unusable: dict[bytes, str] = {}
         self._sampled: tuple[Predictor | None, int] | None = None
-        self._facts: dict[bytes, PictureFacts] = {}
+        self._grouped: tuple[object, Groups] = None, grouping.alone()
         self._order: list[str] = []
         self._ordered: object = None
         self._learned = self._agent_key = ""
@@ -214,7 +208,7 @@ class Learner:
         missing, y = self._labelled(release)
         if not self._extract(missing, release, count=True):
             return
-        y = {key: label for key, label in y.items() if key in release.rows and key in self._facts}
+        y = {key: label for key, label in y.items() if key in release.rows}
         self._learn(y, release)
         unlabelled = self._unlabelled()
         if self._extract(unlabelled, release):
@@ -233,12 +227,11 @@ class Learner:
             manifest = found[0].manifest
             bits = self._bits(tuple(manifest.classes))
             if before and before.extractor is found[1] and before.bits == bits:
-                rows, index = before.rows, before.index
+                rows = before.rows
             else:
                 folder = self._store.folder / FOLDER
                 rows = FeatureRows(folder, manifest.extractor.sha256, manifest.feature_dim, bits)
-                index = PictureIndex(folder, (manifest.input, bits), partial(facts_of, split_key=b""))
-            self._release = _Release(*found, rows, index, bits)
+            self._release = _Release(*found, rows, bits)
             self._show(classes=tuple(manifest.classes), release=manifest.release)
         self.count()
         return self._release
@@ -262,15 +255,12 @@ class Learner:
         """List the pictures that a head is fitted on: those without features, and the class ids of all."""
         files: Files = {}
         y: dict[bytes, int] = {}
-        self._facts = {}
         if self._data.is_dir():
             spec = self._spec(tuple(release.manifest.classes))
             for path, label in sources.scan(os.fspath(self._data), spec).files:
                 with suppress(FileNotFoundError):  # moved at this moment
                     y[key := file_key(path)] = label
-                    if facts := release.index.find(path, path.stat()):
-                        self._facts[key] = facts
-                    if facts is None or key not in release.rows:
+                    if key not in release.rows:
                         files[key] = path
         return files, y
 
@@ -283,47 +273,37 @@ class Learner:
 
     def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
         """Compute missing features, one picture at a time; return False if something changed before the end."""
-        missing = [
-            key
-            for key in files
-            if (key not in release.rows or (count and key not in self._facts)) and key not in self._unusable
-        ]
-        try:
-            for number, key in enumerate(missing):
-                if self._changed.is_set():
-                    return False
-                if count:
-                    self._show(missing=len(missing) - number)
-                self._read(files[key], key, release)
-        finally:
-            release.index.flush()
+        missing = [key for key in files if key not in release.rows and key not in self._unusable]
+        for number, key in enumerate(missing):
+            if self._changed.is_set():
+                return False
+            if count:
+                self._show(missing=len(missing) - number)
+            self._read(files[key], key, release)
         if count:
             self._show(missing=0, unreadable=tuple(filter(None, map(self._unusable.get, files))))
         return True
 
     def _read(self, path: Path, key: bytes, release: _Release) -> None:
-        """Compute the features and the facts of a picture."""
+        """Compute the features of a picture, and what tells which others belong to it."""
         try:
-            stat = path.stat()
             with self._lock:
                 image = pictures.decode(path, release.manifest.input, bits=release.bits)
                 z = release.extractor.features(image[None])[0]
-            facts = structs.replace(release.index.facts(image), origin=origin(path, pictures.header(path)))
+            taken = origin(path, pictures.header(path))
         except PictureError as error:
             if path.exists():  # not moved at this moment
                 self._unusable[key] = f"{text(path.relative_to(path.parents[1]))} ({error.words})"
         except FileNotFoundError:
             return
         else:
-            release.rows.add(key, z)
-            release.index.add(path, stat, facts)
-            self._facts[key] = facts
+            release.rows.add(key, z, grouping.thumbnails(image[None])[0], taken)
 
     def _learn(self, y: dict[bytes, int], release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
         sha256, manifest = release.extractor.sha256, release.manifest
         fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
-        groups = groups_of([self._facts[key] for key in y])
+        groups = self._groups([*y], release)
         self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
         agent, newer = self._store.head(sha256), self._store.immediate_head(sha256)
         agent_key, before = agent.fit_key if agent else "", self._agent_key
@@ -367,7 +347,16 @@ class Learner:
         self._learned = fingerprint
         self._show(fits=self.progress.fits + 1)
 
-    def _ask(self, request: ImmediateFit | Ordering, state: object) -> bytes:
+    def _groups(self, keys: list[bytes], release: _Release) -> Groups:
+        """Return which labelled pictures belong together, computed again when others are labelled."""
+        state = (keys, release.rows)
+        if state != self._grouped[0]:
+            dim = release.manifest.feature_dim
+            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys))
+            self._grouped = state, decode(self._ask(request, state), Grouped).groups
+        return self._grouped[1]
+
+    def _ask(self, request: ImmediateFit | Grouping | Ordering, state: object) -> bytes:
         """Return the child's response. A child that a signal ended KILLS times is not asked again before `state` is another one."""
         kind = type(request)
         known, killed = self._killed.get(kind, (state, []))

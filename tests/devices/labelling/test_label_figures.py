@@ -23,9 +23,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_fl.data.groups import thumbnails
 from edge_fl_devices import config as settings
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
 from edge_fl_devices.storage.store import Store
 from tests.bench import backbone
@@ -44,9 +46,11 @@ def teach(images: Path, features: FeatureRows, rng: np.random.Generator) -> None
     for number in range(PICTURES):
         path = images / CLASSES[number % 10] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(path)
+        pixels = rng.integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(path)
         z = np.maximum(rng.normal(size=1280) + 0.2 * means[number % 10], 0)
-        features.add(file_key(path), z.astype(np.float32))
+        thumbnail = thumbnails(pixels[None, None])[0]
+        features.add(file_key(path), z.astype(np.float32), thumbnail, Origin(path.stat().st_mtime))
 
 
 def photo_of(number: int) -> bytes:

@@ -12,6 +12,7 @@ import pytest
 
 from edge_fl import heads
 from edge_fl.data import pictures
+from edge_fl.data.groups import SIDE
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.release.manifest import scale
@@ -20,10 +21,11 @@ from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.data.load import streamer
+from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.labelling import learner
-from edge_fl_devices.labelling.feature_rows import FeatureRows, read
+from edge_fl_devices.labelling.feature_rows import FeatureRows, read, read_groups
 from edge_fl_devices.labelling.immediate import immediate_kind
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.serving.served_model import serving
@@ -191,14 +193,19 @@ def test_feature_rows_survive_a_torn_write_and_drop_what_is_gone(tmp_path: Path)
     z = scale(np.random.default_rng(0).integers(0, 256, (700, 3), np.uint8))
     keys = [bytes([number % 256, number // 256]) + bytes(14) for number in range(700)]
     rows = FeatureRows(tmp_path, "a" * 64, 3)
-    for key, row in zip(keys, z, strict=True):
-        rows.add(key, row)
+    thumbs = np.random.default_rng(1).integers(0, 256, (350, SIDE**2), np.uint8)
+    for number, (key, row) in enumerate(zip(keys, z, strict=True)):
+        film = f"film {number}" if number >= 690 else "holiday" * (number >= 680)
+        rows.add(key, row, thumbs[number // 2], Origin(60.0 * number, certain=True, recording=film))
     with rows.path.open("ab") as file:
         file.write(b"torn")
     found = rows.find(keys[7])  # a row that another thread is adding looks like this
     assert found is not None and np.array_equal(found[0], z[7])
     rows = FeatureRows(tmp_path, "a" * 64, 3)
     assert np.array_equal(read(rows.path, 3, rows.rows(keys)), z)
+    groups = read_groups(rows.path, 3, rows.rows(keys))
+    assert groups[0] == groups[1] != groups[2] and len({*groups[:680]}) == 340  # equal thumbnails
+    assert len({*groups[680:690]}) == 1 and len({*groups[690:]}) == 5  # one recording; ten others
     size = rows.path.stat().st_size
     rows.keep(keys[:150])
     assert rows.path.stat().st_size == size  # not worth it yet
