@@ -5,7 +5,7 @@ All threads and timers of the product are made here (tests/test_layout.py). They
     lasting   a loop for the life of its owner; after an exception it starts again, after a pause that doubles up to MAX_PAUSE_S
     once      one piece of work; an exception ends it, but nothing else
     later     one piece of work after a delay, unless cancelled
-    guarded   the same for work that a pool runs and whose result nobody reads
+    guarded   the same for work of a pool whose result is not read
 """
 
 from __future__ import annotations

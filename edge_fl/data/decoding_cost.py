@@ -51,7 +51,7 @@ def decoding_bytes(picture: ImageFile.ImageFile, file: BinaryIO, stored: tuple[i
 def _of_decoder(
     picture: ImageFile.ImageFile, file: BinaryIO, stored: tuple[int, int], file_bytes: int
 ) -> float:
-    """What the decoder holds beside Pillow's picture."""
+    """Bytes that the decoder holds in addition to Pillow's picture."""
     pixels, width = math.prod(stored), stored[0]
     match picture.format:
         case "JPEG" | "MPO":

@@ -359,7 +359,7 @@ def _strips(size: Size, y_block: int) -> Iterator[tuple[int, int]]:
 
 
 def _own_bytes(picture: ImageFile.ImageFile, mode: str, expected: InputSpec | None) -> int:
-    """What converting and reducing a decoded picture takes beside it."""
+    """Bytes that converting and reducing a decoded picture takes in addition to it."""
     width, height = picture.size
     x_block = y_block = 1
     if expected:

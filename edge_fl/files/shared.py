@@ -118,7 +118,7 @@ def unshare(folder: Path, uid: int, gid: int) -> None:
 
 
 def is_foreign(folder: Path, group: str) -> bool:
-    """Whether a folder belongs to a group other than root's, its owner's and `group`: somebody shares it already."""
+    """Whether a folder belongs to a group other than root's, its owner's and `group`: it is shared already."""
     found = folder.stat()
     with suppress(KeyError):
         own = {0, grp.getgrnam(group).gr_gid, pwd.getpwuid(found.st_uid).pw_gid}
@@ -173,7 +173,7 @@ def _access_list(mode: int) -> bytes:
 
 
 def main(group: str, path: str) -> int:
-    """Share a folder that nobody else shares. Return the exit code."""
+    """Share a folder, unless it is shared already with another group. Return the exit code."""
     if is_foreign(Path(path), group):
         sys.stderr.write(f"{path}: belongs to another group; not shared with {group}\n")
         return 1

@@ -1,7 +1,9 @@
-"""A device folder with a fitted head."""
+"""A device folder with a fitted head, and a scripted server on a real broker."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,14 @@ from edge_fl import heads
 from edge_fl.release.manifest import scale
 from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Report
+from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
 from tests.devices.images import X, Y
+from tests.devices.scripted import ScriptedServer
 
 
 @pytest.fixture
@@ -31,3 +36,12 @@ def folder(tmp_path: Path) -> Path:
     parcel = Parcel("toy", 1, Report("rel-1", "head", "boot", 12, {"personal.test_acc.after": 1.0}), 60)
     Store(tmp_path / "pi").keep_head(StoredHead(head, 1, parcel))
     return tmp_path / "pi"
+
+
+@pytest.fixture
+def server(mosquitto: Mosquitto) -> Iterator[ScriptedServer]:
+    """Online until the test ends."""
+    server = ScriptedServer(partial(MqttTransport, mosquitto.endpoint, session_expiry_s=0))
+    server.online()
+    yield server
+    server.leave()

@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from PIL import Image
 from edge_fl.data.class_names import UNUSABLE
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
-from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import config as configuration
 from edge_fl_devices.config import DeviceConfig
@@ -226,14 +223,6 @@ def test_settings_with_such_a_path_say_what_to_do_and_a_link_to_it_works(tmp_pat
     )
     configuration.remember(found)
     assert configuration.remembered(tmp_path) == replace(found, data=f"folder:{tmp_path}/link")
-
-
-@pytest.fixture
-def server(mosquitto: Mosquitto) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(partial(MqttTransport, mosquitto.endpoint, session_expiry_s=0))
-    server.online()
-    yield server
-    server.leave()
 
 
 @pytest.mark.broker

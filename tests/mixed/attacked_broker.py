@@ -46,6 +46,23 @@ QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=2.0)
 
 
+def signing_device(home: Path, name: str) -> Device:
+    """A head-only device with its folder and its identity (`ca/NAME`) in `home`."""
+    folder = home / name
+    worker = HeadWorker(
+        name,
+        Store(folder),
+        loader=LocalFeatureLoader(lambda classes, input: DATA, folder),
+        fitter=fit_here,
+        runtime=runtime(),
+        kind="nearest",
+        check=lambda installed: None,
+        limits=QUICK,
+    )
+    can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0", update=UpdateStatus(0))
+    return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=home / "ca" / name)
+
+
 @dataclass
 class Scene:
     """A server that signs, the broker, and an attacker's connection to it; `home` holds everything on disk."""
@@ -89,20 +106,7 @@ class Scene:
         publisher.publish(manifest, {manifest.extractor.sha256: payload})
 
     def device(self, name: str = "pi-01") -> Device:
-        folder = self.home / name
-        worker = HeadWorker(
-            name,
-            Store(folder),
-            loader=LocalFeatureLoader(lambda classes, input: DATA, folder),
-            fitter=fit_here,
-            runtime=runtime(),
-            kind="nearest",
-            check=lambda installed: None,
-            limits=QUICK,
-        )
-        can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0", update=UpdateStatus(0))
-        identity = self.home / "ca" / name
-        return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=identity)
+        return signing_device(self.home, name)
 
     def assignments(self, device: str = "pi-01") -> list[Assignment]:
         """Everything that was ever assigned to a device, as it went over the broker."""

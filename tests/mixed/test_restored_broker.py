@@ -10,19 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import MosquittoLimits, Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_devices.features.extractor import runtime
-from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.runtime.device import Device, start
-from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
-from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.devices import older_messages
 from edge_fl_server.mqtt.journal import Journal
@@ -31,9 +24,8 @@ from edge_fl_server.registry import Database, devices, reports
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices.scripted import eventually, running
-from tests.devices.site import DATA
 from tests.failures.proxy import Proxy
-from tests.mixed.attacked_broker import FAST, QUICK, TOPICS
+from tests.mixed.attacked_broker import TOPICS, signing_device
 
 COUNT = 20
 ON_REQUEST = MosquittoLimits(autosave_changes=10**6)
@@ -65,21 +57,6 @@ class Fleet:
             connected(self.connect, journal, takeover=True, director=director, authorities=cas)
         ), db
 
-    def device(self, name: str) -> Device:
-        folder = self.home / name
-        worker = HeadWorker(
-            name,
-            Store(folder),
-            loader=LocalFeatureLoader(lambda classes, input: DATA, folder),
-            fitter=fit_here,
-            runtime=runtime(),
-            kind="nearest",
-            check=lambda installed: None,
-            limits=QUICK,
-        )
-        can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0")
-        return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=self.home / "ca" / name)
-
 
 @pytest.fixture
 def fleet(mosquitto_program: Program, tmp_path: Path) -> Iterator[Fleet]:
@@ -101,7 +78,7 @@ def test_a_fleet_behind_a_broker_that_was_killed_after_its_last_save_is_told_abo
 ) -> None:
     connect = partial(MqttTransport, fleet.link.endpoint)
     server, db = fleet.server()
-    agents = [fleet.device(name) for name in NAMES]
+    agents = [signing_device(fleet.home, name) for name in NAMES]
     with running(*agents, connect=connect):
         server.roster.wait_for(heads=COUNT, deadline_s=60)
         for name in NAMES:
@@ -138,7 +115,7 @@ def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replaye
     heard: list[Packet] = []
     server, db = fleet.server()
     with (
-        running(*(fleet.device(name) for name in NAMES[:3]), connect=fleet.connect),
+        running(*(signing_device(fleet.home, name) for name in NAMES[:3]), connect=fleet.connect),
         closing(
             fleet.connect("attacker", None, lambda e: heard.append(e) if isinstance(e, Packet) else None)
         ) as attacker,

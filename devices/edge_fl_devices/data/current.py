@@ -41,7 +41,7 @@ class CurrentData:
         return location.snapshot(self._config.data)
 
     def found(self) -> Snapshot:
-        """As `look`; no files where the source cannot be listed: whoever reads them has the words for it."""
+        """As `look`; no files where the source cannot be listed: reading them raises the error that says why."""
         try:
             return self.look()
         except DataError:

@@ -3,8 +3,8 @@
 A picture is found again by path, size and times of its file; after a move to another folder by name, inode, size and time, because its
 class is its folder. So neither a restart nor a fit decodes pictures that have not changed.
 
-Rows are appended in steps, each with its length and checksum, and flushed: whoever is killed keeps what it has, and the first damaged row
-ends the file. A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts anew.
+Rows are appended in steps, each with its length and checksum, and flushed, so that a process that is killed loses none of them. The first
+damaged row ends the file. A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts anew.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class LocalFeatureLoader:
 
 
 def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
-    """Write what was computed since the last call: whoever is killed now, or expires, goes on from here."""
+    """Write what was computed since the last call: the next attempt continues from here if this one is killed or expires."""
     for extraction in extractions:
         extraction.keep()
     if index:

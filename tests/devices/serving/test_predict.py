@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from PIL import Image
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
-from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load
@@ -261,14 +258,6 @@ heavy = [name for name in ("torch", "sklearn", "scipy", "onnx") if name in sys.m
 print(*(status[name].strip() for name in ("VmRSS", "VmHWM")), heavy)
 sys.exit(code)
 """
-
-
-@pytest.fixture
-def server(mosquitto: Mosquitto) -> Iterator[ScriptedServer]:
-    server = ScriptedServer(partial(MqttTransport, mosquitto.endpoint, session_expiry_s=0))
-    server.online()
-    yield server
-    server.leave()
 
 
 @pytest.mark.broker

@@ -16,6 +16,7 @@ from edge_fl import cli
 from edge_fl.console import units
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Count, Progress
+from tests.clock import Clock
 
 TERMINAL = """
 from edge_fl.console.progress import Count, Progress
@@ -27,19 +28,9 @@ with Progress() as progress:
 """
 
 
-class Clock:
-    """Goes on by what the test says."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

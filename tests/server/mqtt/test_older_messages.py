@@ -8,6 +8,7 @@ from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import Capability, DeviceState
 from edge_fl_server.mqtt.devices.older_messages import SETTLE_S, OlderMessages, Standing
 from edge_fl_server.mqtt.devices.signature_log import FORGET_S, GATHER_S, PAUSE_S, SignatureLog
+from tests.clock import Clock
 
 INIT, READY = DeviceState("init", "b"), DeviceState("ready", "b")
 META = Capability("head", "x86_64", "3.12")
@@ -15,17 +16,9 @@ NONE: frozenset[str] = frozenset()
 QUIET = Standing(NONE, NONE, NONE)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from edge_fl_server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
 from edge_fl_server.registry import devices
 from edge_fl_server.training import rounds
 from edge_fl_server.training.rounds import Plan
+from tests.clock import Clock
 from tests.sample import sample
 
 TOPICS = Topics("main")
@@ -34,14 +35,6 @@ while True:
         client.publish(sys.argv[2], sys.argv[3], qos=0)
     time.sleep(0.04)  # 2,500 per second, which the broker can deliver together with the messages of the others
 """
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
