@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -99,6 +100,8 @@ FalseAlarmOption = Annotated[
     ),
 ]
 MAX_NAMED = 10
+PROGRESS_S = 10.0
+T = TypeVar("T")
 
 
 def register(app: App) -> None:
@@ -261,9 +264,9 @@ def predict(
         found = [predictor.read_picture("-", picture)]
     elif source:
         reading = predictor.read(
-            Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})")
+            Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})"), print_status
         )
-        found = list(reading)
+        found = list(_with_progress(reading))
     else:
         return
     print_threshold(predictor, found)
@@ -275,6 +278,16 @@ def predict(
             f"{len(skipped)} skipped: {', '.join(skipped[:MAX_NAMED])}{more}",
             consequence="all other pictures were predicted",
         )
+
+
+def _with_progress(reading: Iterator[T]) -> Iterator[T]:
+    """The predictions, with a line on stderr every PROGRESS_S that says how many there are."""
+    said_s = time.monotonic()
+    for number, each in enumerate(reading, 1):
+        yield each
+        if time.monotonic() - said_s >= PROGRESS_S:
+            said_s = time.monotonic()
+            print_status(f"{number:,} pictures predicted so far")
 
 
 def serve(

@@ -91,9 +91,8 @@ def folder_remarks(listing: Listing, classes: Sequence[str] = ()) -> Iterator[st
     holding = {path.parent.name for path in listing.files}.intersection(listing.folders)
     names = {name for folder in holding if (name := class_of(folder))}
     yield from similar_remarks(sorted(names.intersection(classes or names)))
-    if listing.system:
-        found = ", ".join(sorted(map(text, listing.system)))
-        yield f"{listing.system.total()} folders and files of operating systems were ignored: {found}"
+    if listing.system_remark:
+        yield listing.system_remark
 
 
 def similar_remarks(names: Sequence[str]) -> Iterator[str]:

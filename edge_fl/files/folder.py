@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from edge_fl.files.paths import text
+
 UNREADABLE = "unreadable"
 UNREADABLE_FOLDER = "unreadable folder"
 NOT_REGULAR = "not a regular file"
@@ -54,6 +56,16 @@ class Listing:
     folders: list[str] = field(default_factory=list)
     skipped: list[tuple[Path, str]] = field(default_factory=list)
     system: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def system_remark(self) -> str:
+        """What was left out of it for being a system's, or ""."""
+        found = ", ".join(sorted(map(text, self.system)))
+        return (
+            f"{self.system.total()} folders and files of operating systems were ignored: {found}"
+            if found
+            else ""
+        )
 
 
 Identity = tuple[int, int]

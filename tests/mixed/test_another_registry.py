@@ -124,12 +124,16 @@ def test_a_mistyped_fleet_is_named_with_the_nearest_by_every_command(
         ["release", "pause", *broker],
         ["release", "publish", "--model", "cnn4", "--classes", "a,b", *broker],
         ["device", "logs", "pi-1", *broker],
+        ["server", "dashboard", "--port", "0"],
     ):
         assert main([*command, *where]) == 4, command
         assert "no fleet 'mian'" in (said := capsys.readouterr().err) and "did you mean 'main'?" in said, (
             command
         )
     assert not (tmp_path / "home" / "mian").exists()
+    registry = str(tmp_path / "server" / "registry.sqlite")
+    assert main(["server", "worker", "--database", registry, "--fleet", "mian", *broker]) == 4
+    assert "did you mean 'main'?" in capsys.readouterr().err
     assert main(["fleet", "list", *broker, "--home", str(tmp_path / "home")]) == 0
 
 

@@ -244,7 +244,11 @@ class Authority:
         certificate, key = self._pair("broker", LIFE, sorted(required))
         self._enter(certificate)
         pem = certificates.pem(certificate)
-        return identity.replace(folder, pem, key) if current else identity.write(folder, self.ca, pem, key)
+        if current is None:
+            return identity.write(folder, self.ca, pem, key)
+        renewed = identity.replace(folder, pem, key)
+        self._note("rotate", ["broker"])
+        return renewed
 
     def broker_identity(self) -> Identity:
         """The broker's identity as it is. Raises ConfigError."""

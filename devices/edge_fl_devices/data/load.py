@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from edge_fl import __version__
 from edge_fl.capability import version
 from edge_fl.data import pictures
 from edge_fl.data.samples import ClientData
-from edge_fl.errors import DataError
+from edge_fl.errors import ArtefactError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
@@ -70,8 +70,12 @@ def streamer(config: DeviceConfig, files: frozenset[bytes] | None = None) -> Str
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
     """Read the data that these settings name into memory. Raises DataError as `load`."""
     with recording(config):
-        stream = _stream(config, spec)
-        return collect(stream), stream.report
+        stream = _stream(config, replace(spec, index=_index(config, spec)))
+        data = collect(stream)
+        if stream.index:
+            with suppress(ArtefactError):  # a full disk: the next reading decodes again
+                stream.index.flush()
+        return data, stream.report
 
 
 def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore) -> DataReport:

@@ -128,7 +128,7 @@ def _count(
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
-        if known := _known(path, spec.index, found.depth):
+        if known := _known(path, spec.index, found.depth, marker):
             if known.reason:
                 found.skipped.add(path, known.reason, known.detail, root=found.root)
             else:
@@ -182,16 +182,10 @@ def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker | 
         return
     marker = DecodingMarker(spec.index.path.parent)
     try:
-        for path, _ in found.files if marker.suspect or marker.guilty else ():
-            with suppress(OSError):
-                stat = path.stat()
-                digest = file_digest(path, stat)
-                if digest == marker.guilty:
-                    spec.index.add(path, stat, PictureFacts(reason=FATAL))
-                    spec.index.flush()
-                elif digest == marker.suspect:
-                    with suppress(PictureError), marker.of(path, alone=True):
-                        pictures.decode(path, spec.input, spec.limits, spec.bits)
+        marker.settle(
+            (path for path, _ in found.files),
+            lambda path: pictures.decode(path, spec.input, spec.limits, spec.bits),
+        )
         yield marker
     finally:
         marker.close()
@@ -201,6 +195,8 @@ def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker | Non
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
     def known(path: Path) -> depth.Used | None:
+        if marker and marker.is_fatal(path):
+            return 0, False
         with suppress(OSError):
             if spec.index and (facts := spec.index.find(path, path.stat())):
                 return facts.used
@@ -230,7 +226,7 @@ def _decoded_marked(
 ) -> Iterator[_Picture]:
     first, usable = None, 0
     for path, label in found.files:
-        facts = _known(path, spec.index, found.depth)
+        facts = _known(path, spec.index, found.depth, marker)
         pixels = None
         if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
             with marker.of(path) if marker else nullcontext():
@@ -251,11 +247,15 @@ def _decoded_marked(
     found.require(usable, spec)
 
 
-def _known(path: Path, index: PictureIndex | None, depth: Depth) -> PictureFacts | None:
-    """What the index knows of a file, if that was read with the same range of 16-bit pictures."""
+def _known(
+    path: Path, index: PictureIndex | None, depth: Depth, marker: DecodingMarker | None
+) -> PictureFacts | None:
+    """What is known of a file: that its decoding is fatal, or what the index knows from the same range of 16-bit pictures."""
+    if marker and marker.is_fatal(path):
+        return PictureFacts(reason=FATAL)
     with suppress(OSError):
         facts = index.find(path, path.stat()) if index else None
-        return facts if facts and (facts.bits == depth.scale or facts.reason == FATAL) else None
+        return facts if facts and facts.bits == depth.scale else None
     return None
 
 

@@ -38,6 +38,7 @@ from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources
+from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.origins import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
@@ -107,6 +108,7 @@ class Learner:
         self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)
+        self._marker = DecodingMarker(self._store.folder / FOLDER, file_key)
         self._release: _Release | None = None
         self._unusable: dict[bytes, str] = {}
         self._sampled: tuple[Predictor | None, int] | None = None
@@ -133,6 +135,7 @@ class Learner:
         self._changed.set()
         self._thread.join()
         self._children.close()
+        self._marker.close()
 
     def look(self) -> None:
         """Look for changes at once: a picture was labelled, put back or added."""
@@ -225,6 +228,7 @@ class Learner:
             self._show(classes=(), release=0)
         else:
             manifest = found[0].manifest
+            self._settle(manifest)
             bits = self._bits(tuple(manifest.classes))
             if before and before.extractor is found[1] and before.bits == bits:
                 rows = before.rows
@@ -242,11 +246,23 @@ class Learner:
         if predictor and predictor.bits:
             return predictor.bits
         if self._sampled is None or self._sampled[0] is not predictor:
-            spec = self._spec(classes)
-            labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
-            pool = [self._pool.folder / name for name in self._pool.names()]
-            self._sampled = predictor, sources.depth_of([*(path for path, _ in labelled), *pool], spec).bits
+            depth = sources.depth_of(self._files(classes), self._spec(classes), self._marker)
+            self._sampled = predictor, depth.bits
         return self._sampled[1]
+
+    def _settle(self, manifest: Manifest) -> None:
+        """Decode alone what may have ended the last process, before any other picture."""
+        if self._marker.suspect:
+            with self._lock:
+                self._marker.settle(
+                    self._files(tuple(manifest.classes)), lambda path: pictures.decode(path, manifest.input)
+                )
+
+    def _files(self, classes: tuple[str, ...]) -> list[Path]:
+        """List the labelled pictures and those of the pool."""
+        spec = self._spec(classes)
+        labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
+        return [*(path for path, _ in labelled), *(self._pool.folder / name for name in self._pool.names())]
 
     def _spec(self, classes: tuple[str, ...]) -> DataSpec:
         return load.with_settings(DataSpec(classes), self._config)
@@ -286,14 +302,17 @@ class Learner:
 
     def _read(self, path: Path, key: bytes, release: _Release) -> None:
         """Compute the features of a picture, and what tells which others belong to it."""
+        if self._marker.is_fatal(path):
+            self._unusable[key] = f"{_short(path)} ({FATAL})"
+            return
         try:
-            with self._lock:
+            with self._lock, self._marker.of(path):
                 image = pictures.decode(path, release.manifest.input, bits=release.bits)
                 z = release.extractor.features(image[None])[0]
             taken = origin(path, pictures.header(path))
         except PictureError as error:
             if path.exists():  # not moved at this moment
-                self._unusable[key] = f"{text(path.relative_to(path.parents[1]))} ({error.words})"
+                self._unusable[key] = f"{_short(path)} ({error.words})"
         except FileNotFoundError:
             return
         else:
@@ -390,6 +409,11 @@ class Learner:
         order = decode(self._ask(request, state), Order)
         names = [*unlabelled.values()]
         self._order, self._ordered = [names[position] for position in order.positions], state
+
+
+def _short(path: Path) -> str:
+    """The name of a picture with that of its folder, which is its class."""
+    return text(path.relative_to(path.parents[1]))
 
 
 def _is_picture(name: str) -> bool:

@@ -36,6 +36,7 @@ NOTHING_PREDICTED = "nothing was predicted"
 X_KEYS = ("x", "x_test", "x_train")
 Status = Literal["answered", "unsure", "unknown"]
 OnSkip = Callable[[Path, str], None]
+OnRemark = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,18 @@ class Predictor:
         """Predict images uint8 [N, C, H, W], each under its name, by default its number."""
         return list(self._named(images, names or [str(row) for row in range(len(images))]))
 
-    def read(self, source: Path, on_skip: OnSkip = lambda path, reason: None) -> Iterator[Prediction]:
+    def read(
+        self,
+        source: Path,
+        on_skip: OnSkip = lambda path, reason: None,
+        on_remark: OnRemark = lambda remark: None,
+    ) -> Iterator[Prediction]:
         """Predict a picture, all pictures below a folder, or the images in an .npz. Raises DataError.
 
-        on_skip: called for each picture or folder below a folder that cannot be read. Files without the suffix of a picture are ignored.
+        on_skip: called for each picture or folder below a folder that cannot be read. on_remark: called with what else was left out. Files
+        without the suffix of a picture are ignored.
         """
-        for names, images in _batches(source, self.manifest.input, self.bits, on_skip):
+        for names, images in _batches(source, self.manifest.input, self.bits, on_skip, on_remark):
             yield from self._named(images, names)
 
     def read_picture(self, name: str, payload: bytes, top: int | None = None) -> Prediction:
@@ -196,7 +203,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(
-    source: Path, input: InputSpec, bits: int, on_skip: OnSkip
+    source: Path, input: InputSpec, bits: int, on_skip: OnSkip, on_remark: OnRemark
 ) -> Iterator[tuple[list[str], NDArray[np.uint8]]]:
     """Yield (names, images) in batches."""
     if not source.exists():
@@ -208,6 +215,8 @@ def _batches(
         listing = walk(source)
         for path, reason in listing.skipped:
             on_skip(path, reason)
+        if listing.system_remark:
+            on_remark(listing.system_remark)
         files = [path for path in listing.files if path.suffix.lower() in pictures.SUFFIXES]
         if not files:
             raise DataError(f"{text(source)}: no picture in it")

@@ -12,7 +12,7 @@ from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
-from edge_fl_server.cli.connection import acting
+from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
 
 if TYPE_CHECKING:
@@ -165,19 +165,18 @@ def _ask(
     home: Path,
 ) -> Answer:
     """Ask a device, unless the registry knows that it was revoked. Raises ConnectError then, and the errors of `queries.ask`."""
-    from contextlib import ExitStack, closing
+    from contextlib import ExitStack
 
     from edge_fl.errors import ConnectError
     from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
     from edge_fl_server.mqtt.devices import queries
-    from edge_fl_server.registry import Database, devices, fleets
+    from edge_fl_server.registry import devices
     from edge_fl_server.registry.database import location
 
     connect, authorities = operator_connector(host, port or 0, identity), fleet_authorities(identity)
     with ExitStack() as stack:
         if database or Path(location(database, home)).exists():
-            db = stack.enter_context(closing(Database.existing(location(database, home))))
-            fleets.require(db, fleet)
+            db = stack.enter_context(registry(database, home, fleet))
             record = devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")

@@ -228,9 +228,11 @@ def worker(
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.journal import Journal
     from edge_fl_server.mqtt.updates.workers import UpdateWorker
-    from edge_fl_server.registry import Database
+    from edge_fl_server.registry import Database, fleets
 
-    journal = Journal(Database.open(database), fleet, quarantine_after=quarantine_after)
+    db = Database.open(database)
+    fleets.require(db, fleet)
+    journal = Journal(db, fleet, quarantine_after=quarantine_after)
     connect = connect_to(host, port, identity)
     with journal, UpdateWorker(connect, journal, fleet_authorities(identity)) as worker:
         print_status(f"worker of fleet {fleet}: receiving reports")

@@ -24,7 +24,7 @@ from edge_fl_server.dashboard import prometheus
 from edge_fl_server.dashboard.auth import Login, is_loopback
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.site import build
-from edge_fl_server.registry import Database
+from edge_fl_server.registry import Database, fleets
 from edge_fl_server.registry.people import tokens
 
 if TYPE_CHECKING:
@@ -68,9 +68,13 @@ class Settings:
 
 
 def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
-    """Serve until Ctrl-C; `status` receives the address as soon as it can be opened. Raises ConfigError, ConnectError."""
+    """Serve until Ctrl-C; `status` receives the address as soon as it can be opened.
+
+    Raises ConfigError, ConnectError, and InputError for a fleet that the registry does not have.
+    """
     sign_on = _single_sign_on(settings.oidc)
     db = Database.existing(settings.registry)
+    fleets.require(db, settings.fleet)
     required = bool(settings.login or settings.token or sign_on or not is_loopback(settings.host))
     others = any(tokens.state(token) == "valid" for token in tokens.listed(db, settings.fleet))
     token = settings.token or (secrets.token_urlsafe(24) if required and not (others or sign_on) else "")

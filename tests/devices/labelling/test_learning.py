@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from io import BytesIO
 from pathlib import Path
@@ -20,6 +23,7 @@ from edge_fl.wire.messages import Assignment, Report
 from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.child import KILLS
+from edge_fl_devices.data.decoding_marker import FATAL
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.features.extractor import runtime
@@ -256,3 +260,37 @@ def test_a_child_that_always_dies_is_asked_a_few_times_and_works_again_after_ano
         (tmp_path / "site" / "sitecustomize.py").unlink()
         teach(site, truth, 1)
         eventually(lambda: site.session.view("me").fits and not site.session.view("me").problem)
+
+
+SERVE = r"""
+import signal, sys
+from pathlib import Path
+import msgspec
+from PIL import ImageFile
+from edge_fl_devices.config import DeviceConfig
+from tests.devices.labelling.fruit import desk
+load_picture = ImageFile.ImageFile.load
+def ending(picture):
+    if picture.size == (13, 7):
+        signal.raise_signal(signal.SIGSEGV)
+    return load_picture(picture)
+ImageFile.ImageFile.load = ending
+config = msgspec.json.decode(sys.argv[1].encode(), type=DeviceConfig)
+with desk(config) as site:
+    view = site.learned()
+    print(view.fits, view.measured, view.remark)
+"""
+
+
+def test_a_picture_that_ends_the_service_is_skipped_by_name(tmp_path: Path) -> None:
+    config = device(tmp_path)
+    for number in range(6):
+        path = tmp_path / "images" / CLASSES[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(fruit(number % 2, number, (13, 7) if number == 3 else (240, 180)))
+    command = [sys.executable, "-c", SERVE, msgspec.json.encode(config).decode()]
+    runs = [subprocess.run(command, capture_output=True, text=True) for _ in range(4)]
+    assert [run.returncode for run in runs] == [-signal.SIGSEGV, -signal.SIGSEGV, 0, 0], runs[-1].stderr
+    fits = [run.stdout.split(maxsplit=2) for run in runs[2:]]
+    assert [each[0] for each in fits] == ["1", "0"]  # the head of the first is kept
+    assert all(f"cannot be read: banana/3.png ({FATAL})" in each[2] for each in fits)

@@ -18,6 +18,7 @@ from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices import cli
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
@@ -100,6 +101,19 @@ def test_the_command_predicts_a_picture_a_folder_and_an_archive(
         assert [row["name"] for row in rows] == names and [row["label"] for row in rows] == [
             "ab"[y] for y in expected
         ]
+
+
+def test_the_command_names_ignored_system_folders_and_says_how_far_it_is(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "PROGRESS_S", 0.0)
+    album = pictures(tmp_path / "album")
+    (album / "broken.png").unlink()
+    pictures(album / "@eaDir")
+    assert main(["device", "predict", str(album), "--dir", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert "1 folders and files of operating systems were ignored: @eaDir" in said
+    assert "3 pictures predicted so far" in said
 
 
 def test_a_target_precision_makes_improbable_predictions_unsure(folder: Path) -> None:

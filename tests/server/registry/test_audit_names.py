@@ -22,6 +22,7 @@ from edge_fl_server.release.repository import Repository
 READS = frozenset({"view", "audit", "command"})
 """Rights that are no actions of people: what they read and send with other programs."""
 RECORDED = {
+    "broker certificate": "rotate",
     "device diagnose": "diagnose",
     "device logs": "diagnose",
     "fleet admit": "admit",
@@ -101,6 +102,7 @@ def test_commands_and_the_certificate_authority_record_their_actions(
         ("fleet enrol --role viewer ann", "enrol", "viewer-ann"),
         ("fleet rotate runs/identities/devices/pi-0", "rotate", "pi-0"),
         ("fleet revoke pi-0", "revoke", "pi-0"),
+        ("broker certificate --host elsewhere.example", "rotate", "broker"),
         ("fleet admit pi-1", "admit", "pi-1"),
         ("fleet tag pi-1 site=berlin", "tag", "pi-1: site=berlin"),
         ("fleet set pi-1 watch_s=60", "settings", "pi-1: watch_s=60"),
