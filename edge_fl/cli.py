@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from inspect import getdoc
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -29,6 +26,7 @@ from edge_fl.console.help import CONTEXT, Command, Group
 from edge_fl.console.output import QUIET, Format
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
 from edge_fl.files import paths
+from edge_fl.signals import interrupting
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -36,14 +34,10 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "edge_fl.commands"
 COMPLETE = "_EDGE_FL_COMPLETE"  # environment variable: a shell asks for completions of its command line
 INTERRUPTED, OUTPUT_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
-REPEATED_S = 1.0
 PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command ends with
 PR_SET_PDEATHSIG = 1
 # click's ClickException, which typer contains but does not export: raised for an invalid command line
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
-
-_interrupted_s = -REPEATED_S
 
 CONNECTION = "Connection"  # panel of options
 FormatOption = Annotated[
@@ -182,20 +176,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's arguments) and return its exit code. Never raises and never prints a traceback."""
     from importlib import metadata
 
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
     try:
-        if is_main_thread:
-            signal.signal(signal.SIGTERM, _interrupt)
+        with interrupting():
             if parent := os.environ.pop(PARENT, ""):
                 _end_with(int(parent))
-        app = load(metadata.entry_points(group=ENTRY_POINTS))
-        return _run(app, list(sys.argv[1:] if arguments is None else arguments))
+            app = load(metadata.entry_points(group=ENTRY_POINTS))
+            return _run(app, list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)
-    finally:
-        if is_main_thread:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _end_with(parent: int) -> None:
@@ -205,15 +193,6 @@ def _end_with(parent: int) -> None:
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before
-        raise KeyboardInterrupt
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Handle SIGTERM as Ctrl-C. Repetitions are ignored: 'timeout' sends two signals, and the second one would disturb the clean-up."""
-    global _interrupted_s
-    now_s = time.monotonic()
-    repeated, _interrupted_s = now_s - _interrupted_s < REPEATED_S, now_s
-    if not repeated:
         raise KeyboardInterrupt
 
 

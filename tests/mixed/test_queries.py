@@ -37,10 +37,10 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register_sync import RegisterSync
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
-from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.agent.state import AgentLimits, AgentState
 from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.remote import answering
-from edge_fl_devices.remote.answering import Responder
+from edge_fl_devices.remote.answering import QueryAnswered, Responder
 from edge_fl_devices.remote.log_file import LogFile, recording
 from edge_fl_devices.runtime.connector import connector as device_connector
 from edge_fl_devices.runtime.device import start
@@ -286,6 +286,23 @@ def test_oversized_malformed_and_retained_queries_are_ignored(site: Site) -> Non
     assert isinstance(found, Logs)
     assert sum("Query" in line.text for line in found.lines if line.level == "warning") == 3
     site.publish(Packet(topic, b"", retain=True))
+
+
+def test_who_has_an_answer_may_ask_again_at_once(site: Site) -> None:
+    config = site.config("pi-08")
+    responder = Responder(config, LogFile(Path(config.folder), "pi-08"))
+    state = AgentState("pi-08", "boot", TOPICS, NEW)
+    reasons, answered = list[str](), threading.Event()
+
+    def deliver(answer: QueryAnswered) -> None:
+        reasons.append(answer.reply.reason)
+        if len(reasons) == 1:
+            responder.receive(encode(Query("next", "logs")), state, deliver)
+        else:
+            answered.set()
+
+    responder.receive(encode(LOGS), state, deliver)
+    assert answered.wait(60) and reasons == ["", ""]
 
 
 def test_only_the_operator_may_ask(site: Site) -> None:

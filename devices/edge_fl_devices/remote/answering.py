@@ -92,16 +92,16 @@ class Responder:
             deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
 
     def _answer(self, query: Query, state: AgentState, deliver: Deliver) -> None:
+        answered = QueryAnswered(QueryReply(query.id, reason=ERROR))
         try:
-            deliver(self._answered(query, state))
+            answered = self._answered(query, state)
         except (EdgeFLError, OSError) as error:
             log.warning("query for %s: %s", query.what, error)
-            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
         except Exception:
             log.exception("query for %s failed", query.what)
-            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
         finally:
-            self._busy.release()
+            self._busy.release()  # first: who has the answer may ask again
+        deliver(answered)
 
     def _answered(self, query: Query, state: AgentState) -> QueryAnswered:
         answer: diagnostics.Logs | diagnostics.Diagnostics

@@ -1,0 +1,81 @@
+"""Signals end a command by KeyboardInterrupt, after an import that is running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SLOW = """
+import signal, time
+for _ in range(2):
+    signal.raise_signal(signal.SIGNAL)
+time.sleep(0.2)
+print("imported")
+"""
+COMMAND = """
+import signal, time
+from edge_fl.signals import interrupting
+signal.signal(signal.SIGINT, signal.HANDLER)
+try:
+    with interrupting():
+        import slow
+        time.sleep(0.5)
+        print("not interrupted")
+except KeyboardInterrupt:
+    print("interrupted")
+print(signal.getsignal(signal.SIGINT) is signal.HANDLER, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "handler", "ending"),
+    [
+        ("SIGINT", "default_int_handler", "interrupted"),
+        ("SIGTERM", "default_int_handler", "interrupted"),
+        ("SIGTERM", "SIG_IGN", "interrupted"),
+        ("SIGINT", "SIG_IGN", "not interrupted"),
+    ],
+)
+def test_a_signal_during_an_import_is_raised_once_after_it(
+    name: str, handler: str, ending: str, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW.replace("SIGNAL", name))
+    code = COMMAND.replace("HANDLER", handler)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["imported", ending, "True True"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_outside_an_import_is_raised_at_once(name: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("")
+    raising = f"import slow\n        signal.raise_signal(signal.{name})\n        print('too late')"
+    code = COMMAND.replace("HANDLER", "default_int_handler").replace("import slow", raising)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["interrupted", "True True"], done.stderr
+
+
+def test_an_interrupt_that_foreign_code_swallows_is_raised_again(tmp_path: Path) -> None:
+    signals = "import signal\nclass Swallowing:\n    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+    (tmp_path / "foreign.py").write_text(signals)
+    ours = "import foreign\ndef run():\n    foreign.Swallowing()\n    print('too late')\n"
+    (tmp_path / "edge_fl_own.py").write_text(ours)
+    code = COMMAND.replace("HANDLER", "default_int_handler").replace("import slow", "own.run()")
+    code = f"import edge_fl_own as own\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["interrupted", "True True"], done.stderr
+    assert "Exception ignored" in done.stderr
+
+
+def test_an_import_that_fails_does_not_lose_the_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nimport missing_package\n"
+    )
+    code = COMMAND.replace("HANDLER", "default_int_handler")
+    code = code.replace(
+        "import slow", "try: import slow\n        except ImportError: print('no such module')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["interrupted", "True True"], done.stderr
