@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,27 @@ def pytest_configure() -> None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)  # once those of other markers are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases marked nightly to the nightly profile."""
+    """Leave the cases marked nightly to the nightly profile, and let the long tests begin first."""
     if config.getoption("--hypothesis-profile") != "nightly":
         later = [item for item in items if item.get_closest_marker("nightly")]
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=later)
+    if workers := getattr(config, "workerinput", {}).get("workercount", 0):
+        items[:] = _long_first(items, workers)
+
+
+def _long_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Let each worker begin with a test marked long: worksteal gives each an equal share of the list, in its order."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    others = iter([item for item in items if not item.get_closest_marker("long")])
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        first = long[number::workers]
+        share = (len(items) - len(ordered)) // (workers - number)
+        ordered += [*first, *islice(others, max(0, share - len(first)))]
+    return [*ordered, *others]
 
 
 @pytest.fixture(autouse=True)

@@ -33,6 +33,7 @@ pytestmark = [
 STEP_S = 480
 
 
+@pytest.mark.long
 def test_a_flashed_card_installs_itself_learns_and_predicts(
     broker: Mosquitto, issue: Issue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -107,6 +107,7 @@ def accuracy(predictions: str) -> float:
     return float(np.mean([Path(row["name"]).parent.name == row["label"] for row in json.loads(predictions)]))
 
 
+@pytest.mark.long
 def test_folders_of_pictures_become_personal_models(
     pictures: dict[str, Path], mosquitto_program: Program, tmp_path: Path
 ) -> None:

@@ -235,6 +235,7 @@ def test_an_unswitched_onnxruntime_is_seen(tmp_path: Path, network: Network) -> 
         process.wait()
 
 
+@pytest.mark.long
 def test_an_agents_life_contacts_its_broker_only(tmp_path: Path, network: Network) -> None:
     cv2 = pytest.importorskip("cv2")
     place = Place(tmp_path, network)

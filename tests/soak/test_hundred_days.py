@@ -251,6 +251,7 @@ def live(folder: Path, days: int, stack: ExitStack) -> None:
     sys.stderr.write(f"{days} days in {time.monotonic() - began_s:.0f} s\n")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ten_days(tmp_path: Path, stack: ExitStack) -> None:
     live(tmp_path, 10, stack)

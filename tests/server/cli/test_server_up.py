@@ -46,6 +46,7 @@ def release(stage: Stage, home: Path, db: Database) -> None:
     rollouts.advance(db, record, state="completed")
 
 
+@pytest.mark.long
 def test_a_server_between_runs_serves_devices_that_join_whatever_process_is_killed(
     own_mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
