@@ -347,9 +347,14 @@ def _bound(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConnectError(
+                f"host {host}: {error.strerror}, expected a name or address of this machine (choose with --host)",
+                "no broker was started",
+            ) from error
         why = "taken by another program" if error.errno == errno.EADDRINUSE else error.strerror
         raise ConnectError(
-            f"port {port} on {host}: {why}, expected a free port (choose with --port and --host)",
+            f"port {port} on {host}: {why}, expected a free port (choose with --port)",
             "no broker was started",
         ) from error
     return sock

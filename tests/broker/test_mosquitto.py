@@ -20,7 +20,7 @@ from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
 from edge_fl_broker.config import Certificates, Settings
 from edge_fl_broker.find import Program
-from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_broker.mosquitto import Mosquitto, require_free
 from tests.edge_fl.wire.brokers import refused
 
 pytestmark = pytest.mark.broker
@@ -66,6 +66,12 @@ def test_it_runs_inside_the_block_and_not_after(tmp_path: Path, mosquitto_progra
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((broker.endpoint.host, broker.endpoint.port), timeout=WAIT_S)
     assert "terminating" in broker.log_path.read_text()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.9", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ConnectError, match=f"host {host}: .*, expected a name or address of this machine"):
+        require_free(host, 18883)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
