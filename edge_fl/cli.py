@@ -26,7 +26,7 @@ from edge_fl.console.help import CONTEXT, Command, Group
 from edge_fl.console.output import QUIET, Format
 from edge_fl.errors import ConfigError, EdgeFLError, InputError
 from edge_fl.files import paths
-from edge_fl.signals import interrupting
+from edge_fl.interrupts import interrupting
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -17,7 +17,7 @@ print("imported")
 """
 COMMAND = """
 import signal, time
-from edge_fl.signals import interrupting
+from edge_fl.interrupts import interrupting
 signal.signal(signal.SIGINT, signal.HANDLER)
 try:
     with interrupting():
