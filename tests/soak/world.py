@@ -51,6 +51,7 @@ class Calendar:
             "FAKETIME_TIMESTAMP_FILE": file or str(self.file),
             "FAKETIME_CACHE_DURATION": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else a thread that waits for another one's lock uses a whole core
             "NO_FAKE_STAT": "1",
         }
 
