@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -198,11 +199,17 @@ def test_a_roll_out_that_another_one_replaced_is_not_continued_after_it(releases
     assert [head.served[-1] for head in heads] == [1] * 3
 
 
+@pytest.mark.parametrize("slept", [False, True])
 def test_metadata_near_their_expiry_are_signed_again_while_a_server_is_online(
-    releases, bench: Bench, monkeypatch
+    releases, bench: Bench, monkeypatch, slept: bool
 ) -> None:
-    monkeypatch.setattr(coordinator, "REFRESH_S", 0.1)
     ahead = [0]
+    if slept:  # its computer: the clock is days ahead, the time since the start is not
+        monkeypatch.setattr(
+            coordinator, "_times", lambda: (time.monotonic(), time.time() + 86_400 * ahead[0])
+        )
+    else:
+        monkeypatch.setattr(coordinator, "REFRESH_S", 0.1)
     repository = Repository(releases.repository.folder, clock=lambda: now() + timedelta(days=ahead[0]))
     rollout = RolloutCoordinator(replace(bench.server, journal=Journal(releases.db)), repository)
     before = bench.retained("tuf/timestamp.json")

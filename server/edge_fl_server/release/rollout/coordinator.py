@@ -48,6 +48,7 @@ POLL_S = 0.5
 BATCH_S = 0.02  # to handle many simultaneous reports at once
 CLOSE_S = 5.0
 REFRESH_S = 3600.0
+"""Interval of looks for metadata near their expiry, by both clocks: a computer that slept wakes days later, and clocks are set."""
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ class RolloutCoordinator:
         return self._known.get(before), id
 
     def _run(self) -> None:
-        refresh_s, outage = time.monotonic() + REFRESH_S, Outage(log, "roll-out")
+        refreshed, outage = _times(), Outage(log, "roll-out")
         while not self._closed.is_set() and not self._connection.ended:
             self._wake.wait(POLL_S)
             self._wake.clear()
@@ -248,8 +249,10 @@ class RolloutCoordinator:
                     self._advance()
                     with self._publishing:
                         self._agents.advance()
-                    if time.monotonic() > refresh_s:
-                        refresh_s = time.monotonic() + REFRESH_S
+                    if any(
+                        abs(now - then) > REFRESH_S for now, then in zip(_times(), refreshed, strict=True)
+                    ):
+                        refreshed = _times()
                         with self._publishing:
                             self._publisher.refresh()
                         self._assignments.refresh()
@@ -325,6 +328,11 @@ class RolloutCoordinator:
     def _republish(self, *, chunks: bool = True) -> None:
         with self._publishing:
             self._publisher.republish_all(chunks=chunks)
+
+
+def _times() -> tuple[float, float]:
+    """The time since the start of this computer, without what it slept, and that of its clock."""
+    return time.monotonic(), time.time()
 
 
 def _with_extras(
