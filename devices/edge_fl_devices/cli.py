@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,7 @@ from edge_fl_devices.upkeep.cli import backup, label, reset, restore, share, uni
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
     from edge_fl_devices.remote.settings import RemoteSettings
+    from edge_fl_devices.serving.predict import Prediction
 
 ConfigOption = Annotated[
     Path | None,
@@ -101,7 +102,6 @@ FalseAlarmOption = Annotated[
 ]
 MAX_NAMED = 10
 PROGRESS_S = 10.0
-T = TypeVar("T")
 
 
 def register(app: App) -> None:
@@ -280,8 +280,8 @@ def predict(
         )
 
 
-def _with_progress(reading: Iterator[T]) -> Iterator[T]:
-    """The predictions, with a line on stderr every PROGRESS_S that says how many there are."""
+def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
+    """Yield the predictions, with a line on stderr every PROGRESS_S that says how many there are."""
     said_s = time.monotonic()
     for number, each in enumerate(reading, 1):
         yield each

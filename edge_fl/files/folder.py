@@ -59,7 +59,7 @@ class Listing:
 
     @property
     def system_remark(self) -> str:
-        """What was left out of it for being a system's, or ""."""
+        """How many folders and files of operating systems were left out, with their names; "" for none."""
         found = ", ".join(sorted(map(text, self.system)))
         return (
             f"{self.system.total()} folders and files of operating systems were ignored: {found}"

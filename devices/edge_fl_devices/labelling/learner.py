@@ -309,7 +309,7 @@ class Learner:
             with self._lock, self._marker.of(path):
                 image = pictures.decode(path, release.manifest.input, bits=release.bits)
                 z = release.extractor.features(image[None])[0]
-            taken = origin(path, pictures.header(path))
+                taken = origin(path, pictures.header(path))
         except PictureError as error:
             if path.exists():  # not moved at this moment
                 self._unusable[key] = f"{_short(path)} ({error.words})"
