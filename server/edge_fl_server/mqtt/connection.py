@@ -12,7 +12,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
 from edge_fl_server.mqtt.devices.statements import OUTDATED, Statements
-from edge_fl_server.mqtt.rate_limit import OnExcess, RateLimit
+from edge_fl_server.mqtt.malformed import MalformedPackets, kind_of
+from edge_fl_server.mqtt.rate_limit import IsBlocked, OnExcess, RateLimit
 from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
     `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above
-    the rate limit, once per interval. `statements` rejects messages that their devices did not sign, `on_rejected` is called with the
-    failure word of each; None: signatures are not checked.
+    the rate limit, once per interval; a device that `is_blocked` has a tenth of it. `statements` rejects messages that their devices
+    did not sign, `on_rejected` is called with the failure word of each; None: signatures are not checked.
     `director` signs what is sent to single devices; None: nothing is signed.
     """
 
@@ -81,7 +82,7 @@ class ServerConnection:
         self.boot = secrets.token_hex(4)
         self.epoch = 0
         self.registry = ""  # the id of the registry, for the retained state
-        self.malformed: Counter[str] = Counter()  # packets that broke the protocol, by "DEVICE KIND"
+        self.malformed = MalformedPackets()
         self._connect = connect
         self._takeover, self._yields = takeover, yields
         topics = self.topics
@@ -95,7 +96,10 @@ class ServerConnection:
         self.statements: Statements | None = None
         self.director: SignsForDevices | None = None
         self.on_excess: OnExcess = lambda device, dropped, description: None
-        self._rate_limit = RateLimit(topics, lambda *excess: self.on_excess(*excess))
+        self.is_blocked: IsBlocked = lambda device: False
+        self._rate_limit = RateLimit(
+            topics, lambda *excess: self.on_excess(*excess), lambda device: self.is_blocked(device)
+        )
         self._return_s = 1.0
         self._closing = threading.Event()
         self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
@@ -328,11 +332,9 @@ class ServerConnection:
                 self.request_rebirth(address.device)  # the device may have sent another one since
             return
         except ProtocolError as error:
-            kind = packet.topic.split("/")[6:7]  # after efl/1/FLEET/d/DEVICE/up
-            sender = self.topics.sender(packet.topic)
-            self.malformed[" ".join([sender, *kind])[:80]] += 1
-            log.warning("%s: %s", one_line(packet.topic), one_line(str(error)))
-            self.on_malformed(sender, one_line("".join(kind)[:32]), str(error))
+            sender, kind = self.topics.sender(packet.topic), kind_of(packet.topic)
+            self.malformed.add(sender, packet.topic, error)
+            self.on_malformed(sender, one_line(kind[:32]), str(error))
             return
         for handler in self._handlers[address.kind]:
             handler(received)

@@ -75,6 +75,9 @@ class Journal:
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
+        self._benign: dict[
+            tuple[str, str], tuple[Rejection, int]
+        ] = {}  # the newest and how many, by device and reason
         self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -145,10 +148,18 @@ class Journal:
             self._reject(Rejection(self.fleet, device, "", run, round, "outlier", why))
 
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
-        """Store a rejected report; quarantine the device after too many."""
-        self._reject(Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000]))
-        if reason not in BENIGN:
-            self.settle(id, "rejected", reason, device=device)
+        """Store a rejected report; quarantine the device after too many.
+
+        Those with a BENIGN reason, which no number of ends, are stored soon and many as one, so that they cost the caller nothing.
+        """
+        rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
+        if reason in BENIGN:
+            with self._lock:
+                _, count = self._benign.get((device, reason), (rejection, 0))
+                self._benign[device, reason] = rejection, count + 1
+            return
+        self._reject(rejection)
+        self.settle(id, "rejected", reason, device=device)
 
     def quarantine(self, device: str, why: str) -> None:
         """Quarantine a device: its reports do not count from now on."""
@@ -167,8 +178,7 @@ class Journal:
         runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
 
     def _reject(self, rejection: Rejection) -> None:
-        after = 0 if rejection.reason in BENIGN else self._quarantine_after
-        if why := reports.reject(self.db, rejection, quarantine_after=after):
+        if why := reports.reject(self.db, rejection, quarantine_after=self._quarantine_after):
             device = rejection.device
             self._blocked = {**self._blocked, device: "quarantined"}
             log.warning("%s: quarantined: %s", device, why, extra={"device": device})
@@ -228,6 +238,7 @@ class Journal:
         records: dict[str, DeviceRecord] = {}
         with self._lock:
             excess, self._excess = self._excess, []
+            benign, self._benign = self._benign, {}
             if self._first or self._closing.is_set():
                 records, self._pending = self._pending, records
         try:
@@ -236,6 +247,9 @@ class Journal:
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
+            for key, (rejection, count) in list(benign.items()):
+                reports.reject(self.db, rejection, count=count)
+                del benign[key]
             before, self._blocked = self._blocked, self._read_blocked()
             for device, why in self._blocked.items():
                 if why == "removed" and before.get(device) != why:
@@ -246,6 +260,9 @@ class Journal:
             with self._lock:
                 self._pending = {**records, **self._pending}
                 self._excess = [*excess, *self._excess]
+                for key, (rejection, count) in benign.items():
+                    newest, later = self._benign.get(key, (rejection, 0))
+                    self._benign[key] = newest, count + later
             raise
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:

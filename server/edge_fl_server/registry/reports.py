@@ -80,8 +80,8 @@ def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
     return db.find(query.order_by(reports.c.received_at, reports.c.device), ReportRecord)
 
 
-def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> str:
-    """Store a rejected report; quarantine the device after `quarantine_after` of them (0: never).
+def reject(db: Database, rejection: Rejection, *, count: int = 1, quarantine_after: int = 0) -> str:
+    """Store a rejected report, the newest of `count` for the same reason; quarantine the device after `quarantine_after` (0: never).
 
     Returns the reason of a new quarantine, otherwise "". The newest KEPT_REJECTIONS of a device are kept.
     """
@@ -94,7 +94,7 @@ def reject(db: Database, rejection: Rejection, *, quarantine_after: int = 0) -> 
         counted = {"fleet": rejection.fleet, "reason": rejection.reason}
         db.insert_new(connection, rejection_counts, {**counted, "count": 0})
         connection.execute(
-            update(rejection_counts).filter_by(**counted).values(count=rejection_counts.c.count + 1)
+            update(rejection_counts).filter_by(**counted).values(count=rejection_counts.c.count + count)
         )
         ours = (rejections.c.fleet == rejection.fleet) & (rejections.c.device == rejection.device)
         newest = select(rejections.c.number).where(ours).order_by(rejections.c.number.desc())

@@ -83,9 +83,12 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
                 break
         keyboard.press("Enter")
         visit.page.wait_for_selector("th[aria-sort=ascending] [data-key=sort-after]")
-        cells = visit.page.locator("tbody td[data-label='Accuracy after %']").all_inner_texts()
-        found = [101.0 if cell == "–" else float(cell) for cell in cells]  # full devices have none: last
-        assert found == sorted(found) and len(found) == 10
+        cells = "[...document.querySelectorAll(`tbody td[data-label='Accuracy after %']`)].map((cell) => cell.innerText)"
+        values = (
+            f"{cells}.map((text) => text === '–' ? 101 : parseFloat(text))"  # full devices have none: last
+        )
+        rising = f"(() => {{ const all = {values}; return all.length === 10 && all.every((one, n) => n === 0 || all[n - 1] <= one); }})()"
+        visit.page.wait_for_function(rising)  # the rows may follow the header
         assert visit.page.evaluate("document.activeElement.dataset.key") == "sort-after"
         assert "sort=after" in visit.page.url
         for key in ("head", "head_at", "samples"):

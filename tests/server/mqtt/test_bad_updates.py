@@ -221,6 +221,16 @@ def test_malformed_packets_are_counted_by_sender_and_kind(bench):
     assert bench.connection.malformed == {"d1 rpt": 5, "d1 blob": 1, "d1 nonsense": 1}
 
 
+def test_malformed_packets_of_one_device_do_not_fill_the_log(bench, caplog):
+    device = bench.device("d1", tamper=lambda *_: [])
+    bench.wait_for(full=1)
+    for _ in range(250):
+        device.send(bench.topics.report("d1", "t1", 1), b"{")
+    assert bench.eventually(lambda: bench.connection.malformed["d1 rpt"] == 250)
+    lines = [line for line in caplog.messages if "/d/d1/up/rpt/" in line]
+    assert len(lines) == 3 and "(100 malformed messages of this kind)" in lines[-1]
+
+
 def test_unrequested_chunks_take_no_memory(bench):
     endless = bench.device("d1", tamper=lambda *_: [])
     bench.wait_for(full=1)

@@ -9,12 +9,14 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from edge_fl.cli import main
 from edge_fl_server.mqtt.connector import denied
 from edge_fl_server.mqtt.journal import WRITE_INTERVAL_S, Journal
 from edge_fl_server.registry import Database, devices, reports, tags
 from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import rejection_counts
 from tests.devices.scripted import eventually
 from tests.postgresql import Postgresql
 
@@ -46,6 +48,26 @@ def test_a_readmitted_device_starts_at_zero(journal):
     assert (d2.blocked, d2.rejections, d2.outlier_score) == ("", 0, 0.0)
 
 
+def test_rejections_that_end_nothing_are_stored_many_as_one_and_counted(tmp_path):
+    with closing(Database.open(tmp_path / "registry.sqlite")) as db:
+        with Journal(db, "main") as journal:
+            for number in range(5000):
+                journal.reject("d1", "r1", 1, f"report {number}", "stale_round")
+                journal.reject("d2", "", 0, "rpt", "malformed", f"byte {number}")
+            assert not reports.rejections_of(db, "main")[10:]  # the journal's thread has stored some by now
+        counts = db_counts(db)
+        newest = {one.device: one for one in reports.rejections_of(db, "main")[:2]}
+    assert counts == {"malformed": 5000, "stale_round": 5000}
+    assert (newest["d1"].id, newest["d2"].detail) == ("report 4999", "byte 4999")
+    assert not journal.blocked("d1") and not journal.blocked("d2")
+
+
+def db_counts(db: Database) -> dict[str, int]:
+    with db.reading() as connection:
+        rows = connection.execute(select(rejection_counts.c.reason, rejection_counts.c.count.label("count_")))
+        return {row.reason: row.count_ for row in rows}
+
+
 def test_a_registry_that_goes_away_and_comes_back_is_logged_once_each_way(
     new_postgresql_database: Callable[[], str],
     postgresql: Postgresql,
@@ -56,7 +78,9 @@ def test_a_registry_that_goes_away_and_comes_back_is_logged_once_each_way(
         postgresql.stop()
         try:
             journal.record_device(DeviceRecord("main", "pi-1", "ready"))
+            journal.reject("pi-1", "", 0, "rpt", "malformed")
             eventually(lambda: ours(caplog))
+            journal.reject("pi-1", "", 0, "rpt", "malformed")
             turn = threading.Event()
             journal.on_written.append(turn.set)  # called after a write that succeeds
             time.sleep(3 * WRITE_INTERVAL_S)
@@ -66,6 +90,7 @@ def test_a_registry_that_goes_away_and_comes_back_is_logged_once_each_way(
         eventually(turn.is_set)
         eventually(lambda: len(ours(caplog)) > 1)
         eventually(lambda: devices.get(db, "main", "pi-1"))
+        eventually(lambda: db_counts(db) == {"malformed": 2})
         lost, back = ours(caplog)
     assert lost.startswith("fleet 'main': registry: ") and lost.endswith("are kept until it works again")
     assert back == "fleet 'main': works again"

@@ -49,7 +49,7 @@ def excess() -> list[tuple[str, int, str]]:
 
 @pytest.fixture
 def limit(clock, excess) -> RateLimit:
-    return RateLimit(TOPICS, lambda *one: excess.append(one), clock)
+    return RateLimit(TOPICS, lambda *one: excess.append(one), {"blocked"}.__contains__, clock)
 
 
 def test_messages_above_the_limit_are_dropped_and_reported_once_per_interval(limit, clock, excess):
@@ -80,6 +80,20 @@ def test_the_largest_update_with_its_repetition_and_a_busy_device_pass(limit):
 def test_tiny_chunks_count_as_chunks_of_the_usual_size(limit):
     packets = [Packet(TOPICS.blob("d1", "r1", index), b"x") for index in range(20_000)]
     assert sum(map(limit.admits, packets)) == 2 * MAX_BLOB_BYTES // CHUNK_BYTES
+
+
+def test_a_blocked_device_has_a_tenth_of_the_limit(limit, clock, excess):
+    state, chunk = Packet(TOPICS.state("blocked"), b"{}"), Packet(TOPICS.blob("blocked", "r1", 0), b"x")
+    assert sum(limit.admits(state) for _ in range(MAX_MESSAGES)) == MAX_MESSAGES // 10
+    clock.now_s += rate_limit.INTERVAL_S
+    assert sum(limit.admits(chunk) for _ in range(2000)) == MAX_BLOB_BYTES // 5 // CHUNK_BYTES
+    clock.now_s += rate_limit.INTERVAL_S
+    assert limit.admits(state)
+    assert excess[0] == (
+        "blocked",
+        2700,
+        "3,000 messages and 0 MiB of chunks in 10 s, at most 300 and 102 MiB; 2,700 dropped",
+    )
 
 
 def test_names_that_no_device_has_are_dropped_without_a_record(limit, clock, excess):

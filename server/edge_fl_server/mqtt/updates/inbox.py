@@ -45,6 +45,7 @@ class Inbox:
         connection.on_malformed = self._on_malformed
         connection.on_rejected = self._on_rejected
         connection.on_excess = lambda *excess: self.journal.record_excess(*excess)
+        connection.is_blocked = journal.blocked
 
     def open(self, round_request: RoundRequest, terms: Terms) -> None:
         """Take reports on a round request from now on; `terms` are for validation in other processes."""

@@ -26,9 +26,10 @@ from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from edge_fl_server.mqtt.connection import Received, ServerConnection
-from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.malformed import MalformedPackets
 from edge_fl_server.mqtt.rate_limit import RateLimit
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
@@ -56,7 +57,8 @@ class UpdateWorker:
         self._topics, self._journal, self._db = Topics(journal.fleet), journal, journal.db
         self._statements = Statements(journal, authorities)
         self.received = 0
-        self._rate_limit = RateLimit(self._topics, journal.record_excess)
+        self._rate_limit = RateLimit(self._topics, journal.record_excess, journal.blocked)
+        self._malformed = MalformedPackets()
         self._ready, self._subscribed = threading.Event(), threading.Event()
         self._transport: Transport = connect(
             f"worker-{journal.fleet}-{secrets.token_hex(3)}", None, self._on_event, session_expiry_s=0
@@ -83,7 +85,7 @@ class UpdateWorker:
             try:
                 self._on_packet(self._topics.parse(event.topic), event)
             except ProtocolError as error:
-                log.warning("%s: %s", one_line(event.topic), one_line(str(error)))
+                self._malformed.add(self._topics.sender(event.topic), event.topic, error)
             except EdgeFLError as error:  # not acknowledged, so the device sends it again
                 log.warning("worker: %s", error)
 

@@ -54,13 +54,15 @@ class AgentRollout:
             self._ask(device.id, status)
 
     def _updatable(self) -> Iterator[tuple[Device, UpdateStatus]]:
-        """Devices whose agent can be updated, with how far they are: present ones, and those that an update has made absent."""
+        """Devices whose agent can be updated, with how far they are: those that are present, and those that this update has reached.
+
+        A device that restarts is absent for a while, and its outcome may arrive before it is back: without it the others would decide.
+        """
         for device in self._roster.table.values():
             status = device.capability.update if device.capability else None
             if status is None or status.state == "declined" or self._journal.blocked(device.id):
                 continue
-            under_way = status.id == self._rollout.assignment and status.state not in CLOSED
-            if device.ready or under_way:
+            if device.ready or (status.id and status.id == self._rollout.assignment):
                 yield device, status
 
     def _ask(self, device: str, status: UpdateStatus) -> None:
