@@ -82,6 +82,7 @@ def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, 
     assert bench.eventually(lambda: bench.connection.malformed.total() == 1)
     assert bench.eventually(lambda: (d := bench.roster.get("d1")) and d.state.why == "x  [2J")
     assert all(char.isprintable() for record in caplog.records for char in record.getMessage())
+    assert bench.eventually(lambda: reports.rejections_of(bench.inbox.journal.db, "main", device="d1"))
     (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d1")
     assert kept.reason == "malformed" and (kept.id + kept.detail).isprintable()
     bench.inbox.journal.reject("d2", "", 0, "r", "parts", "name\n\x1b[2J")
