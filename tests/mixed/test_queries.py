@@ -9,7 +9,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits, AgentState
 from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.remote import answering
-from edge_fl_devices.remote.answering import QueryAnswered, Responder
+from edge_fl_devices.remote.answering import Deliver, QueryAnswered, Responder
 from edge_fl_devices.remote.log_file import LogFile, recording
 from edge_fl_devices.runtime.connector import connector as device_connector
 from edge_fl_devices.runtime.device import start
@@ -74,6 +74,7 @@ class Site:
     authority: Authority
     sync: RegisterSync
     port: int
+    asked: list[bytes] = field(default_factory=list)  # the queries that devices have taken up
 
     @property
     def operator(self) -> Path:
@@ -96,7 +97,13 @@ class Site:
         file = LogFile(Path(config.folder), name)
         worker = Idle(name, Store(Path(config.folder)))
         agent = start(name, TOPICS, capability, worker, limits=AgentLimits(settle_s=0.05), identity=identity)
-        agent.answer_query = Responder(config, file, identity).receive
+        responder = Responder(config, file, identity)
+
+        def answer(query: bytes, state: AgentState, deliver: Deliver) -> None:
+            self.asked.append(query)
+            responder.receive(query, state, deliver)
+
+        agent.answer_query = answer
         runner = Runner()
         with worker.store.owned(), recording(file):
             runner.add(agent, device_connector(config.broker.endpoint, "main"))
@@ -274,17 +281,19 @@ def test_a_device_bounds_the_rate_of_its_answers(site: Site, monkeypatch: pytest
 
 def test_oversized_malformed_and_retained_queries_are_ignored(site: Site) -> None:
     topic = TOPICS.query("pi-08")
+    # Before the device subscribes: to subscribers the broker delivers a message that is to be retained like any other.
+    site.publish(Packet(topic, encode(Query("kept", "logs")), retain=True))
     with site.device("pi-08"):
         site.ask("pi-08")  # it has subscribed
         site.publish(
             Packet(topic, b'{"id":"big","what":"logs","level":"' + b"x" * 280_000 + b'"}'),
             Packet(topic, b'{"id":"big","what":"logs","max_bytes":1000000000}'),
             Packet(topic, b'{"id":"x","what":"shell"}'),
-            Packet(topic, encode(Query("kept", "logs")), retain=True),
         )
         found = site.ask("pi-08").content
     assert isinstance(found, Logs)
     assert sum("Query" in line.text for line in found.lines if line.level == "warning") == 3
+    assert not any(b'"kept"' in query for query in site.asked)
     site.publish(Packet(topic, b"", retain=True))
 
 

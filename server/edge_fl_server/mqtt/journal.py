@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S = 0.5
 SEQUENCES_PER_EPOCH = 2**32
+NEWEST = 10
 BENIGN = frozenset(
     {
         "stale_round",
@@ -45,6 +47,25 @@ BENIGN = frozenset(
     }
 )
 """Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or it is not known who sent it."""
+
+
+class _Benign:
+    """The rejections of one device for one BENIGN reason since they were last stored: the newest, and the number of all."""
+
+    def __init__(self) -> None:
+        self.newest: deque[Rejection] = deque(maxlen=NEWEST)
+        self.count = 0
+
+    def add(self, rejections: Iterable[Rejection], count: int) -> None:
+        self.newest.extend(rejections)
+        self.count += count
+
+    def store(self, db: Database) -> None:
+        while self.newest:
+            count = self.count - len(self.newest) + 1  # the first one counts for those that are not kept
+            reports.reject(db, self.newest[0], count=count)
+            self.newest.popleft()
+            self.count -= count
 
 
 class Journal:
@@ -75,9 +96,7 @@ class Journal:
         self._blocked = self._read_blocked()
         self._pending: dict[str, DeviceRecord] = {}
         self._excess: list[tuple[str, int, str]] = []
-        self._benign: dict[
-            tuple[str, str], tuple[Rejection, int]
-        ] = {}  # the newest and how many, by device and reason
+        self._benign: dict[tuple[str, str], _Benign] = {}  # by device and reason
         self._first = self._sequence = 0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -150,13 +169,13 @@ class Journal:
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
         """Store a rejected report; quarantine the device after too many.
 
-        Those with a BENIGN reason, which no number of ends, are stored soon and many as one, so that they cost the caller nothing.
+        Those with a BENIGN reason, which no number of ends, are stored soon, of many the newest and the number: they cost the caller
+        nothing.
         """
         rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
         if reason in BENIGN:
             with self._lock:
-                _, count = self._benign.get((device, reason), (rejection, 0))
-                self._benign[device, reason] = rejection, count + 1
+                self._benign.setdefault((device, reason), _Benign()).add([rejection], 1)
             return
         self._reject(rejection)
         self.settle(id, "rejected", reason, device=device)
@@ -247,8 +266,8 @@ class Journal:
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
-            for key, (rejection, count) in list(benign.items()):
-                reports.reject(self.db, rejection, count=count)
+            for key, group in list(benign.items()):
+                group.store(self.db)
                 del benign[key]
             before, self._blocked = self._blocked, self._read_blocked()
             for device, why in self._blocked.items():
@@ -260,9 +279,9 @@ class Journal:
             with self._lock:
                 self._pending = {**records, **self._pending}
                 self._excess = [*excess, *self._excess]
-                for key, (rejection, count) in benign.items():
-                    newest, later = self._benign.get(key, (rejection, 0))
-                    self._benign[key] = newest, count + later
+                for key, later in self._benign.items():
+                    benign.setdefault(key, _Benign()).add(later.newest, later.count)
+                self._benign = benign
             raise
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:

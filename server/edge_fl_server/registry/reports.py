@@ -81,7 +81,7 @@ def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
 
 
 def reject(db: Database, rejection: Rejection, *, count: int = 1, quarantine_after: int = 0) -> str:
-    """Store a rejected report, the newest of `count` for the same reason; quarantine the device after `quarantine_after` (0: never).
+    """Store a rejected report, for `count` of the same reason; quarantine the device after `quarantine_after` (0: never).
 
     Returns the reason of a new quarantine, otherwise "". The newest KEPT_REJECTIONS of a device are kept.
     """
