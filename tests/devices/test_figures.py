@@ -34,10 +34,11 @@ DIM = 512
 MEGABYTE = 1024 * 1024
 AGENT = """
 import sys
+sys.modules.update(dict.fromkeys(ABSENT))  # as if they were not installed
 HEAVY = ("torch", "sklearn", "scipy", "onnx", "onnxruntime", "PIL", "installer", "packaging")
 from edge_fl.cli import main
 code = main(sys.argv[1:])
-print([name for name in HEAVY if name in sys.modules])
+print([name for name in HEAVY if sys.modules.get(name)])
 sys.exit(code)
 """
 SERVING = """
@@ -133,24 +134,41 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def base_bytes() -> int:
-    """Size on disk of what `pip install edge-fl` brings, without this project itself."""
-    todo, seen, total = ["edge-fl"], set(), 0
+def base() -> dict[str, metadata.Distribution]:
+    """What `pip install edge-fl` brings, by name; this project among it."""
+    todo, found = ["edge-fl"], dict[str, metadata.Distribution]()
     while todo:
         name = todo.pop()
         try:
-            distribution = metadata.distribution(name)
+            found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # for another platform or Python
-        for line in distribution.requires or []:
+        for line in found[name].requires or []:
             needed = re.match(r"[\w.-]+", line)
-            if needed and "extra ==" not in line and (key := needed[0].lower().replace("_", "-")) not in seen:
-                seen.add(key)
+            if needed and "extra ==" not in line and (key := _key(needed[0])) not in found:
                 todo.append(key)
+    return found
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def base_bytes() -> int:
+    """Size on disk of what `pip install edge-fl` brings, without this project itself."""
+    total = 0
+    for name, distribution in base().items():
         if name != "edge-fl":
             files = (Path(str(file.locate())) for file in distribution.files or [])
             total += sum(file.stat().st_size for file in files if file.is_file() and file.suffix != ".pyc")
     return total
+
+
+def absent() -> list[str]:
+    """The packages of this environment that no device has: libraries import some of them where they are installed, and weigh more."""
+    on_device = base().keys()
+    owners = metadata.packages_distributions().items()
+    return sorted(name for name, by in owners if not {_key(one) for one in by} & on_device)
 
 
 def processor_s(command: list[str], times: int = 3) -> float:
@@ -197,7 +215,8 @@ def test_an_agent_stays_small_between_fits_and_within_bounds_at_their_peak(
         "--tier",
         "head",
     ]
-    command = [sys.executable, "-c", AGENT, "device", "run", *what, *broker]
+    program = AGENT.replace("ABSENT", repr(absent()))
+    command = [sys.executable, "-c", program, "device", "run", *what, *broker]
     started_s = time.monotonic()
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     scales = Scales(agent.pid)
