@@ -232,6 +232,13 @@ def _exit_code(error: BaseException, app: App, arguments: Sequence[str]) -> int:
             return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
         case OSError() if lost := _flush(sys.stdout, probe="\n"):
             return _output_lost(lost)
+        case PermissionError() if isinstance(
+            error.filename, (str, bytes)
+        ):  # a folder on the way may be closed
+            from edge_fl.files.accounts import not_allowed
+
+            refused = not_allowed(Path(os.fsdecode(error.filename)), "use")
+            return _fail(f"{refused}; this command ended", InputError.exit_code)
         case UnicodeEncodeError() if given := [word for word in arguments if not paths.is_utf8(word)]:
             what = f"argument '{paths.text(given[0])}': not UTF-8, which this command stores or sends"
             return _fail(f"{what}; expected UTF-8, for a path a link to it (ln -s)", InputError.exit_code)

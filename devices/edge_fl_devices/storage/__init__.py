@@ -5,8 +5,6 @@ Here is the one place that tells a file that is missing from one that this accou
 
 from __future__ import annotations
 
-import os
-import pwd
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from edge_fl.errors import InputError
-from edge_fl.files import paths
+from edge_fl.files.accounts import not_allowed
 
 T = TypeVar("T")
 
@@ -41,23 +39,3 @@ def listed(folder: Path, suffix: str = "") -> list[Path]:
     with suppress(FileNotFoundError), allowed(folder):
         return sorted(path for path in folder.iterdir() if path.name.endswith(suffix))
     return []
-
-
-def not_allowed(path: Path, do: str = "read") -> str:
-    """Which account may not do what, and which one may: the owner of the nearest place that this account can see."""
-    owner = ""
-    for place in (path, *path.absolute().parents):
-        with suppress(OSError):
-            owner = _name(place.stat().st_uid)
-            break
-    return (
-        f"{paths.text(path)}: the account {_name(os.geteuid())} may not {do} it; expected the account"
-        f" {owner}: put 'sudo -u {owner}' before the command"
-    )
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)

@@ -37,6 +37,7 @@ from safetensors.numpy import save
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
+from edge_fl.files.accounts import not_allowed
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
@@ -45,7 +46,7 @@ from edge_fl.heads import calibration as calibrations
 from edge_fl.heads.calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.storage import allowed, listed, not_allowed, read_json
+from edge_fl_devices.storage import allowed, listed, read_json
 
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4

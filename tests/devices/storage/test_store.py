@@ -214,3 +214,25 @@ def test_what_another_account_may_not_read_is_never_said_to_be_missing(
         assert re.search(allowed, done.stderr), done.stderr
         mine = agent.python("-m", "edge_fl", "device", "status", "--dir", folder)
         assert "no head fitted yet" in mine.stdout  # there is no release
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status --dir",
+        "predict image.png --dir",
+        "serve --dir",
+        "backup /nonexistent/saved --dir",
+        "doctor --dir",
+    ],
+)
+def test_a_device_inside_a_closed_folder_names_the_account_that_may(tmp_path: Path, command: str) -> None:
+    closed = reachable(tmp_path) / "closed"
+    Store(closed / "device").remember(Memory())
+    closed.chmod(0o700)
+    with account() as other:
+        done = other.python("-m", "edge_fl", "device", *command.split(), closed / "device", check=False)
+    assert done.returncode == 4 and "bug" not in done.stderr, done.stderr
+    assert (
+        f"the account {other.name} may not " in done.stderr and "expected the account root: " in done.stderr
+    )
