@@ -199,6 +199,8 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     A device's change larger than `max_norm` times the cohort's median is scaled down to that, and outliers are dropped
     (`edge_fl.learn.aggregation.screening`; 0: no screening). After `quarantine_after` rejected or dropped updates (0: never) a device is
     quarantined. `centre`, `trim` and `clip` are those of `edge_fl.learn.aggregation.robust`.
+    `panel` is the share of a round's clients that compare its outcome with the shared parts before it, on their validation images; a
+    round that makes them worse is dropped or repaired (`edge_fl_server.training.gate`). 0 and "auto": none.
     """
 
     max_growth: Annotated[float, Meta(ge=0)] = 100.0
@@ -208,6 +210,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     centre: Literal["mean", "median", "trimmed", "geometric"] = "mean"
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.1
     clip: Annotated[float, Meta(ge=0)] = 0.0
+    panel: Annotated[float, Meta(ge=0, le=1)] | Literal["auto"] = "auto"
 
 
 class CompressionConfig(Struct, frozen=True, forbid_unknown_fields=True):

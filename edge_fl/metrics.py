@@ -37,7 +37,10 @@ TEST_SAMPLES = "test_samples"
 VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"
 TEST_GAINED = "test_samples.gained"
-"""Test images that became wrong, and that became right. A device counts groups of images that belong together (`edge_fl.data.groups`)."""
+VALIDATION_LOST = "validation_samples.lost"
+VALIDATION_GAINED = "validation_samples.gained"
+"""Images that became wrong, and that became right: test images with another release, validation images with the candidate of a round. Of
+test images a device counts groups of images that belong together (`edge_fl.data.groups`)."""
 
 HEAD = "head."
 """Prefix of `of_head`."""
@@ -54,7 +57,9 @@ USED_CPU = "used_today.cpu_s"
 USED_ENERGY = "used_today.kilojoules_estimated"
 """A device's use on the day of the report: payload bytes in both directions, processor seconds, energy estimated from these."""
 
-COUNTS = frozenset({TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED})
+COUNTS = frozenset(
+    {TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED, VALIDATION_LOST, VALIDATION_GAINED}
+)
 """Counts of samples, which are not summarised over the fleet."""
 
 ACCURACY = "_acc"

@@ -35,6 +35,8 @@ NUMBERS = (
     metrics.VALIDATION_SAMPLES,
     metrics.TEST_LOST,
     metrics.TEST_GAINED,
+    metrics.VALIDATION_LOST,
+    metrics.VALIDATION_GAINED,
     metrics.LATENCY_BEFORE,
     metrics.LATENCY_AFTER,
     metrics.EPSILON,

@@ -33,7 +33,7 @@ STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOT
 ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
-Mode = Literal["serve", "train", "evaluate", "personalise", "rest"]
+Mode = Literal["serve", "train", "evaluate", "personalise", "judge", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
 GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
 """States of a device that is not connected."""

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData
+from edge_fl.errors import MethodError
+from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.codec.privacy import Noise
@@ -107,6 +109,30 @@ class Client:
             measured |= self._accuracies(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
         return {**measured, **steps.measure(method, down, own, self.batches(0))}
 
+    def judge(self, method: Method, down: Parts, own: Parts) -> dict[str, float]:
+        """Compare a round's candidate with the current shared parts (`steps.judged`) image by image on the validation set: how many
+        images become wrong, and how many right, with the global model where the method has one, else with the client's own.
+        """
+        x, y = self._placed["validation"]
+        current = tree.unprefixed(steps.CURRENT, down)
+        candidate = {name: params for name, params in down.items() if not name.startswith(steps.CURRENT)}
+        before, after = (self._right(method, parts, own, x, y) for parts in (current, candidate))
+        return {
+            metrics.VALIDATION_SAMPLES: len(y),
+            metrics.VALIDATION_LOST: int((before & ~after).sum()),
+            metrics.VALIDATION_GAINED: int((after & ~before).sum()),
+        }
+
+    def _right(self, method: Method, down: Parts, own: Parts, x: Tensor, y: Tensor) -> Tensor:
+        """Which images are classified correctly, [N]. Raises MethodError for a method that cannot predict between rounds."""
+        if method.has_global:
+            parts = norm.restored(down, own)
+            return _right(lambda x: steps.predict_global(method, parts, x), x, y)
+        if not method.predicts_early:
+            raise MethodError(f"{method.title} cannot predict before its final personalisation")
+        own = steps.newcomer(method, self.id, down, own, self.batches(0))
+        return _right(lambda x: steps.predict(method, down, own, x), x, y)
+
     def _accuracies(self, names: tuple[str, str], predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
         """Accuracies on the test and the validation set, by `names`; empty sets are left out."""
         sets = zip(names, (self._placed["test"], self._placed["validation"]), strict=True)
@@ -123,9 +149,11 @@ class Client:
 
 
 def _accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> float:
+    return int(_right(predict, x, y).sum()) / len(y)
+
+
+def _right(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+    """Which images are classified correctly, [N]."""
     with torch.no_grad():
         pairs = zip(x.split(EVALUATION_BATCH), y.split(EVALUATION_BATCH), strict=True)
-        right = torch.stack(
-            [(predict(pixels(images)).argmax(1) == labels).sum() for images, labels in pairs]
-        ).sum()
-    return int(right) / len(y)
+        return torch.cat([predict(pixels(images)).argmax(1) == labels for images, labels in pairs])

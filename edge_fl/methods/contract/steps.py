@@ -22,6 +22,7 @@ from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import seed_for
 
+CURRENT = "current."  # prefix of the current parts in the broadcast of a judgement
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 
 
@@ -148,6 +149,11 @@ def predict_global(method: Method, shared: Parts, x: Tensor) -> Tensor:
 def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
     """Features of the exported extractor, [N, C, H, W] -> [N, d]."""
     return method.features(norm.for_export(shared), x)
+
+
+def judged(current: Parts, candidate: Parts) -> Parts:
+    """The broadcast of a judgement: the candidate's parts, and the current ones under names that begin with CURRENT."""
+    return {**candidate, **tree.prefixed(CURRENT, current)}
 
 
 def require_finite(method: Method, client: str, round: int, *trees: Parts) -> None:

@@ -35,7 +35,7 @@ from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.features import Probe, probe
-from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
+from edge_fl_server.training.fleet import MEASURES, Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.study import Study
 
@@ -178,7 +178,7 @@ class _TimedFleet(WrappedFleet):
         self._seconds: list[float] = []
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        if step == "evaluate":
+        if step in MEASURES:
             yield from self._fleet.each(step, round, method, downs)
             return
         self._seconds = []

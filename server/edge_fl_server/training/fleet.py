@@ -15,7 +15,9 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.engines.calibration.record import Calibration
 
 ClientId = str
-Step = Literal["train", "personalise", "evaluate"]
+Step = Literal["train", "personalise", "evaluate", "judge"]
+MEASURES: frozenset[Step] = frozenset({"evaluate", "judge"})
+"""Steps that change no personal parts."""
 Downs = Mapping[ClientId, Parts]  # broadcast by client, computed on access
 
 
@@ -61,6 +63,10 @@ class Fleet(ABC):
     def evaluate(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Metrics of each client with the given broadcast; the updates carry no parts."""
         return self.each("evaluate", round, method, downs)
+
+    def judge(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        """Each client's comparison of a candidate with the current parts (`steps.judged`), as metrics; the updates carry no parts."""
+        return self.each("judge", round, method, downs)
 
     def at_work(self) -> Collection[ClientId]:
         """Clients whose update to an earlier round still counts; empty without a buffer."""

@@ -1,6 +1,6 @@
 """The round loop: federated rounds of any method on any fleet.
 
-    select -> broadcast -> collect -> aggregate -> evaluate -> record
+    select -> broadcast -> collect -> aggregate -> judge -> evaluate -> record
 
 The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
 (`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied
@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from edge_fl import logs
 from edge_fl.config import CohortConfig, Recipe
@@ -28,6 +29,7 @@ from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.fleet import ClientId, Fleet
+from edge_fl_server.training.gate import Candidate, Gate, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +39,18 @@ Reports = Mapping[ClientId, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Plan:
-    """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never)."""
+    """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never).
+
+    `panel` is the share of a round's clients that judge it before it counts (`gate`; 0: none), with at least `judged_from` clients.
+    """
 
     rounds: int
     seed: int = 0
     cohort: CohortConfig = CohortConfig()
     evaluate_every: int = 0
     robust: Robust = Robust()
+    panel: float = 0.0
+    judged_from: int = 2
 
     @classmethod
     def of(cls, recipe: Recipe, method: Method) -> Plan:
@@ -55,6 +62,7 @@ class Plan:
             recipe.cohort,
             recipe.evaluate_every if method.predicts_early or method.has_global else 0,
             Robust(updates.centre, updates.trim, updates.clip),
+            0.0 if updates.panel == "auto" else updates.panel,
         )
 
 
@@ -64,7 +72,8 @@ class RoundResult:
 
     `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
     included; `responded` are those whose update arrived in time, and `staleness` maps such a client to the age of its update in rounds, if
-    not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget.
+    not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget. `verdict` is that of
+    the round gate; None if the round was not judged.
     `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
     """
 
@@ -80,6 +89,7 @@ class RoundResult:
     attempts: int = 1
     staleness: Mapping[ClientId, int] = field(default_factory=dict)
     exhausted: tuple[ClientId, ...] = ()
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -179,17 +189,19 @@ def run(
     first: int = 1,
     hooks: RunHooks | None = None,
     watch: Watch = unwatched,
+    dropped: int = 0,
 ) -> Iterator[RoundResult]:
-    """Run rounds `first`..plan.rounds, yielding after each.
+    """Run rounds `first`..plan.rounds, yielding after each. `dropped`: rounds that the gate dropped in a row just before the first one.
 
     Raises RunError when a round misses its quorum in every attempt, BudgetExhaustedError when no client has privacy budget left.
     """
     shared = steps.start(method) if shared is None else shared
     hooks = hooks or RunHooks()
+    gate = Gate(fleet, plan.panel, plan.judged_from, plan.seed, dropped)
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
         logs.set_context(round=number)
-        result = _round(method.at(number), fleet, plan, shared, number, hooks, watch)
+        result = _round(method.at(number), fleet, plan, shared, number, hooks, watch, gate)
         shared = result.shared
         watch(Count("rounds", number, plan.rounds))
         hooks.after_round(result, fleet)
@@ -197,7 +209,14 @@ def run(
 
 
 def _round(
-    method: Method, fleet: Fleet, plan: Plan, shared: Parts, number: int, hooks: RunHooks, watch: Watch
+    method: Method,
+    fleet: Fleet,
+    plan: Plan,
+    shared: Parts,
+    number: int,
+    hooks: RunHooks,
+    watch: Watch,
+    gate: Gate,
 ) -> RoundResult:
     """Run one round, retrying until the quorum responds. Raises RunError after the last attempt."""
     started = time.monotonic()
@@ -209,8 +228,11 @@ def _round(
         broadcasts = Broadcasts(method, shared, selection.requested)
         collected = _Collected(fleet.train(number, method, broadcasts), selection, head_updates, hooks, watch)
         received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
-        updates = hooks.screen(received, shared)
-        aggregated = steps.aggregate(method, shared, robust(updates, shared, plan.robust))
+        updates: Iterable[Update] = hooks.screen(received, shared)
+        aggregate = partial(_aggregate, method, shared, plan)
+        if judged := gate.applies(method):
+            updates = list(updates)  # aggregated again without some of them if the round makes clients worse
+        aggregated = aggregate(updates)
         collected.drain()  # a method that aggregates nothing still waits for its clients
         needed = cohort.quorum(selection.goal, plan.cohort)
         if len(collected.bytes_up) >= needed:
@@ -220,6 +242,10 @@ def _round(
             _exhausted(fleet, number)  # devices report an exhausted budget only when asked
             raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
         log.warning("%s; retrying", reason)
+    verdict: Verdict | None = None
+    if judged:
+        candidate = Candidate(method, number, shared, aggregated, list(updates), aggregate)
+        aggregated, verdict = gate.decide(candidate)
     due = plan.evaluate_every and number % plan.evaluate_every == 0
     metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
     metrics |= {id: {**metrics.get(id, {}), **found} for id, found in collected.local.items()} if due else {}
@@ -230,13 +256,18 @@ def _round(
         responded=tuple(collected.bytes_up),
         seconds=time.monotonic() - started,
         metrics=metrics,
-        bytes_down=sum(broadcasts.bytes.values()),
+        bytes_down=sum(broadcasts.bytes.values()) + (verdict.bytes_down if verdict else 0),
         bytes_up=sum(collected.bytes_up.values()),
         head_updates=tuple(update.client for update in head_updates),
         attempts=attempt,
         staleness=collected.staleness,
         exhausted=exhausted,
+        verdict=verdict,
     )
+
+
+def _aggregate(method: Method, shared: Parts, plan: Plan, updates: Iterable[Update]) -> Parts:
+    return steps.aggregate(method, shared, robust(updates, shared, plan.robust))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.simulated import SimulatedFleet, with_epochs
 from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import ClientId, Downs, Step
+from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Step
 
 QUEUED_PER_WORKER = 2  # chunks
 RETRIES = 3  # per chunk, if its worker dies
@@ -74,7 +74,7 @@ class RayFleet(SimulatedFleet):
             if not finished:
                 raise RunError(f"round {round}: no client finished within {TIMEOUT_S:.0f} s; the run stops")
             for id, samples, parts, metrics, own in self._result(round, finished[0]):
-                if step != "evaluate":
+                if step not in MEASURES:
                     self.personal.put(id, from_arrays(own))
                 yield Update(id, samples, from_arrays(parts), metrics)
 

@@ -11,7 +11,7 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.simulated import SimulatedFleet, take_step
-from edge_fl_server.training.fleet import ClientId, Downs, Step
+from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Step
 
 
 class SequentialFleet(SimulatedFleet):
@@ -30,6 +30,6 @@ class SequentialFleet(SimulatedFleet):
             client = self._clients[id]
             own = to_device(self.personal.get(id), client.device)
             update, own = take_step(step, client, method, round, downs[id], own)
-            if step != "evaluate":
+            if step not in MEASURES:
                 self.personal.put(id, own)
             yield update

@@ -22,7 +22,8 @@ def take_step(
         return client.train(method, round, down, own)
     if step == "personalise":
         return client.personalise(method, round, down, own)
-    return Update(client.id, len(client.data.train), {}, client.evaluate(method, down, own)), own
+    measured = (client.judge if step == "judge" else client.evaluate)(method, down, own)
+    return Update(client.id, len(client.data.train), {}, measured), own
 
 
 def with_epochs(method: Method, epochs: int) -> Method:

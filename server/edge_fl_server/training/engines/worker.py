@@ -18,7 +18,7 @@ from edge_fl.wire import tensors
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.simulated import take_step, with_epochs
-from edge_fl_server.training.fleet import ClientId, Step
+from edge_fl_server.training.fleet import MEASURES, ClientId, Step
 
 PERSONAL = "personal"
 
@@ -53,7 +53,7 @@ def work(job: Job) -> Done:
     update, own = take_step(
         job.step, store[job.client], now, job.round, _down(job.down), personal.get(job.client)
     )
-    if job.step != "evaluate" and own:
+    if job.step not in MEASURES and own:
         job.own.write_bytes(tensors.pack(to_arrays(own)))
     job.up.write_bytes(tensors.pack(to_arrays(update.parts)))
     return Done(update.samples, update.metrics, update.seconds)

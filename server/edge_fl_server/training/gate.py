@@ -1,0 +1,389 @@
+"""The round gate: clients compare a round's candidate, the aggregated shared parts, with the current ones before it becomes current.
+
+    panel -> (looks worse) -> jury -> (is worse) -> leave groups out -> accepted | repaired | dropped | forced
+
+A client compares image by image on its validation set and answers with three counts: images, lost, gained. Its change is
+(gained - lost) / images, in [-1, 1], so that it weighs the same whatever it claims.
+
+1. A random panel, a tenth of the round's clients, judges every candidate. Unless its mean change is clearly negative, the candidate is
+   accepted. A panel alone drops nothing.
+2. Otherwise a jury as large as the round is asked. TRIM of its changes are removed at each end, so that so many liars can neither drop a
+   round nor save one. The round is worse if the trimmed mean is below minus the margin, and below 0 by Z standard errors. The error is the
+   larger of two: that of the discordant images, as if each were lost or gained by the flip of a fair coin, and that of the drawn clients,
+   which is 0 where all were asked. With two judges both must have lost GROSS; one judge never drops a round.
+3. A round that is worse is aggregated again without one group of its updates at a time, and some of the jury judge these candidates. The
+   groups without which it is best are left out until it is no longer worse. Then their members come back one by one; those that make it
+   worse again stay out and are named. At most half of the updates are left out; if that does not help, the round is dropped and nobody
+   is named.
+
+After MOST_DROPPED rounds dropped in a row the next one is accepted whatever the judges say, so that a run cannot be stopped.
+
+The margin: where all clients take part, the accuracy of honest rounds falls by little. Where few take part, honest rounds forget the
+classes of the others; the margin grows with the share that did not (docs/robustness.md has the measured falls).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.tree import Parts, same, size_bytes
+from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
+from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPLES
+from edge_fl.seeds import generator
+from edge_fl_server.training.fleet import ClientId, Fleet
+
+log = logging.getLogger(__name__)
+
+PANEL = 0.1
+"""The panel's share of a round's clients where the recipe says "auto"."""
+LEAST = 8
+"""Available clients from which on "auto" judges rounds."""
+SUSPICIOUS = 2 / 3
+"""A panel's mean change, in margins, from which on a jury is asked."""
+SMALLEST_JURY, LARGEST_JURY = 8, 50
+MARGIN, MARGIN_OF_ABSENT = 0.10, 0.40
+"""The fall in accuracy that is accepted where every client takes part, and what is added where none would."""
+TRIM, Z = 0.2, 2.0
+GROSS = 0.5
+MOST_DROPPED = 3
+GROUPS, JUDGES_OF_GROUPS = 5, 8
+LEFT_OUT, NAMED = 0.05, 0.10
+"""The fall that one client's update causes, from which on it is left out, and from which on its outlier score is 1."""
+MAX_SCORE = 100.0
+Outcome = Literal["accepted", "repaired", "dropped", "forced"]
+
+
+class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
+    """The verdict on a round.
+
+    `change` is the trimmed mean of the judges' changes of accuracy for the round as it was, `margin` the fall that is accepted. `judges`,
+    `images`, `lost` and `gained` count those that decided. `without` are the clients whose updates were left out, `named` the outlier
+    scores of those among them that made it worse. `judgements` counts all comparisons and `bytes_down` what was sent for them.
+    """
+
+    outcome: Outcome
+    change: float = 0.0
+    margin: float = 0.0
+    judges: int = 0
+    images: int = 0
+    lost: int = 0
+    gained: int = 0
+    without: tuple[ClientId, ...] = ()
+    named: Mapping[ClientId, float] = {}
+    judgements: int = 0
+    bytes_down: int = 0
+
+    def __str__(self) -> str:
+        fell = f"accuracy {100 * self.change:+.0f} points ({self.lost} images lost, {self.gained} gained of {self.images}"
+        fell += f" on {self.judges} devices; {-100 * self.margin:.0f} would count)"
+        match self.outcome:
+            case "repaired":
+                return f"{fell}; aggregated without {', '.join(self.without)}"
+            case "dropped":
+                return f"{fell}; dropped, the shared parts before stay"
+            case "forced":
+                return f"{fell}; accepted all the same after {MOST_DROPPED} dropped rounds"
+        return fell
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One client's comparison of two models on `images` validation images."""
+
+    images: int
+    lost: int
+    gained: int
+
+    @property
+    def change(self) -> float:
+        return (self.gained - self.lost) / self.images
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The judgements on one candidate by clients with validation images, drawn from `of` clients."""
+
+    judgements: Mapping[ClientId, Judgement]
+    of: int
+
+    def __or__(self, other: Evidence) -> Evidence:
+        return Evidence({**self.judgements, **other.judgements}, max(self.of, other.of))
+
+    @property
+    def mean(self) -> float:
+        """Mean change; 0 without judges."""
+        return float(np.mean(self.changes)) if self.judgements else 0.0
+
+    @property
+    def changes(self) -> np.ndarray:
+        return np.array([judgement.change for judgement in self.judgements.values()])
+
+    @property
+    def trimmed(self) -> float:
+        return trimmed(self.changes)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the trimmed mean."""
+        judgements, n = list(self.judgements.values()), len(self.judgements)
+        cut = trimmed_off(n)
+        noise = sum(max(j.lost + j.gained, 1) / j.images**2 for j in judgements) / n
+        winsorised = np.clip(self.changes, *np.sort(self.changes)[[cut, n - 1 - cut]])
+        drawn = float(winsorised.std(ddof=1)) / (1 - 2 * cut / n) * math.sqrt((1 - n / max(self.of, n)) / n)
+        return max(math.sqrt(noise / (n - 2 * cut)), drawn)
+
+    def suspicious(self, margin: float) -> bool:
+        """Whether a few judges lost so much that more should be asked: SUSPICIOUS of the margin, and one standard error of the images."""
+        lost, gained = (
+            sum(getattr(j, name) for j in self.judgements.values()) for name in ("lost", "gained")
+        )
+        return self.mean <= -SUSPICIOUS * margin and lost - gained > math.sqrt(lost + gained)
+
+    def worse(self, margin: float) -> bool:
+        """Whether the candidate is worse by more than the margin, beyond chance."""
+        n = len(self.judgements)
+        if n < 3:
+            return n == 2 and bool((self.changes <= -max(GROSS, margin)).all())
+        return self.trimmed <= -margin and self.trimmed + Z * self.error < 0
+
+
+def trimmed_off(judges: int) -> int:
+    """How many judges are removed at each end: TRIM of them, at least one of three."""
+    return max(int(TRIM * judges), 1) if judges >= 3 else 0
+
+
+def trimmed(changes: np.ndarray) -> float:
+    """The mean without the smallest and largest values; 0 of none."""
+    cut = trimmed_off(len(changes))
+    return float(np.sort(changes)[cut : len(changes) - cut].mean()) if len(changes) else 0.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A round's outcome before it counts: `aggregate` is pure, and gives `shared` for all `updates`."""
+
+    method: Method
+    round: int
+    current: Parts
+    shared: Parts
+    updates: Sequence[Update]
+    aggregate: Callable[[Sequence[Update]], Parts]
+
+
+@dataclass
+class Gate:
+    """The gate of a run. `panel`: the panel's share of a round's clients, 0: no gate; `least`: available clients from which on it judges.
+
+    `dropped`: rounds dropped in a row before the first one. Judges are drawn from `seed`, so a resumed run draws the same.
+    """
+
+    fleet: Fleet
+    panel: float
+    least: int = 2
+    seed: int = 0
+    dropped: int = 0
+    _judgements: int = field(default=0, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def applies(self, method: Method) -> bool:
+        """Whether rounds of this method are judged now: enough clients, and a model that predicts between rounds."""
+        predicts = method.has_global or method.predicts_early
+        return bool(self.panel and predicts and len(self.fleet.clients()) >= self.least)
+
+    def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
+        """The shared parts after the round, and why; no verdict where nothing changed or nobody could judge."""
+        if same(candidate.current, candidate.shared) or not candidate.updates:
+            return candidate.shared, None
+        self._judgements = self._bytes = 0
+        order = self._order(candidate.round)
+        members = len(candidate.updates)
+        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.clients()), 1), 0)
+        size = max(int(self.panel * members + 1e-9), 1)
+        evidence = self._ask(candidate, candidate.shared, order[:size])
+        if evidence.suspicious(margin):
+            jury = min(max(members, SMALLEST_JURY), LARGEST_JURY)
+            evidence |= self._ask(candidate, candidate.shared, order[size:jury])
+            if evidence.worse(margin):
+                return self._without_the_cause(candidate, evidence, margin)
+        self.dropped = 0
+        if not evidence.judgements:
+            log.info("round %d: no judge has validation images; the round was not judged", candidate.round)
+            return candidate.shared, None
+        return candidate.shared, self._verdict("accepted", evidence, margin)
+
+    def _without_the_cause(
+        self, candidate: Candidate, evidence: Evidence, margin: float
+    ) -> tuple[Parts, Verdict]:
+        """Leave out those who made the round worse; without them drop it, or accept it after too many."""
+        judges = list(evidence.judgements)[:JUDGES_OF_GROUPS]
+        found = _Search(candidate, lambda shared: self._ask(candidate, shared, judges), margin).run()
+        if found:
+            self.dropped = 0
+            shared, without, named = found
+            verdict = self._verdict("repaired", evidence, margin, without, named)
+        elif self.dropped < MOST_DROPPED:
+            self.dropped += 1
+            shared, verdict = candidate.current, self._verdict("dropped", evidence, margin)
+        else:
+            self.dropped = 0
+            shared, verdict = candidate.shared, self._verdict("forced", evidence, margin)
+        level = logging.ERROR if verdict.outcome == "forced" else logging.WARNING
+        log.log(level, "round %d: %s", candidate.round, verdict)
+        return shared, verdict
+
+    def _order(self, round: int) -> list[ClientId]:
+        """The available clients in the order in which they are asked in this round."""
+        working = self.fleet.at_work()
+        idle = [client for client in self.fleet.clients() if client not in working]
+        return [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
+
+    def _ask(self, candidate: Candidate, shared: Parts, judges: Sequence[ClientId]) -> Evidence:
+        """What these clients say about `shared` against the current parts; those that do not answer are missing."""
+        downs = _Downs(candidate.method, candidate.current, shared, judges)
+        found = {}
+        for update in self.fleet.judge(candidate.round, candidate.method, downs) if judges else ():
+            counts = (
+                update.metrics.get(name, 0.0)
+                for name in (VALIDATION_SAMPLES, VALIDATION_LOST, VALIDATION_GAINED)
+            )
+            images, lost, gained = (int(count) for count in counts)
+            self._judgements += 1
+            if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
+                found[update.client] = Judgement(images, lost, gained)
+        self._bytes += downs.bytes
+        return Evidence({id: found[id] for id in judges if id in found}, len(self.fleet.clients()))
+
+    def _verdict(
+        self,
+        outcome: Outcome,
+        evidence: Evidence,
+        margin: float,
+        without: Collection[ClientId] = (),
+        named: Mapping[ClientId, float] | None = None,
+    ) -> Verdict:
+        judgements = evidence.judgements.values()
+        return Verdict(
+            outcome,
+            round(evidence.trimmed, 4),
+            round(margin, 4),
+            len(judgements),
+            sum(j.images for j in judgements),
+            sum(j.lost for j in judgements),
+            sum(j.gained for j in judgements),
+            tuple(sorted(without)),
+            dict(named or {}),
+            self._judgements,
+            self._bytes,
+        )
+
+
+@dataclass
+class _Search:
+    """The search for the updates that made a round worse. `ask` has the same judges compare any candidate with the current parts."""
+
+    candidate: Candidate
+    ask: Callable[[Parts], Evidence]
+    margin: float
+
+    def run(self) -> tuple[Parts, set[ClientId], dict[ClientId, float]] | None:
+        """The shared parts without them, who they are, and the outlier scores of those who certainly did; None if nothing helps."""
+        updates = self._by_contribution()
+        out = self._groups_without_which_it_is_better(updates)
+        if not out:
+            return None
+        shared, evidence = self._judged(out)
+        without, named = set(out), dict[ClientId, float]()
+        for update in reversed(updates):  # who contributed least comes back first
+            if update.client not in out:
+                continue
+            with_it, judged = self._judged(without - {update.client})
+            if (harm := _fall(evidence, judged)) < LEFT_OUT:
+                without, shared, evidence = without - {update.client}, with_it, judged
+            elif harm >= NAMED:
+                named[update.client] = round(min(harm / NAMED, MAX_SCORE), 3)
+        if not without or not self._is_cured(evidence):
+            return None
+        return shared, without, named
+
+    def _groups_without_which_it_is_better(self, updates: Sequence[Update]) -> set[ClientId]:
+        """The members of the fewest groups without which the round is not worse; empty if there are none."""
+        groups = [list(group) for group in np.array_split(np.arange(len(updates)), min(GROUPS, len(updates)))]
+        members = [{updates[place].client for place in group} for group in groups]
+        alone = [self._judged(group)[1] for group in members]
+        out: set[ClientId] = set()
+        for place in sorted(range(len(members)), key=lambda place: -alone[place].trimmed):
+            out |= members[place]
+            if len(out) > len(updates) / 2:
+                break
+            evidence = alone[place] if out == members[place] else self._judged(out)[1]
+            if self._is_cured(evidence):
+                return out
+        return set()
+
+    def _is_cured(self, evidence: Evidence) -> bool:
+        return bool(evidence.judgements) and evidence.trimmed > -self.margin
+
+    def _judged(self, without: Collection[ClientId]) -> tuple[Parts, Evidence]:
+        kept = [update for update in self.candidate.updates if update.client not in without]
+        shared = self.candidate.aggregate(kept)
+        return shared, self.ask(shared)
+
+    def _by_contribution(self) -> list[Update]:
+        """The updates in descending order of their inner product with the round's change, so that colluders are neighbours."""
+        current, change = self.candidate.current, self.candidate.shared
+
+        def contribution(update: Update) -> float:
+            total = 0.0
+            for part, params in update.parts.items():
+                for name, tensor in params.items():
+                    before, after = (tree.get(part, {}).get(name) for tree in (current, change))
+                    if before is None or after is None or not before.shape == after.shape == tensor.shape:
+                        continue
+                    if tensor.is_floating_point():
+                        total += float(((tensor - before).double() * (after - before).double()).sum())
+            return total if math.isfinite(total) else math.inf
+
+        return sorted(self.candidate.updates, key=lambda update: (-contribution(update), update.client))
+
+
+def _fall(better: Evidence, worse: Evidence) -> float:
+    """By how much the accuracy with one candidate is below that with another, over the clients that judged both."""
+    both = [client for client in better.judgements if client in worse.judgements]
+    return trimmed(np.array([better.judgements[c].change - worse.judgements[c].change for c in both]))
+
+
+class _Downs(Mapping[ClientId, Parts]):
+    """What judges receive (`steps.judged`), computed on access. `bytes` counts the candidates: a judge of this round has the rest."""
+
+    def __init__(self, method: Method, current: Parts, shared: Parts, clients: Collection[ClientId]) -> None:
+        self._method, self._current, self._shared = method, current, shared
+        self._clients = dict.fromkeys(clients)
+        self._sizes: dict[ClientId, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def __getitem__(self, client: ClientId) -> Parts:
+        if client not in self._clients:
+            raise KeyError(client)
+        current, candidate = (
+            steps.broadcast(self._method, parts, client) for parts in (self._current, self._shared)
+        )
+        self._sizes[client] = size_bytes(candidate)
+        return steps.judged(current, candidate)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
