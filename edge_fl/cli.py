@@ -59,10 +59,11 @@ IdentityOption = Annotated[
 
 def fleet_name(name: str | None) -> str | None:
     """Validate the fleet name of an option. Raises ConfigError if it cannot be part of a topic."""
+    from edge_fl.fleet.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
 
     if name is not None and not NAME.match(name):
-        raise ConfigError(f"--fleet {name}: expected 1 to 32 of a-z, 0-9 and '-'")
+        raise ConfigError(f"--fleet {name[:100]}: {EXPECTED_NAME}")
     return name
 
 

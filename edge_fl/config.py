@@ -21,6 +21,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.paths import composed
 from edge_fl.files.user_text import EncodingError
+from edge_fl.fleet.fields import Name
 from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)
@@ -271,7 +272,7 @@ class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, Meta(pattern=r"^[^\s/@]+\Z")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     identity: str = ""
-    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
+    fleet: Name = "main"
 
 
 class CompareConfig(Struct, frozen=True, forbid_unknown_fields=True):

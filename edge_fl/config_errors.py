@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import nearest
+from edge_fl.fleet.fields import EXPECTED_NAME, NAME
 
 
 def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
@@ -30,8 +31,8 @@ def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:
     given = f" = {reprlib.repr(value)}" if value is not None else ""
     if reason.startswith("Invalid enum value"):
         reason = f"unknown name{nearest(str(value), _words(_field(keys, kind)))}"
-    if "[a-z0-9-]{1,32}" in reason:
-        reason = "expected 1 to 32 of a-z, 0-9 and '-'"
+    if NAME in reason:
+        reason = EXPECTED_NAME
     if "^folder:/" in reason:
         reason = "expected folder:/PATH, a folder on the device"
     if "https?" in reason:

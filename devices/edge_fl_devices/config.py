@@ -15,6 +15,7 @@ from edge_fl import heads
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import is_utf8, text
+from edge_fl.fleet.fields import Name
 from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
@@ -27,7 +28,7 @@ FOLDER, SETTINGS = "device", "settings.json"
 class DeviceBroker(BrokerAddress, frozen=True, forbid_unknown_fields=True):
     """Address of the broker, fleet, and the folder with this device's identity."""
 
-    fleet: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "main"
+    fleet: Name = "main"
     identity: str = ""
 
     @property
@@ -79,7 +80,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     from the broker.
     """
 
-    id: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+    id: Name
     data: str
     tier: Literal["auto", "head", "full"] = "auto"
     folder: str = FOLDER

@@ -7,7 +7,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 Id = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+NAME = "[a-z0-9][a-z0-9-]{0,31}"  # no command takes it for an option
+EXPECTED_NAME = "expected 1 to 32 of a-z, 0-9 and '-', not beginning with '-'"
+Name = Annotated[str, Meta(pattern=rf"^{NAME}\Z")]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=2000)]

@@ -36,6 +36,7 @@ from msgspec import Struct
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
+from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.wire import login
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
@@ -231,7 +232,7 @@ def common_name(name: x509.Name) -> str:
     """The single common name, valid in a topic. Raises IdentityError."""
     names = [str(attribute.value) for attribute in name.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if len(names) != 1 or not NAME.match(names[0]):
-        raise IdentityError(f"common name {names}, expected one of 1 to 32 of a-z, 0-9 and '-'")
+        raise IdentityError(f"common name {names}: {EXPECTED_NAME}")
     return names[0]
 
 

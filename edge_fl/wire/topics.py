@@ -37,12 +37,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import InputError, ProtocolError
+from edge_fl.fleet import fields
+from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 
 MAJOR = 1
 GROUP = 16  # chunks per group: one subscription fetches one group
-NAME = re.compile(r"[a-z0-9-]{1,32}\Z")
+NAME = re.compile(rf"{fields.NAME}\Z")
 ID = re.compile(r"[a-z0-9-]{1,64}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 NUMBER = re.compile(
@@ -110,9 +112,16 @@ class Address:
 def checked(name: str, what: str = "name") -> str:
     """Return `name` if it can be part of a topic. Raises ProtocolError."""
     if not NAME.match(name):
-        raise ProtocolError(
-            f"{what} {name!r}: expected 1 to 32 of a-z, 0-9 and '-'", consequence="nothing was sent"
-        )
+        raise ProtocolError(f"{what} {name[:100]!r}: {EXPECTED_NAME}", consequence="nothing was sent")
+    return name
+
+
+def checked_device(name: str) -> str:
+    """Return `name` if a device can have it. Raises InputError, also for the names of servers, people and claims."""
+    if not NAME.match(name):
+        raise InputError(f"device {name[:100]!r}: {EXPECTED_NAME}")
+    if (role := role_of(name)) != "device":
+        raise InputError(f"{name}: a name of the role {role}, expected that of a device")
     return name
 
 

@@ -102,7 +102,7 @@ def test_a_mistyped_key_is_an_error_that_names_the_right_one(table: str, key: st
         ("[broker]\nport = -1", "[broker] port = -1: expected `int` >= 0"),
         (
             '[broker]\nfleet = "a/#"',
-            "[broker] fleet = 'a/#': expected 1 to 32 of a-z, 0-9 and '-'",
+            "[broker] fleet = 'a/#': expected 1 to 32 of a-z, 0-9 and '-', not beginning with '-'",
         ),
         ("[cohort]\nparticipation = 1.1", "[cohort] participation = 1.1: expected `float` <= 1.0"),
     ],

@@ -30,6 +30,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions
+from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity
@@ -365,9 +366,7 @@ class Authority:
             role = role_of(name)
             personal = role in PERSONAL and name not in RESERVED
             if not NAME.match(name) or role in ("claim", "broker") or personal != person:
-                raise ConfigError(
-                    f"{name!r}: expected 1 to 32 of a-z, 0-9 and '-', and no reserved name (people: --role)"
-                )
+                raise ConfigError(f"{name[:100]!r}: {EXPECTED_NAME}, and no reserved name (people: --role)")
             if name in taken:
                 raise ConfigError(
                     f"{name!r}: has a certificate or a claim already, expected a new name ('edge-fl fleet rotate' renews it,"

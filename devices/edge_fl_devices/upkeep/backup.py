@@ -24,6 +24,7 @@ from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.fleet.fields import Name
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.upkeep.folder import give_to_owner, stopped
 
@@ -52,7 +53,7 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     """First line of a backup. `salt`: of the passphrase, empty without one; `sha256`: of what follows."""
 
     edge_fl_backup: Annotated[int, Meta(ge=1, le=1)]
-    device: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+    device: Name
     salt: Annotated[str, Meta(max_length=64)] = ""
     sha256: Annotated[str, Meta(max_length=64)] = ""
 

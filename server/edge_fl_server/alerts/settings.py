@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from edge_fl import config
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.files.paths import text
+from edge_fl.fleet.fields import Name
 from edge_fl_server.alerts.rules import KINDS
 from edge_fl_server.registry import Database
 from edge_fl_server.selectors import fleet as selectors
 
 FILE = "alerts.toml"
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
 
 
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):

@@ -99,8 +99,10 @@ def admit(
 ) -> None:
     """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
     from edge_fl.errors import InputError, nearest
+    from edge_fl.wire.topics import checked_device
     from edge_fl_server.registry import devices
 
+    checked_device(device)
     with registry(database, home, fleet) as db:
         known = {record.device: record for record in devices.listed(db, fleet)}
         if device not in known:

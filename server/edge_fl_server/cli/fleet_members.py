@@ -81,11 +81,11 @@ def rename(
     home: HomeOption = HOME,
 ) -> None:
     """Rename a device: its history moves to the new name, which needs a certificate of its own; the old name's is revoked."""
-    from edge_fl.wire.topics import checked, role_of
+    from edge_fl.wire.topics import checked_device
     from edge_fl_server.registry import devices
 
-    if role_of(checked(new, "new name")) != "device" or new == old:
-        raise InputError(f"{new!r}: expected another name than {old!r}, and none that is reserved")
+    if checked_device(new) == old:
+        raise InputError(f"{new!r}: expected another name than {old!r}")
     with registry(database, home, fleet) as db:
         known = _known(db, fleet, old)
         done = known.removed == f"renamed to {new}"
@@ -97,7 +97,7 @@ def rename(
         if not done:
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
-            _edge_fl("fleet", "enrol", new, "--home", os.fspath(identities))
+            _edge_fl("fleet", "enrol", "--home", os.fspath(identities), "--", new)
         with acting(db, fleet, "rename", f"{old} to {new}"):
             if not done:
                 devices.rename(db, fleet, old, new)
@@ -113,10 +113,11 @@ def rename(
 
 
 def _known(db: Database, fleet: str, device: str) -> DeviceRecord:
-    """The record of a device. Raises InputError if there is none."""
+    """The record of a device. Raises InputError if there is none, or if no device can have the name."""
+    from edge_fl.wire.topics import checked_device
     from edge_fl_server.registry import devices
 
-    if record := devices.get(db, fleet, device):
+    if record := devices.get(db, fleet, checked_device(device)):
         return record
     raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, devices.names(db, fleet))}")
 
@@ -134,7 +135,7 @@ def _revoke(device: str, identities: Path) -> None:
         return
     rows = json.loads(_edge_fl("fleet", "certificates", "--format", "json", "--home", os.fspath(identities)))
     if any(device in (row["name"], row["device"]) and row["state"] in ("valid", "used") for row in rows):
-        print(_edge_fl("fleet", "revoke", device, "--home", os.fspath(identities)), end="")
+        print(_edge_fl("fleet", "revoke", "--home", os.fspath(identities), "--", device), end="")
 
 
 def _edge_fl(*arguments: str) -> str:

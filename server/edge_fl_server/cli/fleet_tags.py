@@ -92,13 +92,14 @@ def save(
     home: HomeOption = HOME,
 ) -> None:
     """Save a selector as a group, or change a group; its devices follow from their tags and attributes at the time of use."""
+    from edge_fl.fleet.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
     from edge_fl_server.registry import tags
     from edge_fl_server.selectors import fleet as selectors
     from edge_fl_server.selectors import parse
 
     if not NAME.match(group):
-        raise InputError(f"group {group!r}: expected 1 to 32 of a-z, 0-9 and '-'")
+        raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
     with registry(database, home, fleet) as db:
         saved = {**tags.saved_groups(db, fleet), group: selector}
         for name in saved:  # a change must not make any group contain itself

@@ -13,6 +13,7 @@ from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
+from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
 from edge_fl.wire.topics import NAME
 from edge_fl_server.cli.connection import acting, registry
@@ -70,7 +71,7 @@ def create(
     if unknown := [each for each in role if each not in PERSON_ROLES]:
         raise InputError(f"--role {unknown[0]}: expected {', '.join(PERSON_ROLES)}")
     if not NAME.match(name):
-        raise InputError(f"{name!r}: expected a name of 1 to 32 of a-z, 0-9 and '-'")
+        raise InputError(f"{name[:100]!r}: {EXPECTED_NAME}")
     with _acting("token create", f"{name}: {', '.join(roles)}", fleet, database, home) as (db, by):
         secret = tokens.create(db, fleet, name, roles, days, by)
     print(secret)

@@ -7,6 +7,7 @@ so, and names the command that acts now.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,15 +15,21 @@ from edge_fl.config import RolloutConfig
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
 from edge_fl.fleet.actions import ACTING_FOR
+from edge_fl.fleet.fields import EXPECTED_NAME
+from edge_fl.wire.topics import NAME, checked_device
 from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.queries import standing
+from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import devices, rollouts, runs, servers
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request
 
 REVOKE_S = 60.0
+NUMBER = re.compile("[1-9][0-9]{0,8}")  # of a release or roll-out
+MAX_TARGET = 64  # characters of a refused one in the audit log
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,29 @@ class Question:
 
 @dataclass(frozen=True)
 class Action:
-    """`ask` states the effect on a target, `do` has it and returns a message. Both raise InputError if it is not possible any more."""
+    """`ask` states the effect on a target, `do` has it and returns a message. Both raise InputError if it is not possible any more.
+
+    `require` raises InputError for a target that no button has: a browser may send any.
+    """
 
     ask: Callable[[PageContext, str], Question]
     do: Callable[[PageContext, str], str]
+    require: Callable[[PageContext, str], None]
+
+
+def _require_number(context: PageContext, target: str) -> None:
+    if not NUMBER.fullmatch(target):
+        raise InputError(f"{target[:100]!r}: expected a number")
+
+
+def _require_run(context: PageContext, target: str) -> None:
+    if not NAME.match(target):
+        raise InputError(f"run {target[:100]!r}: {EXPECTED_NAME}")
+
+
+def _require_device(context: PageContext, target: str) -> None:
+    if devices.get(context.db, context.fleet, checked_device(target)) is None:
+        raise InputError(f"{target}: no device of fleet {context.fleet}")
 
 
 def command_words(record: RolloutRecord) -> str:
@@ -118,7 +144,11 @@ def _steer(desired: DesiredRolloutState, ask: Callable[[PageContext, RolloutReco
         rollouts.steer(context.db, record.number, desired)
         return _requested(context, STEERED[desired].format(record), record.number)
 
-    return Action(lambda context, number: ask(context, _unfinished(context, number, returns=returns)), do)
+    return Action(
+        lambda context, number: ask(context, _unfinished(context, number, returns=returns)),
+        do,
+        _require_number,
+    )
 
 
 STEERED = {
@@ -218,23 +248,37 @@ def revoke(context: PageContext, device: str) -> str:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
     person = {ACTING_FOR: context.access.person.name}
     with Children(lambda name, line: None, person) as children:
-        words = ("fleet", "revoke", device, "--home", os.fspath(context.identities))
+        words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = servers.presence(context.db, context.fleet).online
     return printed + ("." if online else "; the list shows it when a server is online.")
 
 
 ACTIONS = {
-    "start": Action(_ask_start, start),
+    "start": Action(_ask_start, start, _require_number),
     "pause": _steer("paused", _ask_pause),
     "resume": _steer("running", _ask_resume),
     "abort": _steer("aborted", _ask_abort),
     "rollback": _steer("rolled_back", _ask_roll_back),
-    "stop": Action(_ask_stop, stop),
-    "admit": Action(_ask_admit, admit),
-    "revoke": Action(_ask_revoke, revoke),
+    "stop": Action(_ask_stop, stop, _require_run),
+    "admit": Action(_ask_admit, admit, _require_device),
+    "revoke": Action(_ask_revoke, revoke, _require_device),
 }
 """By the part of a button's `data-act` before the colon; the rest is the target."""
+
+
+def require(context: PageContext, name: str, target: str) -> None:
+    """Check that the person may do an action, and has chosen a target that it can have; what is refused is in the audit log.
+
+    Raises NotPermittedError, InputError.
+    """
+    person, shown = context.access.person, one_line(target[:MAX_TARGET])
+    audit.permit(context.db, context.fleet, person, name, shown)
+    try:
+        ACTIONS[name].require(context, target)
+    except InputError as error:
+        audit.record(context.db, context.fleet, person, name, shown, str(error))
+        raise
 
 
 def recorded_as(context: PageContext, name: str, target: str) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
 from html import escape
 from ipaddress import ip_address
 from typing import Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -27,6 +28,7 @@ from edge_fl.wire.roles import LOCAL_USER, Person
 COOKIE = "edge_fl_token"
 ACCESS = "edge_fl.access"
 LOGIN, LOGOUT = "/login", "/logout"
+MAX_FORM_BYTES, MAX_FIELDS = 10_000, 10
 PAGE = (
     "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>"
     "<meta name=color-scheme content='light dark'><title>edge-fl</title>"
@@ -58,6 +60,8 @@ class SignOn(Protocol):
     async def answer(self, request: Request) -> Response | None: ...
 
     def access(self, request: HTTPConnection) -> Access | None: ...
+
+    def end(self, request: HTTPConnection) -> None: ...
 
     def link(self) -> str: ...
 
@@ -107,8 +111,8 @@ class Login:
         """The response to a request that `app` must not see; None for all others."""
         request = HTTPConnection(scope)
         host, origin = request.headers.get("host", ""), request.headers.get("origin", "")
-        local = is_loopback(urlsplit(f"//{host}").hostname or "")
-        if (origin and urlsplit(origin).netloc.lower() != host.lower()) or not (self._required or local):
+        local = is_loopback(_split(f"//{host}").hostname or "")
+        if (origin and _split(origin).netloc.lower() != host.lower()) or not (self._required or local):
             return PlainTextResponse("wrong host or origin\n", 403)
         if scope["type"] == "http" and (answer := await self._answer(Request(scope, receive))):
             return answer
@@ -124,7 +128,7 @@ class Login:
         """The response to a sign-in or sign-out; None for all other requests."""
         path, given = request.scope["path"], request.query_params.get("token", "")
         if path == LOGIN and request.method == "POST":
-            given = str((await request.form()).get("token", ""))
+            given = await _token_in(request)
             return (
                 _with_cookie(request, given, "/")
                 if await self._person(given)
@@ -133,8 +137,8 @@ class Login:
         if path == LOGOUT and request.method == "POST":
             response = RedirectResponse("/", 303)
             response.delete_cookie(COOKIE)
-            if "session" in request.scope:
-                request.session.clear()
+            if self._sign_on:
+                self._sign_on.end(request)
             return response
         if self._sign_on and (answer := await self._sign_on.answer(request)):
             return answer
@@ -170,6 +174,27 @@ class Login:
 def page(title: str, rest: str, status: int) -> Response:
     """A page of the sign-in; `rest` is markup."""
     return HTMLResponse(PAGE.format(title=escape(title), rest=rest), status)
+
+
+async def _token_in(request: Request) -> str:
+    """The token of the form that was sent; "" for anything else."""
+    body = b""
+    with suppress(ClientDisconnect):
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_FORM_BYTES:
+                return ""
+    with suppress(ValueError):
+        return parse_qs(body.decode(), max_num_fields=MAX_FIELDS).get("token", [""])[-1]
+    return ""
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; none of one that cannot be parsed."""
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return urlsplit("")
 
 
 def _with_cookie(request: Request, token: str, target: str) -> Response:

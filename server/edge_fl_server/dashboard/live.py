@@ -15,10 +15,10 @@ from nicegui import ui
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.roles import NotPermittedError
-from edge_fl_server.dashboard.actions import ACTIONS, Question, recorded_as
+from edge_fl_server.dashboard.actions import ACTIONS, Question, recorded_as, require
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart
-from edge_fl_server.dashboard.pages.parts import Column, cells
+from edge_fl_server.dashboard.pages.parts import Column, cells, place
 from edge_fl_server.registry.people import audit
 from edge_fl_server.report.formatting import escape
 
@@ -168,7 +168,7 @@ class Board:
             if not await _confirmed(question):
                 return
             message, shown_ms = await asyncio.to_thread(self._act, name, target), NOTICE_MS
-        except (EdgeFLError, ValueError) as error:
+        except EdgeFLError as error:
             message, shown_ms = str(error), ERROR_MS
         if client.is_deleted:  # its tab was closed meanwhile
             return
@@ -182,10 +182,9 @@ class Board:
 
     def _ask(self, name: str, target: str) -> Question:
         """The question before an action, if the person may do it."""
-        context = self.context
         self._require_signed_in()
-        audit.permit(context.db, context.fleet, context.access.person, name, target)
-        return ACTIONS[name].ask(context, target)
+        require(self.context, name, target)
+        return ACTIONS[name].ask(self.context, target)
 
     def _act(self, name: str, target: str) -> str:
         """Do an action that was confirmed; the audit log has it."""
@@ -223,8 +222,10 @@ async def _confirmed(question: Question) -> bool:
 
 def _open_device(chart: ui.echart, event: Any) -> None:
     """`value` is a label of the x axis, or a point's [place on that axis, ...]."""
-    value = event.args.get("value")
+    device = event.args.get("value")
     devices = chart.options["xAxis"]["data"]
-    device = devices[int(value[0])] if isinstance(value, list) else value
+    if isinstance(device, list):
+        at = place(device[0] if device else None)
+        device = devices[at] if at < len(devices) else None
     if device in devices and chart.options["xAxis"].get("triggerEvent"):
         ui.navigate.to(f"/device/{device}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Response
+from nicegui import app as pages
 from nicegui import ui
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
@@ -23,6 +24,7 @@ from edge_fl.files.paths import text
 from edge_fl_server.dashboard import prometheus
 from edge_fl_server.dashboard.auth import Login, is_loopback
 from edge_fl_server.dashboard.context import PageContext
+from edge_fl_server.dashboard.headers import Headers, Nonces
 from edge_fl_server.dashboard.site import build
 from edge_fl_server.registry import Database, fleets
 from edge_fl_server.registry.people import tokens
@@ -83,6 +85,7 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
     app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
     build(PageContext(db, settings.fleet, settings.home, settings.registry))
     logging.getLogger("nicegui").setLevel(logging.WARNING)
+    pages.add_middleware(Nonces)  # before NiceGUI's own, one of which compresses
     ui.run_with(
         app,
         title="edge-fl",
@@ -99,7 +102,7 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
         key = secrets.token_urlsafe(32)
         entrance = SessionMiddleware(entrance, key, max_age=None, same_site="lax", https_only=https)
     config = uvicorn.Config(
-        entrance,
+        Headers(entrance),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -10,22 +10,24 @@
     viewer = ["staff"]
     operator = ["fleet-operators"]
 
-A sign-in holds for `hours`; it is a signed cookie, whose key lives as long as the dashboard's process.
+A sign-in holds for `hours`, until its sign-out, or until the dashboard's process ends, which alone knows it: the signed cookie has its
+number, so that a copy of the cookie ends with it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 from authlib.integrations.starlette_client import OAuth
-from msgspec import Struct
+from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
@@ -53,7 +55,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     client_secret_file: str = ""
     claim: str = "groups"
     scope: str = "openid profile email"
-    hours: float = 8.0
+    hours: Annotated[float, Meta(gt=0, le=8760)] = 8.0
 
 
 def read(path: Path) -> tuple[Settings, str]:
@@ -84,11 +86,20 @@ def read(path: Path) -> tuple[Settings, str]:
 
 
 @dataclass(frozen=True)
+class SignIn:
+    """Who signed in, and until when (seconds since 1970)."""
+
+    person: Person
+    end_s: float
+
+
+@dataclass(frozen=True)
 class SingleSignOn:
-    """Answers the two requests of a sign-in, and tells from the session who a request is from."""
+    """Answers the two requests of a sign-in, and tells from the session who a request is from. `sign_ins`: those that hold, by number."""
 
     settings: Settings
     client: Any
+    sign_ins: dict[str, SignIn] = field(default_factory=dict)
 
     @classmethod
     def of(cls, settings: Settings, secret: str) -> SingleSignOn:
@@ -122,13 +133,18 @@ class SingleSignOn:
 
     def access(self, request: HTTPConnection) -> Access | None:
         """Who the request is from; None without a sign-in, or after its end."""
-        try:
-            name, roles, end_s = request.session[SESSION]
-        except (KeyError, ValueError, TypeError):
-            return None
-        person = Person(str(name), "single sign-on", frozenset(roles))
-        access = Access(person, lambda: time.time() < end_s)
-        return access if access.holds() else None
+        number = str(request.session.get(SESSION, ""))
+        found = self._holding(number)
+        return Access(found.person, lambda: self._holding(number) is not None) if found else None
+
+    def end(self, request: HTTPConnection) -> None:
+        """Sign out: the sign-in of the request's cookie, and of its copies, ends."""
+        self.sign_ins.pop(str(request.session.get(SESSION, "")), None)
+        request.session.clear()
+
+    def _holding(self, number: str) -> SignIn | None:
+        found = self.sign_ins.get(number)
+        return found if found and time.time() < found.end_s else None
 
     def link(self) -> str:
         """Markup that starts a sign-in."""
@@ -148,5 +164,11 @@ class SingleSignOn:
             return page(
                 "No role", f"Signed in, but <code>{self.settings.claim}</code> gives no role here.", 403
             )
-        request.session[SESSION] = [subject, roles, time.time() + self.settings.hours * 3600]
+        self.end(request)  # an earlier one of this browser
+        now_s, number = time.time(), secrets.token_urlsafe(32)
+        for ended in [each for each, found in self.sign_ins.items() if found.end_s <= now_s]:
+            self.sign_ins.pop(ended, None)
+        person = Person(subject, "single sign-on", frozenset(roles))
+        self.sign_ins[number] = SignIn(person, now_s + self.settings.hours * 3600)
+        request.session[SESSION] = number
         return RedirectResponse("/", 303)

@@ -17,10 +17,12 @@ from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages import data, device, fleet, log, overview, releases, run
 from edge_fl_server.dashboard.pages.parts import server_state
+from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import servers
 from edge_fl_server.report.formatting import escape
 
 FOLDER = Path(__file__).parent
+MAX_TEXT = 2000  # of a text in an address; PostgreSQL does not take all characters
 MENU = {
     "/": "Overview",
     "/fleet": "Fleet",
@@ -51,7 +53,8 @@ def build(context: PageContext) -> None:
 
 def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request], Awaitable[None]]:
     async def page(request: Request) -> None:
-        address = {**request.query_params, **request.path_params}
+        given = {**request.query_params, **request.path_params}
+        address = {name: one_line(text[:MAX_TEXT]) for name, text in given.items()}
         board = Board(replace(context, access=request.scope.get(ACCESS, context.access)))
         with _frame(board, entry, str(address.get("id", MENU[entry]))):
             parts(board, address)

@@ -9,9 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
-from edge_fl.errors import ProtocolError
+from edge_fl.errors import InputError, ProtocolError
 from edge_fl.wire.messages import MESSAGES
-from edge_fl.wire.topics import GROUP, NAME, Address, Topics, access_rules, checked
+from edge_fl.wire.topics import (
+    GROUP,
+    NAME,
+    PREFIXES,
+    RESERVED,
+    Address,
+    Topics,
+    access_rules,
+    checked,
+    checked_device,
+)
 
 FLEET = Topics("main")
 SHA = "0123456789abcdef" * 4
@@ -48,7 +58,7 @@ SPELL = {kind: spell for _, kind, spell in TOPICS.values()}
 SUBSCRIPTIONS = {"down", "up", "chunk_group", "sums"}
 
 # Short ones and the longest that is allowed.
-names = st.one_of(st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True), st.just("a" * 32))
+names = st.one_of(st.from_regex(r"[a-z0-9][a-z0-9-]{0,31}", fullmatch=True), st.just("a" * 32))
 ids = st.one_of(st.from_regex(r"[a-z0-9-]{1,64}", fullmatch=True), st.just("a" * 64))
 hashes = st.from_regex(r"[0-9a-f]{64}", fullmatch=True)
 numbers = st.integers(0, 10**9)
@@ -221,3 +231,24 @@ def test_only_a_valid_name_can_be_part_of_a_topic(text: str) -> None:
     else:
         with pytest.raises(ProtocolError, match="nothing was sent"):
             checked(text, "device")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *RESERVED,
+        *(f"{beginning}ann" for beginning in PREFIXES),
+        "--help",
+        "-h",
+        "-",
+        "",
+        "a b",
+        "a" * 33,
+        "é",
+        "a\n",
+    ],
+)
+def test_no_device_has_a_reserved_name_or_one_that_a_command_takes_for_an_option(name: str) -> None:
+    with pytest.raises(InputError, match="expected"):
+        checked_device(name)
+    assert checked_device("pi-07") == "pi-07"

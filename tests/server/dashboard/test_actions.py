@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError, RunError
+from edge_fl.wire.roles import Person
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.dashboard import actions
+from edge_fl_server.dashboard.auth import Access
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages import releases as releases_page
 from edge_fl_server.dashboard.queries import releases
 from edge_fl_server.registry import Database, devices, rollouts, servers
 from edge_fl_server.registry import releases as released
+from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
 from edge_fl_server.release.rollout.stored_rollout import request
@@ -135,3 +139,67 @@ def test_revoke_acts_only_where_the_ca_is(context: PageContext) -> None:
     assert {row.name for row in authority.rows() if row.revoked} == {"pi-03"}
     with pytest.raises(RunError, match="has no valid certificate"):
         actions.revoke(context, "pi-03")
+
+
+NOT_DEVICES = [
+    "server",
+    "operator",
+    "reader",
+    "registrar",
+    "broker",
+    "worker-1",
+    "claim-1",
+    "reader-1",
+    "viewer-ann",
+    "operator-bo",
+]
+
+
+@pytest.mark.parametrize(
+    "name", [*NOT_DEVICES, "releaser-cy", "pi-99", "--help", "-h", "", "x" * 5000, "\ud800", "a\0b"]
+)
+@pytest.mark.parametrize("action", ["revoke", "admit"])
+def test_an_operator_acts_on_devices_of_the_fleet_only(context: PageContext, action: str, name: str) -> None:
+    """The identities of servers and people are the administrator's, and another name may be an option of the command."""
+    bo = replace(context, access=Access(Person("bo", "token", frozenset({"operator"}))))
+    with pytest.raises(InputError, match=r"expected|no device of fleet main"):
+        actions.require(bo, action, name)
+    (row,) = audit.listed(context.db, "main")
+    assert (row.who, row.action) == ("bo", action) and len(row.target) <= 64 and row.result != audit.DONE
+    actions.require(bo, action, "pi-03")
+
+
+NOT_NUMBERS = [
+    "",
+    "0",
+    "-1",
+    "+1",
+    "01",
+    "1.0",
+    "1e9",
+    "1_0",
+    "٣",
+    "²",
+    "nan",
+    "inf",
+    "9" * 10,
+    "9" * 5000,
+    " 1",
+    "1\n",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("action", ["start", "pause", "resume", "abort", "rollback"])
+def test_a_release_or_roll_out_is_a_plain_number(context: PageContext, action: str) -> None:
+    for target in NOT_NUMBERS:
+        with pytest.raises(InputError, match="expected a number"):
+            actions.require(context, action, target)
+    actions.require(context, action, "999999999")
+
+
+def test_a_name_reaches_the_command_as_a_name_only(context: PageContext) -> None:
+    """Also where the check before it were missing."""
+    Authority.make(context.home.parent / "identities")
+    with pytest.raises(RunError, match="'--help': has no valid certificate"):
+        actions.revoke(context, "--help")

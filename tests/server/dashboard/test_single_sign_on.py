@@ -139,6 +139,9 @@ def test_a_claim_of_the_provider_gives_the_roles(tmp_path: Path) -> None:
                 client = httpx.Client(base_url=address, follow_redirects=True, timeout=30)
                 return client, client.get("/login/oidc")
 
+            def by_cookie(session: str) -> int:
+                return httpx.get(f"{address}/metrics", cookies={"session": session}).status_code
+
             with httpx.Client(base_url=address) as stranger:
                 form = stranger.get("/")
                 assert form.status_code == 401 and "/login/oidc" in form.text, "also on loopback"
@@ -152,16 +155,18 @@ def test_a_claim_of_the_provider_gives_the_roles(tmp_path: Path) -> None:
             cookie = next(one for one in client.cookies.jar if one.name == "session")
             assert client.get("/metrics").status_code == 200
             client.cookies.set("session", cookie.value[:-2] + "xx", domain="127.0.0.1", path="/")
-            assert (
-                httpx.get(f"{address}/metrics", cookies={"session": cookie.value[:-2] + "xx"}).status_code
-                == 401
-            )
+            assert by_cookie(cookie.value[:-2] + "xx") == 401
             client.close()
 
             client, page = sign_in(groups="staff", preferred_username="bo")
             assert signed_in(page.text) == [("viewer", "bo (u-1)")]
+            copies = [client.cookies["session"]]
+            assert client.get("/login/oidc").status_code == 200  # again: replaces the sign-in of this browser
+            copies.append(client.cookies["session"])
+            assert [by_cookie(copy) for copy in copies] == [401, 200]
             client.post("/logout")
             assert client.get("/metrics").status_code == 401
+            assert [by_cookie(copy) for copy in copies] == [401, 401], "a copy ends with the sign-in"
             client.close()
 
             for wrong in (

@@ -170,7 +170,7 @@ def test_a_renamed_device_keeps_its_history_and_gets_a_claim(
     [
         (("decommission", "pi-9", "--yes"), "no device 'pi-9'"),
         (("rename", "pi-1", "Kitchen!", "--yes"), "expected 1 to 32 of a-z"),
-        (("rename", "pi-1", "server", "--yes"), "none that is reserved"),
+        (("rename", "pi-1", "server", "--yes"), "expected that of a device"),
         (("rename", "pi-1", "pi-2", "--yes"), "'pi-2' is or was a device already"),
         (("rename", "pi-1", "new"), "No terminal to ask on: expected --yes"),
     ],

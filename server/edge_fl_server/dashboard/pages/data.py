@@ -8,7 +8,7 @@ from nicegui import ui
 
 from edge_fl_server.dashboard.live import Address, Board, update
 from edge_fl_server.dashboard.pages import charts
-from edge_fl_server.dashboard.pages.parts import empty, facts, heading
+from edge_fl_server.dashboard.pages.parts import empty, facts, heading, place
 from edge_fl_server.dashboard.queries import data
 from edge_fl_server.dashboard.queries.data import DataPage
 from edge_fl_server.report.formatting import number
@@ -34,22 +34,21 @@ def body(page: DataPage) -> str:
 
 def build(board: Board, address: Address) -> None:
     """Add the page's parts."""
-    text = address.get("page", "")
-    place = int(text) if text.isdecimal() and len(text) < 9 else 0
+    shown = place(address.get("page", ""))
 
     def find() -> DataPage:
-        return data.page(board.context.db, board.context.fleet, place)
+        return data.page(board.context.db, board.context.fleet, shown)
 
     async def turn(event: Any) -> None:
-        nonlocal place
-        place = event.value - 1
-        ui.navigate.history.replace(f"/data?page={place}" if place else "/data")
+        nonlocal shown
+        shown = max(place(event.value) - 1, 0)
+        ui.navigate.history.replace(f"/data?page={shown}" if shown else "/data")
         await board.refresh()
 
     ui.html(heading("Data"), sanitize=False)
     board.html(find, body)
     board.chart(find, lambda page: charts.dots(page.counts), "Samples per device and class")
-    pages = ui.pagination(1, 1, value=place + 1, on_change=turn)
+    pages = ui.pagination(1, 1, value=shown + 1, on_change=turn)
     pages.props("max-pages=7").set_visibility(False)
 
     def show(page: DataPage) -> None:

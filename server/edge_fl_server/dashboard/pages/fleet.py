@@ -20,6 +20,7 @@ from edge_fl_server.dashboard.pages.parts import (
     empty,
     heading,
     outlier,
+    place,
     sigmas,
     word,
 )
@@ -157,8 +158,8 @@ def build(board: Board, address: Address) -> None:
 
     async def turn(event: Any) -> None:
         pagination = event.args["pagination"]
-        sort = pagination["sortBy"] or ""
-        await change(sort=sort, down=bool(sort and pagination["descending"]), page=pagination["page"] - 1)
+        sort, number = str(pagination["sortBy"] or ""), max(place(pagination["page"]) - 1, 0)
+        await change(sort=sort, down=bool(sort and pagination["descending"]), page=number)
 
     async def sort_by(event: Any) -> None:
         await change(sort=str(event.args), down=str(event.args) in FALLING)

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from edge_fl.console.units import points
+from edge_fl_server.dashboard.queries.fleet import MAX_PAGE
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.report.formatting import (
     NOTHING,
@@ -100,6 +101,18 @@ class Column(Struct, frozen=True):
 def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]]:
     """The rows of a table for Quasar: their number as "id", and markup by column."""
     return [{"id": id} | {one.name: one.draw(row) for one in columns} for id, row in enumerate(rows)]
+
+
+def place(value: object) -> int:
+    """The number of a page that a browser sent, from 0; 0 for anything else."""
+    text = (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if type(value) is int and 0 <= value <= MAX_PAGE
+        else ""
+    )
+    return int(text) if text.isascii() and text.isdigit() and len(text) < len(str(MAX_PAGE)) else 0
 
 
 def word(text: str) -> str:

@@ -6,9 +6,9 @@ as 50.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
 
 from edge_fl.metrics import EPSILON
@@ -20,6 +20,7 @@ from edge_fl_server.selectors import SelectorError
 from edge_fl_server.selectors import fleet as selectors
 
 PER_PAGE = 50
+MAX_PAGE = 10**8
 
 
 class FleetQuery(Struct, frozen=True):
@@ -34,7 +35,7 @@ class FleetQuery(Struct, frozen=True):
     tier: str = ""
     sort: str = ""
     down: bool = False
-    page: int = 0
+    page: Annotated[int, Meta(ge=0, le=MAX_PAGE)] = 0
     where: str = ""
 
 

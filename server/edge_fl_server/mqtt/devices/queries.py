@@ -37,7 +37,7 @@ from edge_fl.wire.messages import (
     decode,
     encode,
 )
-from edge_fl.wire.topics import Topics, checked
+from edge_fl.wire.topics import Topics, checked, checked_device
 from edge_fl.wire.transport import Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -80,7 +80,7 @@ def ask(
     does not know queries or declines, DeadlineError without an answer, TrustError for a wrong signature.
     """
     query = replace(query, id=secrets.token_hex(8))
-    conversation = _Conversation(Topics(checked(fleet, "fleet")), checked(device, "device"), query)
+    conversation = _Conversation(Topics(checked(fleet, "fleet")), checked_device(device), query)
     transport = connect(
         f"operator-{secrets.token_hex(4)}",
         None,

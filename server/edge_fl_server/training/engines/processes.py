@@ -178,7 +178,19 @@ class _Detached:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-class _ForkServerWorker(_Detached, ForkServerProcess): ...
+class _ForkServerWorker(_Detached, ForkServerProcess):
+    def start(self) -> None:
+        """Start the worker, from a new fork server if the present one is about to end.
+
+        A killed process closes its socket before its parent can see that it has ended, so multiprocessing may still ask it.
+        """
+        asked: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        try:
+            super().start()
+        except (ConnectionError, EOFError):
+            if asked is None or not _ends(asked):
+                raise
+            super().start()
 
 
 class _SpawnedWorker(_Detached, SpawnProcess): ...
@@ -200,6 +212,18 @@ class Spawn(SpawnContext):
     """Processes that start as new interpreters."""
 
     Process = _SpawnedWorker
+
+
+def _ends(pid: int) -> bool:
+    """Whether a child process ends within KILL_S, or has ended; it can still be waited for."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], KILL_S)[0])
+    finally:
+        os.close(descriptor)
 
 
 def _removed_at_end(semaphore: S) -> S:

@@ -107,3 +107,37 @@ def test_a_process_can_return_memory_that_it_kept() -> None:
     kept, after = map(int, found.stdout.split())
     assert kept > 50e6, "nothing was kept that could be returned"
     assert after < 10e6
+
+
+DYING = """
+import os, socket, sys
+from multiprocessing import forkserver, util
+from edge_fl_server.training.engines import processes
+
+processes.prepare()
+server = forkserver._forkserver
+os.close(server._forkserver_alive_fd)
+os.waitpid(server._forkserver_pid, 0)
+address, (told, tell) = f"{util.get_temp_dir()}/closed", os.pipe()
+with socket.socket(socket.AF_UNIX) as never_listens:
+    never_listens.bind(address)
+if (pid := os.fork()) == 0:  # a killed fork server, whose socket is closed already
+    os.read(told, 1)
+    os._exit(9)
+alive, server._forkserver_alive_fd = os.pipe()
+server._forkserver_address, server._forkserver_pid = address, pid
+refused = []
+
+def connecting(event, arguments):
+    if event == "socket.connect" and arguments[1] == address:
+        refused.append(os.waitpid(pid, os.WNOHANG))
+        os.write(tell, b"!")
+
+sys.addaudithook(connecting)
+print(processes.pool(1).submit(sum, [1, 2]).result(60), refused)
+"""
+
+
+def test_a_fork_server_that_is_about_to_end_is_replaced() -> None:
+    found = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, timeout=120)
+    assert found.stdout == "3 [(0, 0)]\n", found.stderr
