@@ -55,7 +55,7 @@ class ClassStatistics(Method):
 
     def init_shared(self) -> Parts:
         shape = class_statistics.shape_of(self.net.classes, self.net.feature_dim)
-        nothing = class_statistics.from_flat(np.zeros(shape.length), shape, exact=False)
+        nothing = class_statistics.from_flat(np.zeros(shape.length), shape)
         return {**super().init_shared(), **from_arrays({PRIOR: nothing.arrays()}), "counted": {}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

@@ -7,7 +7,7 @@ its key replace it. Fewer remaining devices than the threshold end the sum. No i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -26,11 +26,15 @@ Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of the vectors of `devices`; `epsilon`: of a device's vector, with noise (0: without)."""
+    """The sum of the vectors of `devices`; `epsilon`: of a device's vector, with noise (0: without).
+
+    `vectors`: that of each device, of a sum that is not masked.
+    """
 
     vector: Vector
     devices: tuple[str, ...]
     epsilon: float = 0.0
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
 
 
 class SumServer:
@@ -62,6 +66,7 @@ class SumServer:
         self._assemblies: dict[str, Assembly] = {}
         self._total = np.zeros(request.length, np.uint64)
         self._added: set[str] = set()
+        self._plain: dict[str, bytes] = {}
         self._survivors: list[str] = []
         self._signatures: dict[str, bytes] = {}
         self._revealed: dict[str, Mapping[str, bytes]] = {}
@@ -153,8 +158,11 @@ class SumServer:
             self.drop(device, "blob_hash")
             raise SecureSumError(f"{device}: {error.message}", "blob_hash") from error
         if complete:
-            self._total += fixed_point.from_bytes(self._assemblies.pop(device).join())
+            payload = self._assemblies.pop(device).join()
+            self._total += fixed_point.from_bytes(payload)
             self._added.add(device)
+            if not self.request.masked:
+                self._plain[device] = payload
 
     def advance(self) -> dict[str, SumStep]:
         """End the stage; return the steps to send next, none after the last stage. Raises SecureSumError if too few devices remain."""
@@ -215,8 +223,12 @@ class SumServer:
 
     def _finish(self) -> dict[str, SumStep]:
         self.stage = "ended"
-        vector = fixed_point.decode(self._total, len(self._names))
-        self.result = Sum(vector, tuple(self._survivors))
+        devices = len(self._names)
+        each = {
+            name: fixed_point.decode(fixed_point.from_bytes(self._plain[name]), devices)
+            for name in sorted(self._plain)
+        }
+        self.result = Sum(fixed_point.decode(self._total, devices), tuple(self._survivors), vectors=each)
         return {}
 
     def _shares_for(self, name: str) -> dict[str, bytes]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from edge_fl.config import BrokerConfig, CohortConfig, DataConfig, Recipe, Relea
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError
 from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.statistics.class_statistics import Statistics
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire import tensors
+from edge_fl.wire.messages import SumRequest
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.runtime.device import Device, start
@@ -27,12 +30,17 @@ from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
+from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_server.registry import Database, reports
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from tests.mixed import conftest
 from tests.mixed.conftest import Site, data_of
 
+DIM = 4
+"""Features of the site's network."""
 DEVICES = {f"pi-{number}": "logistic" for number in range(4)}
 
 
@@ -137,6 +145,87 @@ def test_a_device_that_uploads_nothing_is_in_no_sum_and_still_gets_the_prior(sit
     assert not (site.folder / "pi-0" / "statistics").exists()
     assert {"sum_chunk"} == {"sum_chunk"} & site.families
     assert not any("/pi-0/up/sum/" in topic for topic, _ in site.packets)
+
+
+Lie = Callable[[Statistics], Statistics]
+
+
+def lying(monkeypatch: pytest.MonkeyPatch, bad: str, lie: Lie) -> None:
+    """The device `bad` changes its statistics before it sends them."""
+    honest = HeadWorker.offer
+
+    def offer(self: HeadWorker, request: SumRequest) -> Any:
+        vector = honest(self, request)
+        if vector is None or self.device != bad:
+            return vector
+        return lie(class_statistics.from_flat(vector, class_statistics.shape_of(3, DIM))).flat
+
+    monkeypatch.setattr(HeadWorker, "offer", offer)
+
+
+def thousands(found: Statistics) -> Statistics:
+    """5,000 pictures of each class, those of the last in the opposite direction."""
+    sums = found.sums.copy()
+    sums[2] *= -5000 / np.linalg.norm(sums[2])
+    return Statistics(np.full(3, 5000.0), sums, found.moment)
+
+
+def opposite(found: Statistics) -> Statistics:
+    """As many pictures of the first class as a device may send, in the opposite direction."""
+    mean = -found.sums[:1] / np.linalg.norm(found.sums[0])
+    first, others = np.eye(3)[0], found.left_out(np.array([0]), DIM)
+    return Statistics(
+        others.counts + 32 * first,
+        others.sums + 31 * first[:, None] * mean,
+        others.moment + 31 * mean.T @ mean,
+    )
+
+
+def test_a_device_that_sends_what_no_pictures_can_have_is_named_and_left_out(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lying(monkeypatch, "pi-1", thousands)
+    site.data = partial(labelled, 12)
+    with site.fleet((), DEVICES):
+        results = run(site)
+        honest = [name for name in DEVICES if name != "pi-1"]
+        assert counted(site, kept(site)[-1]).tolist() == labels(honest, 12).tolist()
+        for name in DEVICES:
+            store = Store(site.folder / name)
+            served = serving(store, Slots(store.folder / "release"))
+            assert served and served.installed.manifest.release == 2
+            if name in honest:
+                require_shrunk(site, name, served)
+    record = results.sum()
+    assert record and record.devices == tuple(honest) and record.pictures == 36
+    assert "pi-1: class 0: count 5000 from 1 devices, expected at most 32" in caplog.text
+    with closing(Database.open(site.folder / "server" / "registry.sqlite")) as db:
+        rejected = reports.rejections_of(db, "main")
+    assert [(one.device, one.reason) for one in rejected] == [("pi-1", "statistics")]
+
+
+def test_a_class_that_differs_from_the_others_is_left_out_and_its_device_subtracts_the_rest(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lying(monkeypatch, "pi-1", opposite)
+    site.data = partial(labelled, 12)
+    with site.fleet((), DEVICES):
+        run(site)
+        expected = labels(DEVICES, 12)
+        expected[0] -= labels(["pi-1"], 12)[0]
+        assert counted(site, kept(site)[-1]).tolist() == expected.tolist()
+        for name in DEVICES:
+            store = Store(site.folder / name)
+            found = serving(store, Slots(store.folder / "release"))
+            assert found
+            extras = head_updates.read_extras(found.installed.extras)
+            own = StatisticsOffers(site.folder / name)
+            others = own.without_own(extras, found.installed.manifest.extractor.sha256)[PRIOR]["count"]
+            expected = labels([other for other in DEVICES if other not in (name, "pi-1")], 12)
+            if name != "pi-1":
+                expected[1:] += labels(["pi-1"], 12)[1:]
+            assert others.tolist() == expected.tolist()
+    assert "class statistics of pi-1: far from those of the other devices, and left out: cat" in caplog.text
 
 
 def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsys: Any) -> None:

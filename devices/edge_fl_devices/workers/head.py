@@ -166,7 +166,7 @@ class HeadWorker(Worker):
         return self._offers.give(request.release, request.length, self.data_stamp())
 
     def summed(self, request: SumRequest) -> None:
-        self._offers.add(request.release, request.clip)
+        self._offers.add(request.release, request.clip, self.device)
 
     # receive a release
 

@@ -31,7 +31,7 @@ from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder
 from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import RELEASES, Shape
+from edge_fl.heads.statistics.class_statistics import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.secure import noise
 from edge_fl_devices.storage import read_json
@@ -53,10 +53,13 @@ class Sent(Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class StatisticsOffer:
-    """The vector for the next sum on a release, with its shape, the pictures in it as in `Sent`, and the stamp of the data it is of."""
+    """The vector for the next sum on a release, with its shape, the dimensions of the features, the pictures in it as in `Sent`, and the
+    stamp of the data it is of.
+    """
 
     vector: NDArray[np.float64]
     shape: Shape
+    dim: int
     release: int
     pictures: Sent
     stamp: str
@@ -91,7 +94,7 @@ class StatisticsOffers:
         found = class_statistics.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
         described = {"release": str(release), "stamp": stamp, "pictures": json.encode(pictures).decode()}
-        described["shape"] = json.encode(found.shape).decode()
+        described |= {"shape": json.encode(found.shape).decode(), "dim": str(z.shape[1])}
         self._write(NEXT, save({"vector": found.flat}, described))
 
     def give(self, release: int, length: int, stamp: str = "") -> NDArray[np.float64] | None:
@@ -111,14 +114,15 @@ class StatisticsOffers:
         self._given = {release: found}
         return found.vector
 
-    def add(self, release: int, clip: float = 0.0) -> None:
-        """Remember that the server may know a sum with the vector given for this release, shortened to the norm `clip`."""
+    def add(self, release: int, clip: float = 0.0, device: str = "") -> None:
+        """Remember that the server may know a sum with the vector that `device` gave for this release, shortened to the norm `clip`."""
         if (given := self._given.pop(release, None)) is None:
             return
         extractor = given.pictures.extractor
-        own = class_statistics.from_flat(noise.clipped(given.vector, clip), given.shape, exact=False)
+        own = class_statistics.from_flat(noise.clipped(given.vector, clip), given.shape)
         named = {f"{release}.{name}": array for name, array in own.arrays().items()}
-        self._write(OWN, save({**self._own(extractor), **named}, {"extractor": extractor}))
+        described = {"extractor": extractor, "device": device, "dim": str(given.dim)}
+        self._write(OWN, save({**self._read_own(extractor)[0], **named}, described))
         sent = self._sent(extractor)
         counted = {**sent.counted, **given.pictures.counted}
         self._write(SENT, json.encode(Sent(extractor, given.pictures.labels, counted)))
@@ -128,7 +132,7 @@ class StatisticsOffers:
         self, extras: Mapping[str, Mapping[str, Array]], extractor: str
     ) -> dict[str, Mapping[str, Array]]:
         """Return the extras of a release, its prior without what this device has added to it; a damaged one as it is."""
-        prior, own = extras.get(PRIOR, {}), self._own(extractor)
+        prior, (own, described) = extras.get(PRIOR, {}), self._read_own(extractor)
         releases = [int(release) for release in prior.get(RELEASES, ()) if f"{release}.count" in own]
         if not releases:
             return dict(extras)
@@ -136,21 +140,29 @@ class StatisticsOffers:
             found = class_statistics.from_arrays(prior)
             for release in releases:
                 arrays = {name: own[f"{release}.{name}"] for name in found.arrays()}
-                found = found.without(class_statistics.from_arrays(arrays))
-        except StatisticsError as error:
+                key = class_statistics.left_out_key(release, described.get("device", ""))
+                listed = [
+                    int(label) for at, who, label in prior.get(LEFT_OUT, ()) if (at, who) == (release, key)
+                ]
+                if ALL_CLASSES not in listed:
+                    ours = class_statistics.from_arrays(arrays)
+                    dim = int(described.get("dim", 0))
+                    found = found.without(ours.left_out(np.array(listed, np.int64), dim))
+        except (StatisticsError, ValueError, IndexError) as error:
             log.warning("own part of the prior: %s", error)
             return dict(extras)
         return {**extras, PRIOR: found.arrays()}
 
-    def _own(self, extractor: str) -> dict[str, Array]:
-        """What the device has added to sums of features from this extractor."""
+    def _read_own(self, extractor: str) -> tuple[dict[str, Array], dict[str, str]]:
+        """What the device has added to sums of features from this extractor, and how it was: as `device`, of `dim` features."""
         try:
             with safe_open(self._folder / OWN, "numpy") as file:
-                if file.metadata().get("extractor") != extractor:
-                    return {}
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                described = file.metadata()
+                if described.get("extractor") != extractor:
+                    return {}, {}
+                return {name: file.get_tensor(name) for name in file.keys()}, described  # noqa: SIM118
         except (OSError, SafetensorError, AttributeError):
-            return {}
+            return {}, {}
 
     def _sent(self, extractor: str) -> Sent:
         """What is in sums of features from this extractor; those of another one are other numbers."""
@@ -164,7 +176,8 @@ class StatisticsOffers:
                 pictures = json.decode(described["pictures"], type=Sent)
                 shape = json.decode(described["shape"], type=Shape)
                 release, stamp = int(described["release"]), described.get("stamp", "")
-                return StatisticsOffer(file.get_tensor("vector"), shape, release, pictures, stamp)
+                dim = int(described["dim"])
+                return StatisticsOffer(file.get_tensor("vector"), shape, dim, release, pictures, stamp)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 

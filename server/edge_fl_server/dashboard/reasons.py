@@ -21,6 +21,7 @@ REJECTED = {
     "too_large": "its update is larger than allowed",
     "compression": "its update is compressed in another way than requested",
     "privacy": "its update lacks the requested noise",
+    "statistics": "its class statistics are of no possible pictures",
     "not_assigned": "it reports on a release that it was not assigned",
     "stale_round": "its report came too late",
     "not_in_cohort": "it was not selected in that round",

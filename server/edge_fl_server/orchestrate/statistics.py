@@ -1,21 +1,34 @@
 """Class statistics of a run's devices: their sum, added to that of earlier runs, becomes the prior of a further release of the extractor.
 
 The sum so far is in the newest kept release of the same extractor, so that nothing else has to be stored; every release of this extractor
-takes it over. A sum that does not complete changes nothing.
+takes it over. A sum that does not complete, or that the devices in it cannot have sent, changes nothing. Where the sum is plain, each
+device's statistics are checked by themselves and compared with those of the others, class by class.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from edge_fl.config import Recipe, StatisticsConfig
 from edge_fl.errors import ConfigError, StatisticsError
 from edge_fl.heads.plan import Way
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import RELEASES, Statistics
+from edge_fl.heads.statistics import bounds, class_statistics, comparison
+from edge_fl.heads.statistics.bounds import Senders
+from edge_fl.heads.statistics.class_statistics import (
+    ALL_CLASSES,
+    DEVICES,
+    LEFT_OUT,
+    RELEASES,
+    Doubles,
+    Labels,
+    Shape,
+    Statistics,
+)
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
@@ -29,10 +42,29 @@ from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from edge_fl_server.runs.results import SumRecord
 
+log = logging.getLogger(__name__)
+
 INHERITED: Mapping[str, Way] = {PRIOR: "cosine"}
 """The prior stays with its extractor, and heads on a release with it are cosine heads."""
 WAYS = ("own", "cosine")
 """Ways of fitting heads that a prior replaces; the other ways are those of a method's own head."""
+REJECTED = "statistics"
+"""Reason of the rejection of a device whose statistics no pictures can have."""
+
+
+class _Collected(NamedTuple):
+    """A sum, or several: the releases on which they were collected, how many devices are in each, and what was left out."""
+
+    found: Statistics
+    releases: list[int]
+    devices: list[int]
+    left_out: Labels
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The content of the extra."""
+        lists = {RELEASES: self.releases, DEVICES: self.devices}
+        named = {name: np.array(values, np.int64) for name, values in lists.items()}
+        return {**self.found.arrays(), **named, LEFT_OUT: self.left_out}
 
 
 class StatisticsCollector:
@@ -40,6 +72,7 @@ class StatisticsCollector:
 
     def __init__(self, recipe: Recipe, server: Server) -> None:
         identity = recipe.broker.identity
+        self._server = server
         self._masked = recipe.statistics.sums == "masked"
         self._options = _options(recipe.statistics)
         self._sums = SecureSums(server, (Path(identity) / CA_FILE).read_bytes() if identity else None)
@@ -51,24 +84,104 @@ class StatisticsCollector:
         """
         manifest = rollout.current
         assert manifest is not None
-        earlier, releases = _earlier(rollout, manifest)
-        found, record = self._collect(manifest)
+        shape = class_statistics.shape_of(len(manifest.classes), manifest.feature_dim)
+        earlier = self._earlier(rollout, manifest, shape)
+        total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
+        now, names = self._collected(total, manifest, shape)
+        record = self._record(now, names, total)
         if earlier:
-            found = class_statistics.from_flat(found.flat + earlier.flat, found.shape, exact=False)
-        prior = {**found.arrays(), RELEASES: np.array([*releases, manifest.release], np.int64)}
-        rollout.extend({PRIOR: tensors.pack({PRIOR: prior})}, INHERITED[PRIOR])
+            found = class_statistics.from_flat(now.found.flat + earlier.found.flat, shape)
+            left_out = np.concatenate([earlier.left_out, now.left_out])
+            now = _Collected(
+                found, [*earlier.releases, *now.releases], [*earlier.devices, *now.devices], left_out
+            )
+        rollout.extend({PRIOR: tensors.pack({PRIOR: now.arrays()})}, INHERITED[PRIOR])
         return record
 
-    def _collect(self, manifest: Manifest) -> tuple[Statistics, SumRecord]:
-        shape = class_statistics.shape_of(len(manifest.classes), manifest.feature_dim)
-        total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
-        found = class_statistics.from_flat(total.vector, shape, exact=not self._options.clip)
-        return found, self._record(total, manifest.release, found)
+    def _collected(self, total: Sum, manifest: Manifest, shape: Shape) -> tuple[_Collected, list[str]]:
+        """The sum as it is used, and the devices in it. Raises StatisticsError."""
+        if not total.vectors:
+            found = class_statistics.from_flat(total.vector, shape)
+            bounds.require_possible(found, self._senders(len(total.devices)), manifest.feature_dim)
+            none = np.empty((0, 3), np.int64)
+            return _Collected(found, [manifest.release], [len(total.devices)], none), list(total.devices)
+        each = self._possible(total.vectors, manifest, shape)
+        if len(each) < self._options.minimum:
+            raise StatisticsError(
+                f"{len(each)} devices sent statistics that pictures can have, {self._options.minimum} needed"
+            )
+        far = self._far(each, manifest)
+        used = [each[name].left_out(classes, manifest.feature_dim).flat for name, classes in far.items()]
+        far |= {name: np.array([ALL_CLASSES]) for name in total.vectors.keys() - each.keys()}
+        key, release = class_statistics.left_out_key, manifest.release
+        listed = [(release, key(release, name), label) for name, classes in far.items() for label in classes]
+        found = class_statistics.from_flat(np.sum(used, axis=0), shape)
+        left_out = np.array(listed, np.int64).reshape(-1, 3)
+        return _Collected(found, [release], [len(each)], left_out), list(each)
 
-    def _record(self, total: Sum, release: int, found: Statistics) -> SumRecord:
+    def _far(self, each: Mapping[str, Statistics], manifest: Manifest) -> dict[str, Labels]:
+        """The classes of each device that are left out; none with noise, which hides how far class means are from each other."""
+        if self._options.noise_multiplier:
+            return dict.fromkeys(each, np.empty(0, np.int64))
+        far = dict(zip(each, comparison.far_classes(list(each.values())), strict=True))
+        for name, classes in far.items():
+            if len(classes):
+                titles = ", ".join(manifest.classes[label] for label in classes)
+                text = "class statistics of %s: far from those of the other devices, and left out: %s"
+                log.warning(text, name, titles, extra={"device": name})
+        return far
+
+    def _possible(
+        self, vectors: Mapping[str, Doubles], manifest: Manifest, shape: Shape
+    ) -> dict[str, Statistics]:
+        """The statistics of the devices whose pictures can have them; the others are named, and rejected in the registry."""
+        each = {}
+        for name, vector in vectors.items():
+            try:
+                found = class_statistics.from_flat(vector, shape)
+                bounds.require_possible(found, self._senders(1, len(vectors)), manifest.feature_dim)
+            except StatisticsError as error:
+                log.warning("class statistics of %s: %s", name, error, extra={"device": name})
+                id = f"{STATISTICS}-{manifest.release}"
+                self._server.journal.reject(name, manifest.run_id, 0, id, REJECTED, error.message)
+                self._server.inbox.counts[REJECTED] += 1
+            else:
+                each[name] = found
+        return each
+
+    def _senders(self, devices: int, cohort: int = 0) -> Senders:
+        """`devices` in a sum of a `cohort`, by default of themselves; every device adds noise as if only the threshold remained."""
+        options = self._options
+        least = max(options.threshold * (cohort or devices), 1.0)
+        noise = options.noise_multiplier * options.clip * np.sqrt(devices / least)
+        return Senders(devices, options.clip, float(noise))
+
+    def _record(self, collected: _Collected, names: list[str], total: Sum) -> SumRecord:
         bytes_each = len(total.vector) * fixed_point.BYTES
-        pictures = max(round(float(np.sum(found.counts))), 0)
-        return SumRecord(release, total.devices, bytes_each, self._masked, pictures, total.epsilon)
+        pictures = max(round(float(np.sum(collected.found.counts))), 0)
+        release = collected.releases[0]
+        return SumRecord(release, tuple(names), bytes_each, self._masked, pictures, total.epsilon)
+
+    def _earlier(self, rollout: RolloutCoordinator, manifest: Manifest, shape: Shape) -> _Collected | None:
+        """The sum of earlier runs on the same extractor, unless it is without noise and the devices in it cannot have sent it.
+
+        Raises StatisticsError if no sum for the present classes can be added to it.
+        """
+        if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
+            return None
+        arrays = tensors.unpack(payload)[PRIOR]
+        found = class_statistics.from_arrays(arrays).grown(len(manifest.classes))
+        if found.shape != shape:
+            raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {shape}")
+        releases, devices = (arrays.get(name, np.empty(0, np.int64)).tolist() for name in (RELEASES, DEVICES))
+        left_out = arrays.get(LEFT_OUT, np.empty((0, 3), np.int64))
+        try:
+            if (found.counts == np.round(found.counts)).all():
+                bounds.require_possible(found, Senders(sum(devices)), manifest.feature_dim)
+        except StatisticsError as error:
+            log.warning("class statistics of earlier releases: %s", error)
+            return None
+        return _Collected(found, releases, devices, left_out)
 
 
 def require_possible(recipe: Recipe, method: Method) -> None:
@@ -96,17 +209,3 @@ def _options(config: StatisticsConfig) -> SumOptions:
         clip=config.clip,
         noise_multiplier=config.noise_multiplier,
     )
-
-
-def _earlier(rollout: RolloutCoordinator, manifest: Manifest) -> tuple[Statistics | None, list[int]]:
-    """The sum of earlier runs on the same extractor, and the releases on which it was collected.
-
-    Raises StatisticsError if no sum for the present classes can be added to it.
-    """
-    if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
-        return None, []
-    classes, arrays = len(manifest.classes), tensors.unpack(payload)[PRIOR]
-    found = class_statistics.from_arrays(arrays).grown(classes)
-    if found.shape != (expected := class_statistics.shape_of(classes, manifest.feature_dim)):
-        raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {expected}")
-    return found, arrays.get(RELEASES, np.empty(0, np.int64)).tolist()

@@ -191,7 +191,7 @@ def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Pat
     sent = noise.clipped(offers.give(1, LENGTH), 2.0)
     offers.add(1, 2.0)
     shape = class_statistics.shape_of(CLASSES, DIM)
-    total = class_statistics.from_flat(others_vector() + sent, shape, exact=False)
+    total = class_statistics.from_flat(others_vector() + sent, shape)
     extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
     np.testing.assert_allclose(flat(offers.without_own(extras, ONE)), others_vector(), atol=1e-5)
 

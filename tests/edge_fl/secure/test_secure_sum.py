@@ -107,6 +107,10 @@ def test_a_device_checks_the_minimum_itself(thirty: Mapping[str, Member]) -> Non
 def test_without_masks_the_sum_is_the_same_and_has_the_same_limits(thirty: Mapping[str, Member]) -> None:
     masked, plain = some(thirty), some(thirty, request=replace(REQUEST, masked=False))
     assert (masked.run().vector == plain.run().vector).all()
+    assert masked.server.result and plain.server.result and not masked.server.result.vectors
+    assert plain.server.result.vectors.keys() == plain.vectors.keys()
+    for name, vector in plain.server.result.vectors.items():
+        assert np.abs(vector - plain.vectors[name]).max() <= 1e-6
     with pytest.raises(SecureSumError, match="4 devices take part"):
         some(thirty, 4, request=replace(REQUEST, masked=False)).run()
 

@@ -1,0 +1,92 @@
+"""What the class statistics of n honest devices can be: a sum, or a single vector, outside these bounds is not used.
+
+    counts          0 to MOST_PER_CLASS of each class and device, whole numbers; at most the norm of a clipped vector
+    sums            |s_c| <= n_c, because features have length 1
+    second moment   trace <= Σ n_c, and no eigenvalue below those of Σ s_c s_cᵀ / n_c, the part between the classes
+
+Clipping multiplies a device's vector by at most 1, which keeps all of these but the whole numbers. Noise with standard deviation σ of each
+number moves a number by σ, a length by σ √width, a trace by σ √p and an eigenvalue by 2 σ √p (the norm of a random symmetric matrix);
+DEVIATIONS more are allowed, so that noise alone passes in all but one of 10^8 sums. Within the bounds a device can still lie: it may send
+32 pictures of a class that it does not have, and in a masked sum take what the other devices left of the bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_fl.errors import StatisticsError
+from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Doubles, Statistics, lift, project
+
+TOLERANCE = 1e-3
+"""Far above the error of the fixed point, far below one picture."""
+DEVIATIONS = 7.0
+
+
+@dataclass(frozen=True)
+class Senders:
+    """Who the statistics are from: `devices` of them, each with a vector of norm at most `clip` (0: not clipped), with noise of standard
+    deviation `noise` in every number of the sum.
+    """
+
+    devices: int
+    clip: float = 0.0
+    noise: float = 0.0
+
+
+def require_possible(found: Statistics, senders: Senders, dim: int) -> None:
+    """Raise StatisticsError if no honest devices can have sent this, for features of `dim` dimensions."""
+    _require_counts(found.counts, senders)
+    counts, lengths = found.counts, np.linalg.norm(found.sums, axis=1)
+    slack = senders.noise * (np.sqrt(found.shape.width) + 2 * DEVIATIONS)
+    if wrong := np.flatnonzero(lengths > counts + TOLERANCE * (1 + np.abs(counts)) + slack).tolist():
+        raise StatisticsError(
+            f"class {wrong[0]}: a sum of length {lengths[wrong[0]]:g} of {counts[wrong[0]]:g} features of length 1"
+        )
+    _require_moment(found, senders, dim)
+    norm, length = float(np.linalg.norm(found.flat)), senders.devices * senders.clip
+    chi_square = found.shape.length + 2 * DEVIATIONS * np.sqrt(found.shape.length) + 2 * DEVIATIONS**2
+    most = np.sqrt(length**2 + 2 * DEVIATIONS * senders.noise * length + senders.noise**2 * chi_square)
+    if senders.clip and norm > most * (1 + TOLERANCE):
+        raise StatisticsError(f"norm {norm:g} of {senders.devices} vectors clipped to {senders.clip:g} each")
+
+
+def _require_counts(counts: Doubles, senders: Senders) -> None:
+    slack = TOLERANCE + DEVIATIONS * senders.noise
+    inexact = (
+        np.abs(counts - np.round(counts)) > TOLERANCE if not senders.clip else np.zeros(len(counts), bool)
+    )
+    if wrong := np.flatnonzero(inexact | (counts < -slack)).tolist():
+        raise StatisticsError(f"class {wrong[0]}: count {counts[wrong[0]]:g}, expected a whole number from 0")
+    each = min(MOST_PER_CLASS, senders.clip or MOST_PER_CLASS)
+    most = senders.devices * each
+    if wrong := np.flatnonzero(counts > most + slack).tolist():
+        raise StatisticsError(
+            f"class {wrong[0]}: count {counts[wrong[0]]:g} from {senders.devices} devices, expected at most {most:g}:"
+            f" {each:g} of each"
+        )
+    if not senders.clip and counts.sum() < 0.5:
+        raise StatisticsError("no picture is counted")
+
+
+def _require_moment(found: Statistics, senders: Senders, dim: int) -> None:
+    total, projected = float(found.counts.sum()), found.shape.projected
+    trace = float(np.trace(found.moment))
+    slack = TOLERANCE * max(total, 1.0)
+    noise = senders.noise * (np.sqrt(projected) + np.sqrt(found.shape.classes))
+    if trace > total + slack + DEVIATIONS * noise:
+        raise StatisticsError(f"second moment with trace {trace:g} of {total:g} features of length 1")
+    within = found.moment
+    if found.shape.width == dim and not senders.noise:  # else the sums are known in other directions only
+        counted = found.counts > TOLERANCE
+        roots = np.sqrt(found.counts[counted])[:, None]
+        inner = project(lift(found.sums[counted] / roots, dim), projected)
+        within = within - inner.T @ inner
+    lowest = float(np.linalg.eigvalsh(within)[0])
+    if lowest < -slack - senders.noise * (2 * np.sqrt(projected) + DEVIATIONS):
+        raise StatisticsError(
+            f"second moment with eigenvalue {lowest:g}"
+            + (" after its part between the classes" if within is not found.moment else "")
+            + ", expected none below 0"
+        )
