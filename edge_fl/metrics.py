@@ -16,8 +16,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from edge_fl.untrusted import whole
+
 V = TypeVar("V")
 
+MAX_LABELS = 10**6
 CONFIDENCE = 0.95
 """Level of confidence intervals."""
 
@@ -188,10 +191,11 @@ def by_labels(found: Mapping[str, V]) -> dict[str, dict[int, V]]:
     """The values of `at_labels` metrics: kind of head -> labels per class -> value."""
     curves: dict[str, dict[int, V]] = {}
     for name, value in found.items():
-        labels, _, rest = name.removeprefix("labels_").partition(".")
+        text, _, rest = name.removeprefix("labels_").partition(".")
         kind, _, what = rest.partition(".")
-        if labels.isdecimal() and what and name == at_labels(int(labels), kind):
-            curves.setdefault(kind, {})[int(labels)] = value
+        labels = whole(text, MAX_LABELS)
+        if labels is not None and what and name == at_labels(labels, kind):
+            curves.setdefault(kind, {})[labels] = value
     return curves
 
 

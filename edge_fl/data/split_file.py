@@ -24,10 +24,12 @@ from edge_fl.errors import DataError, nearest
 from edge_fl.files import atomic, user_text
 from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
+from edge_fl.untrusted import whole
 
 COLUMNS = ("sample", "client", "set")
 SETS = ("train", "validation", "test")
 UNUSED = "unused"
+MAX_SAMPLE = 10**15
 CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Rows = Mapping[str, Mapping[str, Indices]]
@@ -40,9 +42,8 @@ def read(path: Path, dataset: str, samples: int) -> Rows:
     seen: dict[int, int] = {}
     for line, (sample, client, part) in _lines(path):
         where = f"{text(path)} line {line}"
-        if not sample.isdecimal():
-            raise DataError(f"{where}: sample {sample!r}, expected a whole number")
-        number = int(sample)
+        if (number := whole(sample, MAX_SAMPLE)) is None:
+            raise DataError(f"{where}: sample {sample[:100]!r}, expected a whole number")
         if number >= samples:
             raise DataError(f"{where}: sample {number}, but {dataset} has the samples 0..{samples - 1}")
         if first := seen.get(number):

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.files.paths import text
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.roles import local_user
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,6 @@ def read(path: Path) -> list[CertificateAction]:
     for number, line in enumerate(lines, 1):
         try:
             found.append(msgspec.json.decode(line, type=CertificateAction))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except NOT_JSON:
             log.warning("%s: line %d is not an action; skipped", text(path), number)
     return found

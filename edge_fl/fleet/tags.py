@@ -13,6 +13,7 @@ import msgspec
 
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths
+from edge_fl.untrusted import NOT_JSON
 
 TAGS_FILE = "tags.json"
 TEXTS = (
@@ -62,7 +63,7 @@ def read(path: Path) -> dict[str, dict[str, str]]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, str]])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise ConfigError(
             f"{paths.text(path)}: {error}; expected the tags of enrolled devices", "the tags read before stay"
         ) from error

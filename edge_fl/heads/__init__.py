@@ -23,6 +23,7 @@ from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
 from edge_fl.heads.statistics import prior
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
+from edge_fl.untrusted import whole
 
 __all__ = [
     "ENTRY_POINTS",
@@ -48,6 +49,7 @@ __all__ = [
     "training_set",
 ]
 
+MAX_CLASSES = 10**6
 ENTRY_POINTS = "edge_fl.heads"
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Cosine, Constant)}
 KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
@@ -150,11 +152,11 @@ def training_set(
 def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Head:
     """Rebuild a head from its `to_arrays()` and `describe()`. Raises ArtefactError for anything else."""
     kind = _known(metadata.get("kind", ""))
-    if kind is None or not metadata.get("classes", "").isascii() or not metadata.get("classes", "").isdigit():
+    classes = whole(metadata.get("classes", ""), MAX_CLASSES)
+    if kind is None or classes is None:
         raise ArtefactError(f"head file: described as {dict(metadata)}, expected kind, classes and extractor")
     if arrays.keys() != kind.shapes.keys():
         raise ArtefactError(f"{kind.kind} head: holds {', '.join(arrays)}, expected {', '.join(kind.shapes)}")
-    classes = int(metadata["classes"])
     sizes = {"C": classes, "one": 1}
     for name, letters in kind.shapes.items():
         array = arrays[name]

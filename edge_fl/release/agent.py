@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.fleet.fields import ServerSignature
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.blob import Blob
 
 FIELD = "agents"
@@ -75,7 +76,7 @@ def listed(entries: object) -> list[AgentRelease]:
     try:
         texts = entries if isinstance(entries, Iterable) else []
         releases = [msgspec.json.decode(text, type=AgentRelease) for text in texts]
-    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+    except (TypeError, *NOT_JSON) as error:
         raise ArtefactError(
             f"signed metadata: agent release: {brief(error)}", "manifest", "no agent release can be read"
         ) from error

@@ -17,6 +17,7 @@ from edge_fl.errors import ArtefactError, brief
 from edge_fl.files.paths import composed
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.blob import Blob
 
 Precision = Literal["fp32", "int8"]
@@ -128,7 +129,7 @@ def decode(payload: bytes | str) -> Manifest:
     """Decode and validate a manifest. Raises ArtefactError."""
     try:
         manifest = msgspec.json.decode(payload, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise ArtefactError(f"manifest: {error}", "manifest", consequence="release not installed") from error
     if flaw := _flaw(manifest):
         raise ArtefactError(

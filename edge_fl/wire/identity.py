@@ -37,6 +37,7 @@ from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.fleet.fields import EXPECTED_NAME
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire import login
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl.wire.topics import NAME, Role, role_of
@@ -305,7 +306,7 @@ def _token(folder: Path) -> Token | None:
         return None
     try:
         return msgspec.json.decode(_bytes(path), type=Token)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"{text(path)}: {error}; expected a token of 'edge-fl fleet enrol'") from error
 
 

@@ -19,6 +19,7 @@ from edge_fl.errors import ProtocolError, brief
 from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
 from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.blob import Blob, digest
 
 PROTOCOL = "1.1"
@@ -357,7 +358,7 @@ def decode(payload: bytes, kind: type[M]) -> M:
         message = msgspec.json.decode(payload, type=kind)
         # msgspec skips unknown fields and keeps the last of two equal keys, so check every key again
         json.loads(payload.decode(), object_pairs_hook=unique_keys, parse_int=str, parse_float=str)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (ValueError, *NOT_JSON) as error:
         raise ProtocolError(f"{name}: {brief(error)}") from error
     _require_finite(msgspec.to_builtins(message), name, "ignored")
     return message

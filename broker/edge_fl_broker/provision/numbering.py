@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 
+from edge_fl.untrusted import whole
 from edge_fl_broker.provision.register import Issued
 
+MAX_NUMBER = 10**31
 WIDTH = 3  # digits, until a fleet's own names have more or fewer
 
 
@@ -34,4 +36,4 @@ def following(used: Collection[str], prefix: str, count: int) -> list[str]:
 
 def _is_numbered(name: str, prefix: str) -> bool:
     digits = name.removeprefix(prefix)
-    return name.startswith(prefix) and digits.isascii() and digits.isdigit()
+    return name.startswith(prefix) and whole(digits, MAX_NUMBER) is not None

@@ -14,6 +14,7 @@ from msgspec import Struct
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import RESERVED, Role, role_of
 
@@ -95,7 +96,7 @@ class Register:
             return msgspec.json.decode(self.path.read_bytes(), type=Rows)
         except FileNotFoundError:
             return ()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *NOT_JSON) as error:
             raise ConfigError(f"{text(self.path)}: {error}; expected the register of certificates") from error
 
     @contextmanager

@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from edge_fl.untrusted import whole
+
 PER_TIMEOUT = 3  # notifications per watchdog timeout
 
 
@@ -17,7 +19,7 @@ class Notifier:
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         timeout_us = environment.get("WATCHDOG_USEC", "")
-        self._every_s = int(timeout_us) / 1e6 / PER_TIMEOUT if timeout_us.isdigit() else math.inf
+        self._every_s = (whole(timeout_us, 10**15) or math.inf) / 1e6 / PER_TIMEOUT
         self._next_s = -math.inf
 
     def ready(self) -> None:

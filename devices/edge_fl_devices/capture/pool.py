@@ -33,6 +33,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
 from edge_fl_devices.capture.settings import MB, CaptureConfig
 
@@ -333,6 +334,6 @@ def _entry(line: bytes) -> Entry | None:
     try:
         entry = msgspec.json.decode(line, type=Entry)
         int(entry.hash, 16)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, *NOT_JSON):
         return None
     return entry

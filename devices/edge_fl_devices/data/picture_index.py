@@ -29,6 +29,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.data.origins import Origin
@@ -172,7 +173,7 @@ class PictureIndex:
         except OSError:
             return 0
         end, decoder = 0, msgspec.msgpack.Decoder(_Row)
-        with suppress(struct.error, msgspec.DecodeError):
+        with suppress(struct.error, *NOT_JSON):
             while end < len(content):
                 length, checksum = FRAME.unpack_from(content, end)
                 payload = content[end + FRAME.size : end + FRAME.size + length]

@@ -13,6 +13,7 @@ from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import ConfigError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
+from edge_fl.untrusted import whole
 from edge_fl.wire import hosts, identity
 from edge_fl.wire.mqtt import tls
 from edge_fl_devices.board.installation import ETC, VAR
@@ -23,6 +24,7 @@ from edge_fl_devices.flash.wheels import Wheelhouse
 IDENTITY = f"{ETC}/identity"
 IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
 RELEASES = "/opt/edge-fl/releases"
+MAX_NUMBER = 10**15
 HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
 
 
@@ -71,8 +73,8 @@ def read_releases(folder: Path) -> tuple[bytes, tuple[tuple[str, Path], ...]]:
 
 
 def _number(path: Path) -> int:
-    number = path.name.partition(".")[0]
-    return int(number) if number.isdecimal() else -1
+    number = whole(path.name.partition(".")[0], MAX_NUMBER)
+    return -1 if number is None else number
 
 
 def read_images(folder: Path, config: DeviceConfig, *, fat: bool) -> tuple[tuple[tuple[str, Path], ...], int]:

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from edge_fl.errors import ArtefactError
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import GROUP, Topics
@@ -237,7 +238,7 @@ def _complete(files: Mapping[str, bytes]) -> bool:
             return False
         try:
             version = int(msgspec.json.decode(files[name])["signed"]["meta"][f"{role}.json"]["version"])
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, *NOT_JSON):
             return True
         name = f"{version}.{role}.json"
     return name in files

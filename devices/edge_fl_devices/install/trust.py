@@ -42,6 +42,7 @@ from edge_fl.files.shared import make_folder
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, listed
+from edge_fl.untrusted import NOT_JSON
 
 Fetch = Callable[[str], bytes]
 
@@ -250,6 +251,6 @@ def _as_trust_error(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
 def _is_json(payload: bytes) -> bool:
     try:
         msgspec.json.decode(payload)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return False
     return True

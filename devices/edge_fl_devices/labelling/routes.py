@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import DataError
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.capture.capture import Capture
 from edge_fl_devices.capture.pool import Why
@@ -143,5 +144,5 @@ def _page(name: str, media_type: str) -> Callable[[Request], Answer]:
 def _body(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body, type=kind)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise DataError(f"request: {error}; expected {', '.join(kind.__annotations__)}") from error

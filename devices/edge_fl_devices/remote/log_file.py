@@ -23,6 +23,7 @@ from msgspec import Struct
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.files import paths
 from edge_fl.files.paths import encodable
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import DeviceState, Log, LogLevel, Query
@@ -68,7 +69,7 @@ class LogFile(RotatingFileHandler):
         for path in (self._folder / f"{FILE}.1", self._folder / FILE):
             with suppress(OSError):
                 for line in path.read_bytes().splitlines():
-                    with suppress(msgspec.DecodeError):
+                    with suppress(*NOT_JSON):
                         yield msgspec.json.decode(line, type=LogLine)
 
     def matching(self, query: Query) -> Logs:

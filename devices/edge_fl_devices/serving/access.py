@@ -2,9 +2,9 @@
 
     FOLDER/token     the token, with mode 0600; delete the file and restart the service to get another one
 
-On loopback, requests of the label page must name the loopback address in `Host`, so that no web site can reach the page by pointing its own
-name there. Requests that change something must carry the header HEADER, which a browser lets no other web site send, and come from the
-page itself (`Origin`).
+On loopback, every request must name a loopback address in `Host`, so that no web site can reach the service by pointing its own name
+there; elsewhere it cannot know the token. Requests that change something must carry the header HEADER, which a browser lets no other web
+site send, and come from the page itself (`Origin`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Access:
     _failures: dict[str, list[float]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def require_host(self, headers: Message) -> None:
+        """Raise HttpError for a request to the name of another web site. A program may leave the name out; no browser does."""
+        for host in headers.get_all("Host", []) if self.token is None else ():
+            if not is_loopback(_host_name(host)):
+                raise HttpError(HTTPStatus.FORBIDDEN, f"Host {host[:100]!r}; expected 127.0.0.1 or localhost")
+
     def require_token(self, client: str, headers: Message) -> None:
         """Raise HttpError unless the request carries the token, as a bearer token or in the page's cookie."""
         if self.token is None:
@@ -78,10 +84,8 @@ class Access:
 
     def require_own_page(self, headers: Message, *, header: bool) -> None:
         """Raise HttpError for a request that another web site may have sent."""
-        host, origin = headers.get("Host", ""), headers.get("Origin")
-        if self.token is None and not is_loopback(urlsplit(f"//{host}").hostname or ""):
-            raise HttpError(HTTPStatus.FORBIDDEN, f"Host {host[:100]!r}; expected 127.0.0.1 or localhost")
-        if origin is not None and urlsplit(origin).netloc != host:
+        host, origin = headers.get("Host", "").lower(), headers.get("Origin")
+        if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise HttpError(
                 HTTPStatus.FORBIDDEN, f"a request of {origin[:100]}; expected one of the page itself"
             )
@@ -121,6 +125,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _host_name(host: str) -> str:
+    """The name or address of a host with or without a port; "" for one that cannot be parsed."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _given(headers: Message) -> str:

@@ -22,11 +22,12 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 import msgspec
 
 from edge_fl.errors import DataError, EdgeFLError, InputError
+from edge_fl.untrusted import whole
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.serving.access import Access, HttpError
 from edge_fl_devices.serving.current_model import CurrentModel
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 READ_S = 10.0
 MAX_TOP = 1000
+MAX_LENGTH = 10**15
 UNCACHED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
@@ -150,10 +152,13 @@ class Service:
             return self.predictor.read_picture("picture", picture, top)
 
     def _predict(self, request: Request) -> Prediction:
-        top = request.query.get("top", "")
-        if top and not (top.isascii() and top.isdigit() and 0 < int(top) <= MAX_TOP):
-            raise HttpError(HTTPStatus.BAD_REQUEST, f"top={top}; expected a number from 1 to {MAX_TOP}")
-        return self.predict(picture_in(request), int(top) if top else None)
+        given = request.query.get("top", "")
+        top = whole(given, MAX_TOP)
+        if given and not top:
+            raise HttpError(
+                HTTPStatus.BAD_REQUEST, f"top={given[:100]}; expected a number from 1 to {MAX_TOP}"
+            )
+        return self.predict(picture_in(request), top)
 
     def __enter__(self) -> Self:
         return self
@@ -170,6 +175,14 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             "HTTP/1.0"  # of a request line that cannot be parsed: its answer has headers too
         )
 
+        def parse_request(self) -> bool:
+            """Parse a request; answer the errors that the base class does not expect, such as a number of thousands of digits."""
+            try:
+                return super().parse_request()
+            except (ValueError, LookupError):
+                self._fail(HTTPStatus.BAD_REQUEST, "expected headers that can be read")
+                return False
+
         def do_GET(self) -> None:
             self._attempt(lambda: self._respond(lambda: b""))
 
@@ -177,7 +190,8 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             self._attempt(lambda: self._respond(self._body))
 
         def _respond(self, read_body: Callable[[], bytes]) -> None:
-            address = urlsplit(self.path)
+            service.access.require_host(self.headers)
+            address = _split(self.path)
             route = service.routes.get((self.command, address.path))
             if route is None:
                 known = ", ".join(" ".join(key) for key in service.routes)
@@ -195,20 +209,23 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             self._answer(answer.status if isinstance(answer, Answer) else HTTPStatus.OK, answer)
 
         def _body(self) -> bytes:
-            length = self.headers.get("Content-Length", "")
-            if not length.isascii() or not length.isdigit():
+            given = self.headers.get("Content-Length")
+            if given is None:
                 raise HttpError(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
-            if int(length) > MAX_PICTURE_BYTES:
+            length = whole(given, MAX_LENGTH)
+            if length is None:
+                raise HttpError(HTTPStatus.BAD_REQUEST, f"Content-Length {given[:100]!r}; expected a number")
+            if length > MAX_PICTURE_BYTES:
                 raise HttpError(
                     HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes, at most {MAX_PICTURE_BYTES}"
                 )
             try:
-                body = self.rfile.read(int(length))
+                body = self.rfile.read(length)
             except TimeoutError as error:
                 raise HttpError(
                     HTTPStatus.REQUEST_TIMEOUT, f"expected {length} bytes within {READ_S:g} s each"
                 ) from error
-            if len(body) < int(length):
+            if len(body) < length:
                 raise HttpError(HTTPStatus.BAD_REQUEST, f"the body ends after {len(body)} of {length} bytes")
             return body
 
@@ -259,6 +276,14 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             """Log no requests, for privacy."""
 
     return Handler
+
+
+def _split(path: str) -> SplitResult:
+    """The parts of a request's path. Raises HttpError."""
+    try:
+        return urlsplit(path)
+    except ValueError as error:
+        raise HttpError(HTTPStatus.BAD_REQUEST, f"{path[:100]!r}: {error}; expected a path") from error
 
 
 def picture_in(request: Request) -> bytes:

@@ -14,6 +14,7 @@ import msgspec
 
 from edge_fl.errors import InputError
 from edge_fl.files.accounts import not_allowed
+from edge_fl.untrusted import NOT_JSON
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def allowed(path: Path) -> Iterator[None]:
 
 def read_json(path: Path, kind: type[T]) -> T | None:
     """Read a JSON file; None if it is missing or damaged. Raises InputError if this account may not read it."""
-    with suppress(OSError, msgspec.DecodeError), allowed(path):
+    with suppress(OSError, *NOT_JSON), allowed(path):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
 

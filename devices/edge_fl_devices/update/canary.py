@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from edge_fl import signals
 from edge_fl.errors import ArtefactError, ChildError, KilledError, RunError, brief
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.child import THREADS, again_if_killed
 from edge_fl_devices.update import environment
 
@@ -62,7 +63,7 @@ def run(tested: Path, folder: Path) -> Answer:
         lines = child.stdout.decode(errors="replace").strip().splitlines()
         if child.returncode == 0 and lines:
             return msgspec.json.decode(lines[-1], type=Answer)
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+    except (OSError, subprocess.SubprocessError, *NOT_JSON) as error:
         raise RunError(f"agent canary: {brief(error)}", STAYS) from error
     if child.returncode == -signal.SIGKILL:  # by the running agent's side, so it may fit later
         raise ChildError("agent canary: out of memory, the system killed the child", STAYS)

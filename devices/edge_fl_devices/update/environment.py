@@ -24,6 +24,7 @@ from msgspec import Struct
 from edge_fl.errors import ArtefactError, RunError, brief
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.update.state import COMPLETE
 
 WHEELS = "wheels"
@@ -55,7 +56,7 @@ def distributions(environment: Path) -> dict[str, Distribution]:
     try:
         done = subprocess.run(command, capture_output=True, timeout=LIST_S, check=True)
         return msgspec.json.decode(done.stdout, type=dict[str, Distribution])
-    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+    except (OSError, subprocess.SubprocessError, *NOT_JSON) as error:
         raise RunError(f"{text(environment)}: {brief(error)}", "the running agent stays") from error
 
 

@@ -25,6 +25,7 @@ from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.fleet.fields import Name
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.upkeep.folder import give_to_owner, stopped
 
@@ -100,7 +101,7 @@ def read(file: Path, passphrase: str = "") -> tuple[Header, dict[str, bytes]]:
         header = msgspec.json.decode(line[:MAX_HEADER], type=Header)
     except OSError as error:
         raise InputError(f"{text(file)}: {error.strerror}; expected a backup") from error
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InputError(f"{text(file)}: not a backup of 'edge-fl device backup'") from error
     if hashlib.sha256(payload).hexdigest() != header.sha256:
         raise InputError(f"{text(file)}: damaged or incomplete")

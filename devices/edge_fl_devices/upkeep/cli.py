@@ -18,6 +18,7 @@ from edge_fl.errors import InputError
 from edge_fl.files import user_text
 from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.board.installation import ACCOUNT, settings_file
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def restore(
     header, contents = backups.read(file, _passphrase(passphrase_file))
     try:
         settings = msgspec.json.decode(contents.get("settings.json", b""), type=DeviceConfig)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise InputError(f"{text(file)}: settings that this version cannot read ({error})") from error
     where = identity or (Path(settings.broker.identity) if settings.broker.identity else None)
     existing = [text(path) for path in (folder, where) if path and path.is_dir() and any(path.iterdir())]

@@ -27,6 +27,7 @@ from edge_fl.files.paths import text
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary, summarise_reports
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.compare import inputs
 from edge_fl_server.compare.grid import Cell
 from edge_fl_server.orchestrate import setup as setups
@@ -130,7 +131,7 @@ def read(cell: Cell, folder: Path) -> CellResult | None:
         raise InputError(
             f"{text(folder)}: not a folder; expected one for the cells of a comparison"
         ) from error
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise InputError(
             f"{text(path)}: cannot be read ({error}); remove it to run that cell again"
         ) from error

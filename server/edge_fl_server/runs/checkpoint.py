@@ -22,6 +22,7 @@ from edge_fl.errors import ArtefactError, EdgeFLError, RunError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
+from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import digest
 from edge_fl_server.training.rounds import Plan, Reports
@@ -94,7 +95,7 @@ def load(folder: Path, *, final: bool = True) -> Checkpoint:
             continue
         try:
             return _read(folder, stem)
-        except (EdgeFLError, OSError, msgspec.DecodeError, KeyError, ValueError) as error:
+        except (EdgeFLError, OSError, KeyError, ValueError, *NOT_JSON) as error:
             log.warning("%s: damaged (%s); using the previous checkpoint", text(folder / stem), error)
     raise ArtefactError(
         f"{text(folder)}: no intact checkpoint, expected {_stem(0)[:-5]}NNNNN.json and .safetensors",

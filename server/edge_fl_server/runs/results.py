@@ -36,6 +36,7 @@ from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.files import atomic, paths
 from edge_fl.metrics import Summary
+from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
@@ -342,7 +343,7 @@ def _decoded(path: Path, kind: Any) -> Any:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise InputError(
             f"{paths.text(path)}: cannot be read ({error}); expected a file written by a run"
         ) from error

@@ -88,7 +88,7 @@ def test_invalid_or_too_large_pictures_are_rejected_and_the_service_continues(se
     assert ask(service, "POST", "/elsewhere", png(0))[0] == 404
     large = {"Content-Length": str(MAX_PICTURE_BYTES + 1)}
     assert ask(service, "POST", "/predict", **large)[0] == 413
-    assert ask(service, "POST", "/predict", **{"Content-Length": "-1"})[0] == 411
+    assert ask(service, "POST", "/predict", **{"Content-Length": "-1"})[0] == 400
     assert ask(service, "GET", "/health")[0] == 200
 
 

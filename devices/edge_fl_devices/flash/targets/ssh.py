@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import IO, final
 
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
+from edge_fl.untrusted import whole
 from edge_fl_devices.flash.bundle import FOLDER, MANIFEST, File
 from edge_fl_devices.flash.targets.base import Target
 from edge_fl_devices.flash.wheels import PYTHONS
@@ -26,6 +27,7 @@ HOME = ".edge-fl-flash"
 SSH_FAILED = 255  # exit code of ssh itself
 INSTALLED = "/opt/edge-fl/bundle.sha256"
 UNSENT = "nothing was sent"
+MAX_MB = 10**12
 SPARE_MB = 600  # as in install.sh
 ROOT = '[ "$(id -u)" = 0 ] || sudo="sudo -n"'
 """Sets the command that makes a command run as root without a question; ssh gives sudo no terminal to ask on."""
@@ -88,7 +90,7 @@ class Ssh(Target):
         )
         self._require("writable", "its home folder is full or read-only")
         opt = self._facts.get("opt", "")
-        if not opt.isdigit() or int(opt) < SPARE_MB:
+        if (whole(opt, MAX_MB) or 0) < SPARE_MB:
             raise ConfigError(
                 f"{self.name}: {opt or 'no'} MB are free in /opt; expected {SPARE_MB}", consequence=UNSENT
             )

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from edge_fl.console.units import points
+from edge_fl.untrusted import whole
 from edge_fl_server.dashboard.queries.fleet import MAX_PAGE
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.report.formatting import (
@@ -105,14 +106,9 @@ def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]
 
 def place(value: object) -> int:
     """The number of a page that a browser sent, from 0; 0 for anything else."""
-    text = (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if type(value) is int and 0 <= value <= MAX_PAGE
-        else ""
-    )
-    return int(text) if text.isascii() and text.isdigit() and len(text) < len(str(MAX_PAGE)) else 0
+    if isinstance(value, str):
+        return whole(value, MAX_PAGE) or 0
+    return value if type(value) is int and 0 <= value <= MAX_PAGE else 0
 
 
 def word(text: str) -> str:
