@@ -22,7 +22,7 @@ from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.blob import Blob, digest
 
-PROTOCOL = "1.1"
+PROTOCOL = "1.2"
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Value of `Report.error` and `DeviceState.why` once a device's privacy budget is exhausted."""
 
@@ -78,7 +78,7 @@ class Assignment(Struct, frozen=True):
     """dn/assignment, retained: the desired state of one device; only the highest `version` counts.
 
     Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
-    the hash of the round's `spec` ("": any).
+    the hash of the round's `spec` ("": any). "judge" compares `down`, a round's candidate, with `before`, the broadcast of the round.
     "rest" requests nothing; `why`: a failure word, as in `DeviceState.why`. `signs_all`: the server also signs commands and agent updates.
     """
 
@@ -93,6 +93,7 @@ class Assignment(Struct, frozen=True):
     why: Text = ""
     spec: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     signs_all: bool = False
+    before: Blob | None = None
     signature: ServerSignature | None = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,8 +94,15 @@ class Site:
         transport.close()
 
     @contextmanager
-    def fleet(self, full: tuple[str, ...], heads: dict[str, str], **options: Any) -> Iterator[None]:
-        """Agents alive: full devices, and head-only ones with their kind of head."""
+    def fleet(
+        self,
+        full: tuple[str, ...],
+        heads: dict[str, str],
+        *,
+        other: Mapping[str, type[FullWorker]] = {},
+        **options: Any,
+    ) -> Iterator[None]:
+        """Agents alive: full devices, some with another worker, and head-only ones with their kind of head."""
         runner = Runner(workers=2)
         for name in (*full, *heads):
             data = partial(self.data, name)
@@ -113,7 +120,7 @@ class Site:
                     **options,
                 )
                 if name in heads
-                else FullWorker(name, store, lambda c, i, d=data: d(), limits=QUICK)  # type: ignore[misc]
+                else other.get(name, FullWorker)(name, store, lambda c, i, d=data: d(), limits=QUICK)  # type: ignore[misc]
             )
             can = Capability(
                 "head" if name in heads else "full", "test", "3", samples=20, head=heads.get(name, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class ScriptedDevice:
     samples: int = 20  # announced in the capability
     acks: list[Ack] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)  # hashes of the broadcasts
     failures: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class ScriptedDevice:
         self._rounds: dict[str, Round] = {}
         self._own: dict[str, Any] = {}
         self._down: dict[str, Assembly] = {}
+        self._broadcasts: dict[str, bytes] = {}  # of the last assignment
         self._fetching: list[str] = []
         self._unacknowledged: dict[str, tuple[str, int, Report, bytes]] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -151,13 +153,18 @@ class ScriptedDevice:
                     self._fetch(assignment)
 
     def _fetch(self, assignment: Assignment) -> None:
-        if assignment.down is None:
-            self._work(assignment, b"")
+        """Fetch the broadcasts that are not there yet, one after the other, then do the work."""
+        blobs = [blob for blob in (assignment.before, assignment.down) if blob]
+        missing = next((blob for blob in blobs if blob.sha256 not in self._broadcasts), None)
+        if missing is None:
+            downs = {blob.sha256: self._broadcasts[blob.sha256] for blob in blobs}
+            self._broadcasts = downs
+            self._work(assignment, downs)
             return
-        self._down[assignment.down.sha256] = Assembly(assignment.down)
+        self._down[missing.sha256] = Assembly(missing)
         self._current = assignment
-        groups = range(-(-len(assignment.down.chunks) // GROUP))
-        self._fetching = [self.topics.chunk_group(assignment.down.sha256, group) for group in groups]
+        groups = range(-(-len(missing.chunks) // GROUP))
+        self._fetching = [self.topics.chunk_group(missing.sha256, group) for group in groups]
         for pattern in self._fetching:
             self._transport.subscribe(pattern)
 
@@ -167,16 +174,23 @@ class ScriptedDevice:
             for pattern in self._fetching:
                 self._transport.unsubscribe(pattern)
             self._fetching = []
-            self._work(self._current, assembly.join())
+            self.fetched.append(sha256)
+            self._broadcasts[sha256] = assembly.join()
+            self._fetch(self._current)
 
-    def _work(self, assignment: Assignment, down: bytes) -> None:
+    def _work(self, assignment: Assignment, downs: Mapping[str, bytes]) -> None:
         time.sleep(self.delay_s)
         method = build_method(self._rounds[assignment.run_id].spec).at(assignment.round)
-        parts = from_arrays(tensors.unpack(down)) if down else {}
+        before, parts = (
+            from_arrays(tensors.unpack(downs[blob.sha256])) if blob else {}
+            for blob in (assignment.before, assignment.down)
+        )
         own = self._own.get("own") or steps.start_own(method, self.id)
         client, found, up = client_of(self.id), {}, {}
         if assignment.mode == "evaluate":
             found = client.evaluate(method, parts, own)
+        elif assignment.mode == "judge":
+            found = client.judge(method, steps.judged(before, parts), own)
         else:
             update, self._own["own"] = getattr(client, assignment.mode)(method, assignment.round, parts, own)
             self._own[f"after {assignment.round}"] = self._own["own"]

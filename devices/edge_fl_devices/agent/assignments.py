@@ -1,7 +1,7 @@
 """Work on the latest assignment, one piece at a time, from its arrival to its report.
 
 "serve" verifies the signed metadata, fetches what is missing, installs and fits a head; it is retried until it succeeds or another
-assignment arrives. "train", "evaluate" and "personalise" fetch the broadcast and run the method until their deadline. Either ends in
+assignment arrives. "train", "evaluate", "personalise" and "judge" fetch broadcasts and run the method until their deadline. Either ends in
 exactly one report; a report on a failure names the reason.
 """
 
@@ -23,9 +23,14 @@ KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
     "serve": "head",
     "train": "update",
     "evaluate": "evaluation",
+    "judge": "evaluation",
     "personalise": "personal",
 }
 """Kind of the report that answers an assignment."""
+
+
+MEASURES: frozenset[Mode] = frozenset({"evaluate", "judge"})
+"""Assignments that change nothing on the device."""
 
 
 def accept(context: StepContext, assignment: Assignment | None) -> None:
@@ -79,12 +84,8 @@ def _begin_training(context: StepContext, assignment: Assignment) -> None:
     elif round and assignment.spec not in ("", spec_digest(round.spec)):
         context.update(why="forged")  # the specification of the round is not the one that the server assigned
     elif state.server_online and round and round.round <= assignment.round:
-        work = Work(assignment, "fetching", state.assignment_due_s, round.spec, fetching=assignment.down)
-        context.update(work=work)
-        if assignment.down:
-            context.emit(effects.Fetch(assignment.down, keep=False))
-        else:
-            _train(context, work)
+        blobs = tuple(blob for blob in (assignment.before, assignment.down) if blob)
+        _fetch_next(context, Work(assignment, "fetching", state.assignment_due_s, round.spec, to_fetch=blobs))
 
 
 def _begin_rest(context: StepContext, assignment: Assignment) -> None:
@@ -126,15 +127,12 @@ def refreshed(context: StepContext, event: events.Refreshed) -> None:
 
 
 def fetched(context: StepContext, event: events.Fetched) -> None:
-    """Train on the broadcast, or fetch the next blob of the release."""
+    """Train on the broadcast, or fetch the next blob."""
     work = _current_work(context)
     if work is None or work.fetching is None or work.fetching.sha256 != event.sha256:
         return
     work = replace(work, fetching=None, bytes_down=work.bytes_down + event.bytes)
-    if work.spec:
-        _train(context, work)
-    else:
-        _fetch_next(context, work)
+    _fetch_next(context, work)
 
 
 def installed(context: StepContext, event: events.Installed) -> None:
@@ -228,12 +226,14 @@ def _current_work(context: StepContext) -> Work | None:
 
 
 def _fetch_next(context: StepContext, work: Work) -> None:
-    if work.manifest and not work.to_fetch:
+    if work.to_fetch:
+        context.update(work=replace(work, fetching=work.to_fetch[0], to_fetch=work.to_fetch[1:]))
+        context.emit(effects.Fetch(work.to_fetch[0], keep=work.spec is None))
+    elif work.spec:
+        _train(context, work)
+    elif work.manifest:
         context.update(work=replace(work, activity="installing"))
         context.emit(effects.Install(work.manifest))
-    elif work.to_fetch:
-        context.update(work=replace(work, fetching=work.to_fetch[0], to_fetch=work.to_fetch[1:]))
-        context.emit(effects.Fetch(work.to_fetch[0], keep=True))
 
 
 def _fit(context: StepContext, work: Work) -> None:
@@ -242,7 +242,7 @@ def _fit(context: StepContext, work: Work) -> None:
 
 
 def _train(context: StepContext, work: Work) -> None:
-    activity: Activity = "evaluating" if work.assignment.mode == "evaluate" else "training"
+    activity: Activity = "evaluating" if work.assignment.mode in MEASURES else "training"
     if work.spec:
         context.update(work=replace(work, activity=activity))
         context.emit(effects.Train(work.assignment, work.spec, context.state.boot, work.bytes_down))
@@ -274,5 +274,6 @@ _BEGIN: dict[Mode, Callable[[StepContext, Assignment], None]] = {
     "train": _begin_training,
     "evaluate": _begin_training,
     "personalise": _begin_training,
+    "judge": _begin_training,
     "rest": _begin_rest,
 }

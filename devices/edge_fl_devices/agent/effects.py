@@ -72,7 +72,9 @@ class Send(Effect, frozen=True):
 
 
 class Fetch(Effect, frozen=True):
-    """Fetch a blob's missing chunks; `keep` stores them on disk, for a release. -> Fetched | Failed"""
+    """Fetch a blob's missing chunks; `keep` stores them on disk, for a release. A broadcast that is still in memory is there at once.
+    -> Fetched | Failed
+    """
 
     blob: Blob
     keep: bool
@@ -107,7 +109,7 @@ class Fit(Job, frozen=True):
 
 
 class Train(Job, frozen=True):
-    """Train, evaluate or personalise (`assignment.mode`), from the broadcast just fetched. -> Finished | Failed"""
+    """Train, evaluate, personalise or judge (`assignment.mode`), from the broadcasts fetched. -> Finished | Failed"""
 
     assignment: Assignment
     spec: MethodSpec

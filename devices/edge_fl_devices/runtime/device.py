@@ -21,9 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
-from edge_fl.errors import ConnectError, EdgeFLError, ProtocolError
+from edge_fl.errors import ArtefactError, ConnectError, EdgeFLError, ProtocolError
 from edge_fl.wire.blob import Assembly, digest
-from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, Report, SumRequest, SumStep, decode, encode
+from edge_fl.wire.messages import (
+    MESSAGES,
+    Ack,
+    Assignment,
+    Capability,
+    Echo,
+    Report,
+    SumRequest,
+    SumStep,
+    decode,
+    encode,
+)
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
 from edge_fl_devices.agent import effects, events, outbox, state
@@ -38,9 +49,13 @@ from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFe
 from edge_fl_devices.runtime.report_packets import report_packets
 from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
-from edge_fl_devices.workers.worker import Worker, attempt
+from edge_fl_devices.workers.worker import Material, Worker, attempt
 
 log = logging.getLogger(__name__)
+
+RECENT, RECENT_BYTES = 2, 64 * 1024 * 1024
+"""How many broadcasts stay in memory between assignments, and their size: a judge has one of its two models already, and the other is
+usually the next broadcast."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +84,7 @@ class Device:
     _download: Download | None = None
     _metadata_fetch: MetadataFetch | None = None
     _broadcast: Assembly | None = None
+    _broadcasts: dict[str, bytes] = field(default_factory=dict)  # the newest, by hash, oldest first
     _timestamp: str = ""
     _sums: SumParticipant = field(init=False)
     _verifier: Verifier = field(init=False)
@@ -217,6 +233,9 @@ class Device:
         return [transfer for transfer in (self._download, self._metadata_fetch) if transfer]
 
     def _request_download(self, effect: effects.Fetch) -> None:
+        if not effect.keep and effect.blob.sha256 in self._broadcasts:
+            self._scheduler.deliver(self, events.Fetched(effect.blob.sha256, 0))
+            return
         sink = self.worker.sink(effect.blob, keep=effect.keep)
         if isinstance(sink, Assembly):
             partial_broadcast = self._broadcast  # a failed fetch continues where it stopped
@@ -225,6 +244,32 @@ class Device:
             self._broadcast = sink
         self._download = Download(effect.blob, sink, self.name, self.state.topics, self.fetch_limits)
         self._scheduler.request_fetch(self)
+
+    def _with_broadcast(self, outcome: events.Fetched | events.Failed) -> events.Fetched | events.Failed:
+        """The outcome of a download; a complete broadcast is put together."""
+        if (broadcast := self._broadcast) and broadcast.complete:
+            self._broadcast = None
+            try:
+                self._broadcasts[broadcast.blob.sha256] = broadcast.join()
+            except (
+                ArtefactError
+            ) as error:  # its chunks are those of the descriptor, but they are not the blob
+                log.warning("%s: %s", self.name, error)
+                return events.Failed("blob_hash")
+        return outcome
+
+    def _take_broadcasts(self, assignment: Assignment) -> Material:
+        """The fetched broadcasts of an assignment. The newest stay in memory for the next one if they are small."""
+        found = self._broadcasts
+        wanted = [blob.sha256 for blob in (assignment.before, assignment.down) if blob]
+        taken = {sha256: found[sha256] for sha256 in wanted}
+        kept = {**{sha256: payload for sha256, payload in found.items() if sha256 not in taken}, **taken}
+        while len(kept) > RECENT or sum(map(len, kept.values())) > RECENT_BYTES:
+            del kept[next(iter(kept))]
+        self._broadcasts = kept
+        if assignment.mode == "judge":
+            return taken
+        return taken[assignment.down.sha256] if assignment.down else None
 
     def _begin_download(self) -> None:
         if self._download and not self._download.begun:
@@ -241,7 +286,7 @@ class Device:
         self.carry_out(requested)
         if (download := self._download) and download.outcome:
             self._end_download(download)
-            self._step(download.outcome)
+            self._step(self._with_broadcast(download.outcome))
 
     def _cancel_download(self) -> None:
         if download := self._download:
@@ -304,8 +349,7 @@ class Device:
             case effects.Refresh(release):
                 self._fetch_metadata(release)
             case effects.Train():
-                broadcast, self._broadcast = self._broadcast, None
-                self._submit(effect, broadcast.join() if broadcast and effect.assignment.down else None)
+                self._submit(effect, self._take_broadcasts(effect.assignment))
             case effects.Install() | effects.Fit():
                 self._submit(effect, None)
             case effects.Remember(memory):

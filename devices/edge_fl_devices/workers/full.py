@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
@@ -25,7 +26,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment, Mode, Report
 from edge_fl.wire.tensors import pack, unpack
-from edge_fl_devices.agent.assignments import KINDS
+from edge_fl_devices.agent.assignments import KINDS, MEASURES
 from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.data.load import LoadData, usable
@@ -36,6 +37,7 @@ STAGES: dict[Mode, int] = {
     "train": OWN_AFTER_TRAINING,
     "personalise": OWN_AFTER_PERSONALISING,
     "evaluate": OWN_AFTER_PERSONALISING + 1,
+    "judge": OWN_AFTER_PERSONALISING,
 }
 """Stage of a round by mode: a mode starts from the personal parts of an earlier round or an earlier stage."""
 
@@ -56,15 +58,15 @@ class FullWorker(Worker):
 
     def perform(self, job: Job, material: Material) -> Event:
         """Rebuild the method, run the assigned stage, store the personal parts, and report."""
-        if not isinstance(job, Train) or not isinstance(material, bytes | None):
+        if not isinstance(job, Train):
             return Failed("unsupported_tier", final=True)
         started_s = time.monotonic()
         torch.set_num_threads(self.threads)
         assignment = job.assignment
         method = _build_method(job.spec).at(max(assignment.round, 1))
-        if assignment.mode != "evaluate":
+        if assignment.mode not in MEASURES:
             method = self._with_owner_limit(method)
-        update, own = self._run_stage(job, method, _parts(material))
+        update, own = self._run_stage(job, method, _down(assignment, material))
         if own is not None:
             self._keep_own(assignment, own)
         blob = pack(to_arrays(update.parts)) if update.parts else None
@@ -107,7 +109,8 @@ class FullWorker(Worker):
             return client.train(method, assignment.round, down, own)
         if assignment.mode == "personalise":
             return client.personalise(method, assignment.round, down, own)
-        return Update(self.device, len(data.train), {}, client.evaluate(method, down, own)), None
+        measured = (client.judge if assignment.mode == "judge" else client.evaluate)(method, down, own)
+        return Update(self.device, len(data.train), {}, measured), None
 
     def _own(self, assignment: Assignment, method: Method) -> Parts:
         """Personal parts before this stage. The privacy spent counts over all runs and all attempts: every update was sent."""
@@ -144,6 +147,16 @@ def _privacy_part(payload: bytes) -> Parts:
             f"{PRIVACY_FILE}: the epsilon spent by this device cannot be read ({reason})",
             consequence="nothing was trained",
         ) from error
+
+
+def _down(assignment: Assignment, material: Material) -> Parts:
+    """The broadcast of an assignment; of a judgement the current and the candidate parts."""
+    if isinstance(material, Mapping):
+        current, candidate = (
+            _parts(material[blob.sha256]) if blob else {} for blob in (assignment.before, assignment.down)
+        )
+        return steps.judged(current, candidate)
+    return _parts(material)
 
 
 def _parts(payload: bytes | None) -> Parts:

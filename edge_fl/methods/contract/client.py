@@ -16,7 +16,6 @@ from torch import Tensor
 from edge_fl import metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import MethodError
-from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import EVALUATION_BATCH, Batches, as_tensor, pixels
 from edge_fl.learn.codec.privacy import Noise
@@ -114,9 +113,7 @@ class Client:
         images become wrong, and how many right, with the global model where the method has one, else with the client's own.
         """
         x, y = self._placed["validation"]
-        current = tree.unprefixed(steps.CURRENT, down)
-        candidate = {name: params for name, params in down.items() if not name.startswith(steps.CURRENT)}
-        before, after = (self._right(method, parts, own, x, y) for parts in (current, candidate))
+        before, after = (self._right(method, parts, own, x, y) for parts in steps.compared(down))
         return {
             metrics.VALIDATION_SAMPLES: len(y),
             metrics.VALIDATION_LOST: int((before & ~after).sum()),

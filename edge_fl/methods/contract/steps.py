@@ -156,6 +156,12 @@ def judged(current: Parts, candidate: Parts) -> Parts:
     return {**candidate, **tree.prefixed(CURRENT, current)}
 
 
+def compared(down: Parts) -> tuple[Parts, Parts]:
+    """The inverse of `judged` -> (current, candidate)."""
+    candidate = {name: params for name, params in down.items() if not name.startswith(CURRENT)}
+    return tree.unprefixed(CURRENT, down), candidate
+
+
 def require_finite(method: Method, client: str, round: int, *trees: Parts) -> None:
     """Raises RunError with client, round and tensor if a value is NaN or infinite."""
     if broken := next(filter(None, map(first_not_finite, trees)), None):

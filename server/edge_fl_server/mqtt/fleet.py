@@ -20,6 +20,7 @@ from statistics import median
 from edge_fl.config import MethodSpec
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
+from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round, spec_digest
 from edge_fl_server.mqtt.connection import Received
@@ -36,11 +37,13 @@ from edge_fl_server.mqtt.updates.validation import (
     parts_check,
 )
 from edge_fl_server.registry.records import RequestState
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
+from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Fleet, Step
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+JUDGES = (1, 2)  # the protocol of the first agents that judge candidates
+MIN_JUDGING_S = 10.0
 MAX_DEADLINE_S = 86400.0  # largest value of a message
 
 
@@ -107,6 +110,7 @@ class MqttFleet(Fleet):
         self._late: deque[tuple[OpenRequest, Response]] = deque()  # received between rounds
         self._exhausted: set[ClientId] = set()  # privacy budget exhausted
         self._weights: dict[ClientId, int] = {}  # of the last update
+        self._training_s = 0.0  # how long the last training took
         self._roster.on_change(self._on_device_change)
         self._connection.on("req", self._on_request)
         self._connection.on_connected(lambda _: self._republish())
@@ -117,25 +121,36 @@ class MqttFleet(Fleet):
     def trainable(self) -> Sequence[ClientId]:
         return [device for device in self.clients() if device not in self._exhausted]
 
+    def judges(self) -> Sequence[ClientId]:
+        """Those whose agent knows the assignment."""
+        return [device for device in self.clients() if self._roster.speaks(device, JUDGES)]
+
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Send the round request at once; the returned iterator collects the updates."""
         self._close_outdated(step, round)
         opened = self._open_request(step, round, method, downs)
-        until = time.monotonic() + self._limits.deadline_s
+        started = time.monotonic()
+        until = started + (self._judging_s() if step == "judge" else self._limits.deadline_s)
         self._announce_round()
         self._journal.add_requests(downs, self._run_id, round, step, opened.request.id)
         for client, parts in downs.items():
+            before, down = steps.compared(parts) if step == "judge" else ({}, parts)
             self._assignments.assign(
                 client,
                 step,
                 run_id=self._run_id,
                 round=round,
                 id=opened.request.id,
-                down=opened.broadcasts.send(parts),
+                down=opened.broadcasts.send(down),
+                before=opened.broadcasts.send(before),
                 deadline_s=opened.deadline_s,
                 spec=spec_digest(self._spec),
             )
-        return self._collect(opened, until)
+        return self._collect(opened, started, until)
+
+    def _judging_s(self) -> float:
+        """How long a round waits for its judges: no longer than for its updates."""
+        return min(max(self._training_s, MIN_JUDGING_S), self._limits.deadline_s)
 
     def at_work(self) -> Collection[ClientId]:
         """Members of open training requests without a response, and those whose late updates are still to be aggregated."""
@@ -207,7 +222,7 @@ class MqttFleet(Fleet):
             self._late.clear()
         self._close_requests(outdated)
 
-    def _collect(self, opened: OpenRequest, until: float) -> Iterator[Update]:
+    def _collect(self, opened: OpenRequest, started: float, until: float) -> Iterator[Update]:
         """Yield updates until all members have responded or left, or the deadline; then close the request unless late updates count."""
         request, stays_open = opened.request, opened.request.responses is self._responses
         try:
@@ -224,6 +239,8 @@ class MqttFleet(Fleet):
                 self._close_requests([opened], "cancelled", "enough others responded")
             raise
         finally:
+            if request.mode == "train":
+                self._training_s = time.monotonic() - started
             if not stays_open:
                 self._close_requests([opened])
         if opened.waiting and not stays_open:
@@ -279,7 +296,7 @@ class MqttFleet(Fleet):
     def _weight(self, origin: OpenRequest, response: Response) -> int:
         """The samples that an update counts as: bounded by the cohort's median and by twice the device's previous update."""
         device, claimed = response.device, response.report.samples
-        if not origin.max_samples or origin.request.mode == "evaluate":
+        if not origin.max_samples or origin.request.mode in MEASURES:
             return claimed
         samples = min(claimed, origin.max_samples, 2 * self._weights.get(device, claimed))
         if samples < claimed:

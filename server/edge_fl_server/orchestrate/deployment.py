@@ -111,6 +111,7 @@ class Deployment(RunHooks):
         recipe, method = self._setup.recipe, self._setup.method.at(result.round)
         runs.record_round(self._server.journal.db, _registry_record(self._results.id, result))
         self._record_screening(result.round)
+        self._record_verdict(result)
         if result.round < recipe.rounds and is_due(result.round, recipe.release.every):
             self._release(method, result.shared, result.round, collect=not method.head_tier.final)
         record = runs.get(self._server.journal.db, self._results.id)
@@ -130,6 +131,15 @@ class Deployment(RunHooks):
             scores = {id: score for id, score in self._screen.scores.items() if id in table}
             outliers = {id: why for id, why in self._screen.outliers.items() if id in table}
             self._server.journal.record_screening(self._results.id, round, scores, outliers)
+
+    def _record_verdict(self, result: RoundResult) -> None:
+        """Store the outlier scores of the devices that the round gate names; repeated outliers are quarantined."""
+        if result.verdict and result.verdict.named:
+            table = self._server.roster.table
+            scores = {id: score for id, score in result.verdict.named.items() if id in table}
+            why = f"round {result.round} was worse with its update"
+            outliers = {id: why for id, score in scores.items() if score >= 1}
+            self._server.journal.record_screening(self._results.id, result.round, scores, outliers)
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""

@@ -85,7 +85,8 @@ def execute(
     exhausted: BudgetExhaustedError | None = None
     try:
         plan = Plan.of(recipe, method)
-        for result in rounds.run(method, fleet, plan, shared, reached + 1, hooks, watch):
+        dropped = resumed.dropped if resumed else 0
+        for result in rounds.run(method, fleet, plan, shared, reached + 1, hooks, watch, dropped):
             reached, shared = result.round, result.shared
             trained.update(result.responded)
             if result.metrics:

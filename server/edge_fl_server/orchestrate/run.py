@@ -29,6 +29,7 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.training import gate
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
 
@@ -90,6 +91,8 @@ class _RoundLines(RunHooks):
         for name, summary in summarise_reports(list(result.metrics.values())).items():
             if "test" in name:
                 line += f"  {name} {units.percent(summary.mean)} (n = {summary.clients})"
+        if result.verdict and result.verdict.outcome != "accepted":
+            line += f"  {result.verdict.outcome}: {result.verdict}"
         if result.exhausted:
             line += f"  privacy budget exhausted: {', '.join(result.exhausted)}"
         self._progress.print(line)
@@ -138,7 +141,10 @@ def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
     lines = [line for line in results.rounds() if line.round <= saved.round]
     evaluated = {line.round: line.clients for line in lines if line.clients}
     return replace(
-        saved, evaluated=evaluated, trained=frozenset(id for line in lines for id in line.responded)
+        saved,
+        evaluated=evaluated,
+        trained=frozenset(id for line in lines for id in line.responded),
+        dropped=gate.dropped_last([line.verdict for line in lines if not line.final]),
     )
 
 

@@ -47,7 +47,8 @@ class Index(Struct, frozen=True, forbid_unknown_fields=True):
 class Checkpoint:
     """A run after `round`. Resume with `fleet.restore(iter(own.items()))` and `rounds.run(method, fleet, plan, shared, first=round + 1)`.
 
-    `evaluated` holds the metrics of the rounds up to this one, `trained` the clients that took part in any; both come from the results.
+    `evaluated` holds the metrics of the rounds up to this one, `trained` the clients that took part in any, `dropped` how many rounds in a
+    row the gate has dropped just before; all come from the results.
     """
 
     round: int
@@ -56,6 +57,7 @@ class Checkpoint:
     own: dict[str, Parts] = field(default_factory=dict)
     evaluated: Mapping[int, Reports] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
+    dropped: int = 0
 
 
 def save(

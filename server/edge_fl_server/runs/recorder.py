@@ -54,6 +54,7 @@ class Recorder(RunHooks):
                 attempts=result.attempts,
                 staleness=result.staleness,
                 rejected=self._rejected(),
+                verdict=result.verdict,
                 budget_exhausted=result.exhausted,
                 seconds=round(result.seconds, 3),
                 bytes_down=result.bytes_down,

@@ -48,6 +48,10 @@ class Fleet(ABC):
         """The available clients whose privacy budget is not exhausted."""
         return self.clients()
 
+    def judges(self) -> Sequence[ClientId]:
+        """The available clients that can compare a candidate with the current parts."""
+        return self.clients()
+
     @abstractmethod
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Run one step on every client of a cohort; updates in any order. "train" and "personalise" replace the clients' personal parts."""
@@ -109,6 +113,9 @@ class WrappedFleet(Fleet):
 
     def trainable(self) -> Sequence[ClientId]:
         return self._fleet.trainable()
+
+    def judges(self) -> Sequence[ClientId]:
+        return self._fleet.judges()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._fleet.each(step, round, method, downs)

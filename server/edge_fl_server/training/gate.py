@@ -95,6 +95,14 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
         return fell
 
 
+def dropped_last(verdicts: Sequence[Verdict | None]) -> int:
+    """How many of the last rounds in a row were dropped."""
+    count = 0
+    while count < len(verdicts) and (verdict := verdicts[-1 - count]) and verdict.outcome == "dropped":
+        count += 1
+    return count
+
+
 @dataclass(frozen=True)
 class Judgement:
     """One client's comparison of two models on `images` validation images."""
@@ -197,7 +205,7 @@ class Gate:
     def applies(self, method: Method) -> bool:
         """Whether rounds of this method are judged now: enough clients, and a model that predicts between rounds."""
         predicts = method.has_global or method.predicts_early
-        return bool(self.panel and predicts and len(self.fleet.clients()) >= self.least)
+        return bool(self.panel and predicts and len(self.fleet.judges()) >= self.least)
 
     def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
         """The shared parts after the round, and why; no verdict where nothing changed or nobody could judge."""
@@ -206,7 +214,7 @@ class Gate:
         self._judgements = self._bytes = 0
         order = self._order(candidate.round)
         members = len(candidate.updates)
-        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.clients()), 1), 0)
+        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.judges()), 1), 0)
         size = max(int(self.panel * members + 1e-9), 1)
         evidence = self._ask(candidate, candidate.shared, order[:size])
         if evidence.suspicious(margin):
@@ -243,7 +251,7 @@ class Gate:
     def _order(self, round: int) -> list[ClientId]:
         """The available clients in the order in which they are asked in this round."""
         working = self.fleet.at_work()
-        idle = [client for client in self.fleet.clients() if client not in working]
+        idle = [client for client in self.fleet.judges() if client not in working]
         return [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
 
     def _ask(self, candidate: Candidate, shared: Parts, judges: Sequence[ClientId]) -> Evidence:
@@ -260,7 +268,7 @@ class Gate:
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
                 found[update.client] = Judgement(images, lost, gained)
         self._bytes += downs.bytes
-        return Evidence({id: found[id] for id in judges if id in found}, len(self.fleet.clients()))
+        return Evidence({id: found[id] for id in judges if id in found}, len(self.fleet.judges()))
 
     def _verdict(
         self,

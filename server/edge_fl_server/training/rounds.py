@@ -29,7 +29,7 @@ from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.fleet import ClientId, Fleet
-from edge_fl_server.training.gate import Candidate, Gate, Verdict
+from edge_fl_server.training.gate import LEAST, PANEL, Candidate, Gate, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,15 @@ class Plan:
     def of(cls, recipe: Recipe, method: Method) -> Plan:
         """The recipe's plan; a method without a model before its final personalisation is not evaluated between rounds."""
         updates = recipe.validation
+        auto, devices = updates.panel == "auto", recipe.source in ("fleet", "hybrid")
         return cls(
             recipe.rounds,
             recipe.seed,
             recipe.cohort,
             recipe.evaluate_every if method.predicts_early or method.has_global else 0,
             Robust(updates.centre, updates.trim, updates.clip),
-            0.0 if updates.panel == "auto" else updates.panel,
+            PANEL * devices if updates.panel == "auto" else updates.panel,
+            LEAST if auto else 2,
         )
 
 

@@ -264,7 +264,8 @@ def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path
             report = server.wait_for("pi-01", "rpt", number=round)
             assert report.id == f"t-{round}-0"
             sent = unpack(server.blob("pi-01", report))
-            assert set(sent) == {"extractor"} and report.bytes_down == len(payload) and not report.error
+            assert set(sent) == {"extractor"} and not report.error
+            assert report.bytes_down == (len(payload) if round == 1 else 0)  # the same broadcast again
             server.ack("pi-01", report.id)
             idle(round + 1)
     statuses = [state.status for state in server.messages("pi-01", "state")]

@@ -86,8 +86,11 @@ def test_an_honest_round_is_exactly_as_without_the_gate(method):
     assert same(judged[-1].shared, plain[-1].shared)
 
 
-def test_simulations_are_not_judged_unless_the_recipe_says_so():
-    assert Plan.of(Recipe(), fleet_of()[0]).panel == 0
+def test_simulations_are_not_judged_unless_the_recipe_says_so_and_devices_are():
+    method = fleet_of()[0]
+    devices = Plan.of(with_settings(Recipe(), ["source=fleet"]), method)
+    assert Plan.of(Recipe(), method).panel == 0
+    assert (devices.panel, devices.judged_from) == (gate.PANEL, 8)
 
 
 def test_a_panel_costs_at_most_a_tenth_of_the_bytes_of_a_round():

@@ -24,7 +24,6 @@ from edge_fl.errors import (
     TrustError,
 )
 from edge_fl.secure.signatures import Authorities, require_signed
-from edge_fl.untrusted import whole
 from edge_fl.wire.blob import Assembly
 from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
@@ -41,9 +40,9 @@ from edge_fl.wire.messages import (
 from edge_fl.wire.topics import Topics, checked, checked_device
 from edge_fl.wire.transport import Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned
+from edge_fl_server.mqtt.devices.roster import protocol_of
 from edge_fl_server.mqtt.reader import ServerConnect
 
-MAX_VERSION = 9999
 FIRST_PROTOCOL = (1, 1)  # earlier agents ignore queries
 CONNECT_S = 5.0
 SETTLE_S = 1.0
@@ -165,8 +164,8 @@ class _Conversation:
                 f"{name}: not connected ({state.status}), so it cannot answer",
                 "nothing was read; 'edge-fl fleet list' shows when it was last seen",
             )
-        protocol = capability.protocol if capability else "1.0"
-        if tuple(whole(part, MAX_VERSION) or 0 for part in protocol.split(".")) < FIRST_PROTOCOL:
+        if protocol_of(capability) < FIRST_PROTOCOL:
+            protocol = capability.protocol if capability else "1.0"
             agent = capability.agent if capability else ""
             raise RunError(
                 f"{name}: its agent {agent or 'of unknown version'} speaks protocol {protocol}, which has no queries;"
