@@ -160,7 +160,7 @@ def left_out_key(release: int, device: str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def class_centre(u: Features, y: Labels) -> Doubles:
+def class_centre(u: Features | Doubles, y: Labels) -> Doubles:
     """The mean [d] of the class means of u [n, d]: every class weighs the same."""
     means = [u[y == label].mean(axis=0, dtype=np.float64) for label in np.unique(y)]
     centre: Doubles = np.mean(means, axis=0)

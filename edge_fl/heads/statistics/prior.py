@@ -9,13 +9,20 @@ weighs the same.
 ρ is the cosine head's own, so with many labels the prior vanishes. The share a in {0, 1/2, 1} has the smallest leave-one-out error of the
 own labels, in closed form; 0 is the cosine head without a prior. Only classes with own labels are predicted.
 
+Which classes of the prior are used is decided before, one by one: a masked sum can hold anything about a class. The own pictures of class c
+have the mean m_c. Its component along the prior's, ⟨m_c, μ_c⟩ / |μ_c|, is above 0 if the prior is honest, and below for other
+directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, takes the own
+mean instead and loses its part of the covariance. If more than a third are, there is no prior. Leave-one-out errors by class cannot
+decide it: of a class with one label, the regression without it knows nothing.
+
 Sources: class means and pooled covariance as in FedCGS (AAAI 2025); fleets of generative statistics in FedPFT (A. Beitollahi et al., 2024).
-Ridge regression and the leave-one-out shrinkage are choices of edge-fl (docs/class-statistics.md).
+Ridge regression, the leave-one-out shrinkage and the choice of the classes are choices of edge-fl (docs/class-statistics.md).
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
 from edge_fl.heads.head import TrainingSet
@@ -24,10 +31,14 @@ from edge_fl.heads.statistics.class_statistics import (
     Doubles,
     Labels,
     Statistics,
+    class_centre,
     from_arrays,
     lift,
     project,
 )
+from edge_fl.heads.statistics.comparison import SHORTEST, unit
+
+Mask = NDArray[np.bool_]
 
 PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
@@ -35,6 +46,10 @@ RIDGE = 0.005
 LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
 SHARES = (1.0, 0.5, 0.0)
+SCATTER = 1.5
+"""In medians over classes: how far the component of one own picture may be below the median; of n pictures the root of n less."""
+LEAST_TRUSTED = 2 / 3
+"""Of the classes with own labels that the prior knows, for using it at all."""
 
 
 def fit(data: TrainingSet) -> Cosine:
@@ -43,53 +58,103 @@ def fit(data: TrainingSet) -> Cosine:
     Raises ArtefactError if the extra does not fit the features or the classes.
     """
     prior, present = _received(data), data.present
-    known = np.flatnonzero(prior.counts[present] > LEAST_COUNT)
-    if len(known) < 2:
-        return Cosine.fit(data)
     u = direction(data.z).astype(np.float64)
-    weights = np.zeros((len(present), u.shape[1]))
-    weights[known] = ridge_head(prior, present[known], u.shape[1])
+    own = own_means(u, data.y)
+    known = prior.counts[present] > LEAST_COUNT
+    trusted = trusted_classes(prior, present, own, np.unique(data.y, return_counts=True)[1])
+    if trusted.sum() < max(2, LEAST_TRUSTED * known.sum()):
+        return Cosine.fit(data)
+    weights = ridge_head(prior, present, u.shape[1], own, trusted)
     # one regression of the labels, and of the prior's answers: what the own head would learn of them
     targets = np.hstack([data.y[:, None] == present, u @ weights.T])
     fitted, bias = regress(u, targets, data.weights)
     left_out = (targets - (u @ fitted.T + bias)) / (1 - leverage(u, data.weights)[:, None])
-    (own, overlap), (bias, shift) = np.split(fitted, 2), np.split(bias, 2)
+    (own_weights, overlap), (bias, shift) = np.split(fitted, 2), np.split(bias, 2)
     of_labels, of_prior = np.split(left_out * np.sqrt(data.weights)[:, None], 2, axis=1)
-    share = min(SHARES, key=lambda a: float(np.square(of_labels - a * of_prior).sum()))
+    errors = {a: np.square(of_labels - a * of_prior)[:, trusted].sum() for a in SHARES}
+    share = min(SHARES, key=lambda a: float(errors[a]))
     return Cosine(
         data.classes,
         data.extractor,
-        np.ascontiguousarray(SHARPNESS * (own + share * (weights - overlap)), np.float32),
+        np.ascontiguousarray(SHARPNESS * (own_weights + share * (weights - overlap)), np.float32),
         (SHARPNESS * (bias - share * shift)).astype(np.float32),
         present,
     )
 
 
-def ridge_head(prior: Statistics, classes: Labels, dim: int) -> Doubles:
-    """W₀ [k, d] for `classes`, all of which the prior knows; the device's own regression has the intercept."""
-    counts, seen = prior.counts, prior.counts > LEAST_COUNT
-    total = counts.sum()
-    every = lift(prior.sums[seen] / counts[seen, None], dim)
-    inner = project(every, len(prior.moment))
-    within = prior.moment / total - (inner.T * (counts[seen] / total)) @ inner
-    values, vectors = np.linalg.eigh(within)
-    values = np.maximum(values, 0)  # noise and rounding can make them negative
-    spread = 1 - float(counts[seen] @ np.square(every).sum(axis=1)) / total
-    rest = max((spread - float(values.sum())) / max(dim - len(within), 1), 0.0)
+def own_means(u: Doubles, y: Labels) -> Doubles:
+    """The class means [k, d] of directions u [n, d] with labels y, centred and scaled as class statistics are."""
+    centred = unit(u - class_centre(u, y))
+    return np.stack([centred[y == label].mean(axis=0) for label in np.unique(y)])
+
+
+def trusted_classes(prior: Statistics, classes: Labels, own: Doubles, pictures: Labels) -> Mask:
+    """Which of the `classes` [k] the prior describes as the `own` means [k, d] of so many `pictures` [k] do -> bool [k]."""
+    known = prior.counts[classes] > LEAST_COUNT
+    if not known.any():
+        return known
+    towards = unit(_means(prior, classes, own.shape[1]))
+    component = (own * towards).sum(axis=1)
+    median = float(np.median(component[known]))
+    least = median * np.minimum(1 - SCATTER / np.sqrt(pictures), 0)
+    return np.asarray(known & (component >= least) & (median > 0))
+
+
+def ridge_head(prior: Statistics, classes: Labels, dim: int, own: Doubles, trusted: Mask) -> Doubles:
+    """W₀ [k, d] for `classes`; those that are not `trusted` (bool [k]) have their `own` means [k, d] in it.
+
+    The device's own regression has the intercept.
+    """
+    means = _means(prior, classes, dim)
+    values, vectors, rest = _within(prior, classes[~trusted], means[~trusted])
+    if not trusted.all():  # means of few pictures are too long
+        lengths = [np.linalg.norm(of[trusted], axis=1) for of in (means, own)]
+        means[~trusted] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[~trusted]
 
     def solve(x: Doubles) -> Doubles:
         """x [k, d] times the inverse of the covariance plus RIDGE."""
-        inside = project(x, len(within))
+        inside = project(x, len(vectors))
         scaled = (inside @ vectors) / (values + RIDGE) @ vectors.T - inside / (rest + RIDGE)
         return np.asarray(lift(scaled, dim) + x / (rest + RIDGE))
 
-    means = lift(prior.sums[classes] / counts[classes, None], dim)
     between = (means - means.mean(axis=0)) / np.sqrt(
         len(classes)
     )  # its Gram matrix is the covariance between classes
     solved = solve(between)
     gram = np.eye(len(classes)) + solved @ between.T
     return np.asarray(np.linalg.solve(gram, solved) / np.sqrt(len(classes)))
+
+
+def _means(prior: Statistics, classes: Labels, dim: int) -> Doubles:
+    """The prior's class means [k, d]; 0 of a class that it does not know."""
+    counts = np.where(prior.counts[classes] > LEAST_COUNT, prior.counts[classes], np.inf)
+    return lift(prior.sums[classes] / counts[:, None], dim)
+
+
+def _within(prior: Statistics, wrong: Labels, means: Doubles) -> tuple[Doubles, Doubles, float]:
+    """Eigenvalues and eigenvectors of the covariance within classes in the projected directions, and the variance in all others.
+
+    The classes `wrong`, with the prior's `means` [w, d], count with their mean alone. Right and wrong pictures scatter along this
+    mean; there the variance is that of the other directions.
+    """
+    counts, dim = prior.counts, means.shape[1]
+    seen = np.flatnonzero(counts > LEAST_COUNT)
+    wrong, means = wrong[np.isin(wrong, seen)], means[np.isin(wrong, seen)]
+    total = counts.sum() - counts[wrong].sum()
+    every = _means(prior, seen, dim)
+    inner = project(every, len(prior.moment))
+    within = prior.moment / total - (inner.T * (counts[seen] / total)) @ inner
+    trace = float(np.trace(within))
+    if len(wrong):
+        along = np.linalg.qr(project(means, len(within)).T)[0]
+        across = np.eye(len(within)) - along @ along.T
+        within = across @ within @ across
+        within += np.trace(within) / max(len(within) - len(wrong), 1) * along @ along.T
+    values, vectors = np.linalg.eigh(within)
+    values = np.maximum(values, 0)  # noise and rounding can make them negative
+    spread = counts.sum() / total - float(counts[seen] @ np.square(every).sum(axis=1)) / total
+    spread += float(np.trace(within)) - trace
+    return values, vectors, max((spread - float(values.sum())) / max(dim - len(within), 1), 0.0)
 
 
 def _received(data: TrainingSet) -> Statistics:

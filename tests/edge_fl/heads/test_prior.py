@@ -97,13 +97,78 @@ def test_leverage_gives_the_errors_of_regressions_without_each_sample(samples: i
         assert found[row] == pytest.approx(t[row] - (weights @ u[row] + bias))
 
 
+def poisoned(label: int, count: int, opposite: bool) -> Extras:
+    """The fleet's extra with `count` pictures more of a class, in the opposite direction or in that of the next class."""
+    found = statistics.from_arrays(fleet()[prior.PRIOR])
+    mean = -found.sums[label] if opposite else found.sums[(label + 1) % CLASSES]
+    mean = mean / np.linalg.norm(mean)
+    found.counts[label] += count
+    found.sums[label] += count * mean
+    q = statistics.project(mean[None], len(found.moment))
+    found.moment[:] += count * q.T @ q
+    return {prior.PRIOR: found.arrays()}
+
+
+def recall(labels: int, extras: Extras, label: int) -> tuple[float, float]:
+    """Accuracy on the pictures of one class, and on those of the others, over ten devices that are not in the prior."""
+    found = []
+    for seed in range(20, 30):
+        z, y = device(seed + 100, 20)
+        right = fit(device(seed, labels), extras).predict(z) == y
+        found.append((right[y == label].mean(), right[y != label].mean()))
+    one, others = np.mean(found, axis=0)
+    return float(one), float(others)
+
+
+@pytest.mark.parametrize("opposite", [True, False])
+@pytest.mark.parametrize("labels", [3, 10])
+def test_a_poisoned_class_loses_its_own_prior_and_the_others_keep_theirs(labels: int, opposite: bool) -> None:
+    honest, none = recall(labels, fleet(), 4), recall(labels, {}, 4)
+    found = recall(labels, poisoned(4, 5000, opposite), 4)
+    assert found[0] >= none[0] - 0.1  # its pictures are compared with classes that are better known
+    assert found[1] >= honest[1] - 0.03 > none[1] + 0.1
+
+
+def trusted(data: Samples, extras: Extras) -> list[bool]:
+    u, y = direction(data[0]).astype(np.float64), data[1]
+    labels, pictures = np.unique(y, return_counts=True)
+    found = statistics.from_arrays(extras[prior.PRIOR])
+    return prior.trusted_classes(found, labels, prior.own_means(u, y), pictures).tolist()
+
+
+@pytest.mark.parametrize("labels", [1, 2, 5, 20])
+def test_an_honest_prior_is_trusted_in_every_class(labels: int) -> None:
+    found = [trusted(device(seed, labels), fleet()) for seed in range(20, 60)]
+    assert np.mean(found) > 0.98
+
+
+@pytest.mark.parametrize("labels", [3, 5, 20])
+def test_a_poisoned_class_is_not_trusted_and_the_others_are(labels: int) -> None:
+    found = np.array([trusted(device(seed, labels), poisoned(4, 600, True)) for seed in range(20, 60)])
+    assert found[:, 4].mean() < 0.05 and np.delete(found, 4, axis=1).mean() > 0.98
+
+
+def test_with_more_than_a_third_of_the_classes_poisoned_it_is_the_cosine_head() -> None:
+    extras = fleet()
+    extras[prior.PRIOR]["sums"][:3] *= -1
+    data = device(20, 4)
+    assert trusted(data, extras) == [False] * 3 + [True] * 3
+    assert np.array_equal(fit(data, extras).logits(data[0]), fit(data, {}).logits(data[0]))
+
+
+def test_pictures_that_are_all_alike_are_fitted() -> None:
+    z, y = np.ones((4, DIM), np.float32), np.array([0, 0, 1, 1])
+    assert np.isfinite(fit((z, y), fleet()).logits(z)[:, :2]).all()
+
+
 def test_the_prior_head_is_the_ridge_regression_on_the_features_themselves() -> None:
     z, y = device(1, 40)
     found = statistics.of(z[:, :100], y, CLASSES)  # 100 dimensions: nothing is lost in the projection
     u = direction(z[:, :100]).astype(float)
     u -= u.mean(axis=0)
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    weights = prior.ridge_head(found, np.arange(CLASSES), 100)
+    everything = np.ones(CLASSES, bool)
+    weights = prior.ridge_head(found, np.arange(CLASSES), 100, found.sums, everything)
     centred = u - u.mean(axis=0)
     covariance = centred.T @ centred / len(u) + prior.RIDGE * np.eye(100)
     expected = np.linalg.solve(covariance, centred.T @ (np.eye(CLASSES)[y] - 1 / CLASSES) / len(u)).T
