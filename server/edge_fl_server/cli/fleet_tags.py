@@ -96,14 +96,13 @@ def save(
     from edge_fl.wire.topics import NAME
     from edge_fl_server.registry import tags
     from edge_fl_server.selectors import fleet as selectors
-    from edge_fl_server.selectors import parse
+    from edge_fl_server.selectors import require_groups
 
     if not NAME.match(group):
         raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
     with registry(database, home, fleet) as db:
         saved = {**tags.saved_groups(db, fleet), group: selector}
-        for name in saved:  # a change must not make any group contain itself
-            parse(f"@{name}", saved)
+        require_groups(saved)  # a change must not make any group contain itself, or too large
         with acting(db, fleet, "group save", f"@{group}: {selector}"):
             tags.save_group(db, fleet, group, selector)
         print_status(f"@{group}: {counted(len(selectors.selected(db, fleet, selector)), 'device')}")

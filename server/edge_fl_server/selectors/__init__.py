@@ -4,6 +4,6 @@ selectors.parse("site=berlin and memory_mb>=1024").matches({"name": "pi-07", "si
 fleet.selected(db, "main", "@berlin or pi-0*")      # names of devices, from the registry
 """
 
-from edge_fl_server.selectors.expression import Selector, SelectorError, parse, select
+from edge_fl_server.selectors.expression import Selector, SelectorError, parse, require_groups, select
 
-__all__ = ["Selector", "SelectorError", "parse", "select"]
+__all__ = ["Selector", "SelectorError", "parse", "require_groups", "select"]

@@ -21,6 +21,7 @@ from edge_fl.fleet.tags import KEY, NUMBERS, TEXTS
 
 WORDS = ("and", "or", "not")
 MAX_LENGTH, MAX_DEPTH = 1000, 50
+MAX_VALUES = 2000  # compared for one device, those of groups counted wherever a group is used
 TOKEN = re.compile(r"[()]|[<>!]=|[=<>]|@?[\w.*?:/+,-]+")
 NUMBER = re.compile(r"\d{1,15}(\.\d{1,15})?\Z", re.ASCII)
 EXPECTED = "a device name, key=value, @group, 'not' or '('"
@@ -114,8 +115,15 @@ class Selector:
 
 def parse(text: str, groups: Mapping[str, str] | None = None) -> Selector:
     """Parse a selector; `groups` are the saved selectors by name. Raises SelectorError, which names the position."""
-    parser = _Parser(text, groups or {}, ())
+    parser = _Parser(text, _Groups(groups or {}))
     return Selector(text, parser.whole(), frozenset(parser.keys))
+
+
+def require_groups(groups: Mapping[str, str]) -> None:
+    """Parse all saved selectors. Raises SelectorError."""
+    known = _Groups(groups)
+    for name in groups:
+        _Parser(f"@{name}", known).whole()
 
 
 def select(devices: Iterable[Device], text: str, groups: Mapping[str, str] | None = None) -> list[str]:
@@ -124,14 +132,33 @@ def select(devices: Iterable[Device], text: str, groups: Mapping[str, str] | Non
     return [str(device["name"]) for device in devices if matches(device)]
 
 
-class _Parser:
-    """A recursive descent over the tokens of one selector."""
+@dataclass(frozen=True)
+class _Group:
+    """A parsed group: its expression, keys, number of values, and levels of 'not', '(' and groups."""
 
-    def __init__(self, text: str, groups: Mapping[str, str], within: tuple[str, ...]) -> None:
+    expression: Expression
+    keys: frozenset[str]
+    values: int
+    levels: int
+
+
+class _Groups:
+    """The saved selectors of a fleet; each is parsed once."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        self.parsed: dict[str, _Group] = {}
+
+
+class _Parser:
+    """A recursive descent over the tokens of one selector, which is used at the `depth` of another one, within groups."""
+
+    def __init__(self, text: str, groups: _Groups, within: tuple[str, ...] = (), depth: int = 0) -> None:
         self._text, self._groups, self._within = text, groups, within
         self._tokens = self._split()
-        self._next = self._depth = 0
+        self._next, self._depth, self._deepest = 0, depth, depth
         self.keys: set[str] = set()
+        self.values = 0
 
     def whole(self) -> Expression:
         """The expression of all tokens."""
@@ -185,17 +212,15 @@ class _Parser:
 
     def _one(self) -> Expression:
         token = self._token
-        if self._depth == MAX_DEPTH:
-            raise self._error(f"expected at most {MAX_DEPTH} levels of 'not' and '('")
         if token == "not":
+            self._descend()
             self._next += 1
-            self._depth += 1
             inner = self._one()
             self._depth -= 1
             return Not(inner)
         if token == "(":
+            self._descend()
             self._next += 1
-            self._depth += 1
             found = self._any()
             self._depth -= 1
             if self._token != ")":
@@ -219,7 +244,27 @@ class _Parser:
             self._next += 1
             return self._comparison(key, operator)
         self.keys.add("name")
-        return Text("name", _patterns(token))
+        return Text("name", self._patterns(token))
+
+    def _descend(self, levels: int = 1) -> None:
+        """Go one level down; `levels` are needed there."""
+        if self._depth + levels > MAX_DEPTH:
+            raise self._error(f"expected at most {MAX_DEPTH} levels of 'not', '(' and groups")
+        self._deepest = max(self._deepest, self._depth + levels)
+        self._depth += 1
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        if self.values > MAX_VALUES:
+            raise self._error(
+                f"expected at most {MAX_VALUES:,} values, with those of the groups wherever they are used"
+            )
+
+    def _patterns(self, text: str) -> re.Pattern[str]:
+        """A pattern for comma-separated values in which * and ? stand for any characters."""
+        values = text.split(",")
+        self._count(len(values))
+        return re.compile("|".join(map(translate, values)))
 
     def _comparison(self, key: str, operator: str) -> Expression:
         """The comparison with the value that comes next."""
@@ -229,10 +274,11 @@ class _Parser:
         if key in NUMBERS:
             if not NUMBER.match(value):
                 raise self._error(f"expected a number: {key} is one")
+            self._count(1)
             bound = float(value)
             equal: Expression = Number(key, COMPARISONS["=" if operator == "!=" else operator], bound)
         elif operator in ("=", "!="):
-            equal = Text(key, _patterns(value))
+            equal = Text(key, self._patterns(value))
         else:
             raise self._error(
                 f"expected = or != before it: {key} is no number, only {', '.join(NUMBERS)} are"
@@ -247,18 +293,23 @@ class _Parser:
             raise self._error(
                 f"expected a group that does not contain itself: {' > '.join((*self._within, name))}"
             )
-        if name not in self._groups:
-            raise self._error(f"expected a saved group{nearest(name, self._groups)}")
-        parser = _Parser(self._groups[name], self._groups, (*self._within, name))
+        if name not in self._groups.texts:
+            raise self._error(f"expected a saved group{nearest(name, self._groups.texts)}")
+        group = self._groups.parsed.get(name)
+        self._descend(1 + group.levels if group else 1)
+        if group is None:
+            group = self._groups.parsed[name] = self._parsed(name)
+            self._deepest = max(self._deepest, self._depth + group.levels)
+        self._depth -= 1
+        self._count(group.values)
+        self.keys |= group.keys
+        return group.expression
+
+    def _parsed(self, name: str) -> _Group:
+        parser = _Parser(self._groups.texts[name], self._groups, (*self._within, name), self._depth)
         found = parser.whole()
-        self.keys |= parser.keys
-        return found
+        return _Group(found, frozenset(parser.keys), parser.values, parser._deepest - self._depth)
 
 
 def _is_word(token: str) -> bool:
     return token[0] not in "()=<>!@"
-
-
-def _patterns(text: str) -> re.Pattern[str]:
-    """A pattern for comma-separated values in which * and ? stand for any characters."""
-    return re.compile("|".join(translate(value) for value in text.split(",")))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from edge_fl.fleet import tags
-from edge_fl_server.selectors import SelectorError, fleet, parse, select
+from edge_fl_server.selectors import SelectorError, fleet, parse, require_groups, select
+from edge_fl_server.selectors.expression import MAX_VALUES, Text
 
 DEVICES: list[dict[str, str | float]] = [
     {"name": "pi-01", "site": "berlin", "tier": "full", "arch": "aarch64", "memory_mb": 8000, "samples": 0},
@@ -83,3 +86,53 @@ def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, me
 
 def test_every_attribute_has_a_column() -> None:
     assert {*tags.TEXTS, *tags.NUMBERS} == fleet.ATTRIBUTES.keys()
+
+
+def nested(links: int, times: int) -> dict[str, str]:
+    """Groups of which each names the one before `times` times."""
+    return {"g0": "site=berlin"} | {f"g{n}": " or ".join([f"@g{n - 1}"] * times) for n in range(1, links + 1)}
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (nested(3, 100), "at most 2,000 values"),  # a million comparisons, for every device
+        (nested(40, 2), "at most 2,000 values"),
+        (nested(400, 1), "at most 50 levels"),  # too deep for Python
+        (
+            {f"g{n}": "(" * 40 + f"@g{n - 1}" + ")" * 40 if n else "*" for n in range(400)},
+            "at most 50 levels",
+        ),
+        ({f"g{n}": f"@g{n - 1}" if n else "not " * 40 + "*" for n in range(400)}, "at most 50 levels"),
+        ({"g0": ",".join("a" * 490), "g1": " or ".join(["@g0"] * 5)}, "at most 2,000 values"),
+    ],
+)
+def test_groups_within_groups_have_a_limit(groups: dict[str, str], message: str) -> None:
+    with pytest.raises(SelectorError, match=message):
+        parse(f"@{list(groups)[-1]}", groups)
+    with pytest.raises(SelectorError, match=message):
+        require_groups(groups)
+
+
+def test_groups_up_to_the_limit_match_also_if_a_group_was_parsed_at_a_smaller_depth() -> None:
+    assert select(DEVICES, "@g49", nested(49, 1)) == ["pi-01", "pi-02"]
+    assert select(DEVICES, "@g10", nested(10, 2)) == ["pi-01", "pi-02"]
+    groups = {"deep": "not " * 30 + "site=paris", "outer": "(" * 30 + "@deep" + ")" * 30}
+    for text in ("@deep or @outer", "@outer or @deep"):
+        with pytest.raises(SelectorError, match="at most 50 levels"):
+            parse(text, groups)
+    assert select(DEVICES, "@deep and @deep", groups) == ["pi-10"]
+
+
+def test_the_largest_selector_compares_a_bounded_number_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, not timed: every value is compared at most once for a device."""
+    compared: list[str] = []
+    matches = Text.matches
+
+    def counted(self: Text, device: Mapping[str, str | float]) -> bool:
+        compared.append(self.key)
+        return matches(self, device)
+
+    monkeypatch.setattr(Text, "matches", counted)
+    groups = {"none": " or ".join(["x"] * 200), "all": " or ".join(["@none"] * 10)}
+    assert select(DEVICES[:1], "@all", groups) == [] and len(compared) == MAX_VALUES
