@@ -93,7 +93,7 @@ def factory(folder: Path, built: Path | None = None, hook: str = "") -> Path:
     (purelib / "python.pth").write_text(sysconfig.get_path("purelib") + "\n")
     home = folder / "factory"
     (home / environment.WHEELS).mkdir(parents=True)
-    environment.build(home, behind, [built or wheel(home / environment.WHEELS)])
+    environment.build(home, behind, {built or wheel(home / environment.WHEELS): 1 << 30})
     if hook:
         (purelib / "hook.py").write_text(hook)
         (purelib / "hook.pth").write_text("import hook\n")

@@ -24,12 +24,16 @@ Text = Annotated[str, Meta(max_length=400)]
 
 
 class AgentWheel(Struct, frozen=True):
-    """One wheel: its file name, bytes, and what its metadata requires (`Requires-Dist` without extras, `Requires-Python`)."""
+    """One wheel: its file name, bytes, and what its metadata requires (`Requires-Dist` without extras, `Requires-Python`).
+
+    `unpacked`: the bytes of its files (`edge_fl.release.wheels`); 0 if it was signed by an earlier version.
+    """
 
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!]*(-[A-Za-z0-9_.+!]+){4,5}\.whl\Z")]
     blob: Blob
     requires: Annotated[list[Text], Meta(max_length=128)] = []
     requires_python: Text = ""
+    unpacked: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
 
 class AgentRelease(Struct, frozen=True):

@@ -12,10 +12,9 @@ from packaging.version import InvalidVersion, Version
 
 from edge_fl.errors import ArtefactError
 from edge_fl.release.agent import AgentRelease, AgentWheel
-from edge_fl_devices.update.environment import Distribution
+from edge_fl_devices.update.environment import STAYS, Distribution
 
 AGENT = "edge-fl"
-STAYS = "the running agent stays"
 
 
 def require_allowed(release: AgentRelease, version: str, *, withdrawn: bool) -> None:

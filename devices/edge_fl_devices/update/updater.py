@@ -26,6 +26,7 @@ from edge_fl.errors import ArtefactError, EdgeFLError, StoppedError, TrustError
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import AgentRelease, AgentUpdate, AgentWheel, UpdateStatus
+from edge_fl.release.wheels import declared_bytes
 from edge_fl.wire.blob import Blob
 from edge_fl_devices.config import UpdateConfig
 from edge_fl_devices.install.trust import Trust
@@ -39,7 +40,7 @@ POLL_S = 0.5
 RETRY_S, MAX_RETRY_S = 5.0, 600.0
 RUNNING_S = 60.0  # an agent that has run this long has started
 RESERVE_BYTES = 32 * 1024 * 1024
-UNPACKED = 6  # size of an installed wheel with bytecode, in sizes of the wheel
+BYTECODE = 2  # size of an installed wheel with bytecode, in sizes of its files
 MEMORY_SHARE = 0.6  # of the board's memory, for an agent on trial
 
 
@@ -175,14 +176,16 @@ class AgentUpdater:
         self._updates.tidy(keep=release.number)
         factory = environment.distributions(self._updates.factory)
         wheels = plan.needed(release, factory, list(sys_tags()), platform.python_version())
-        bytes = sum(wheel.blob.bytes for wheel in wheels)
+        fetched_bytes = 2 * sum(wheel.blob.bytes for wheel in wheels)  # chunks, and the files of them
+        needed_bytes = fetched_bytes + BYTECODE * sum(map(declared_bytes, wheels)) + RESERVE_BYTES
         with reporting(f"agent release {release.number}"):
             make_folder(self._updates.home)
-        require_space(self._updates.home, UNPACKED * bytes + RESERVE_BYTES, f"agent release {release.number}")
+        require_space(self._updates.home, needed_bytes, f"agent release {release.number}")
         folder = self._updates.folder(release.number)
         with reporting(f"agent release {release.number}"):
             make_folder(folder / environment.WHEELS)
-        paths = [self._fetched(wheel, folder / environment.WHEELS, transfers) for wheel in wheels]
+        place = folder / environment.WHEELS
+        paths = {self._fetched(wheel, place, transfers): declared_bytes(wheel) for wheel in wheels}
         self._show(replace(update, state="installing"))
         environment.build(folder, self._updates.factory, paths)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from datetime import timedelta
 
@@ -177,6 +178,55 @@ def test_endless_data_is_cut_off(trust, broker, name):
 def test_garbage_is_rejected_with_a_trust_error(trust, broker, garbage):
     broker["timestamp.json"] = garbage
     assert refusal(trust, broker).why in ("truncated", "invalid")
+
+
+PIECES = [
+    b"\xff",
+    b"\xc3\x28",
+    b"9" * 5000,
+    b"1e999",
+    b"NaN",
+    b"[" * 50_000,
+    b'"\\ud800"',
+    b"",
+    b"null",
+    b"-1",
+    b"\x00",
+    b"{}",
+    b"[]",
+]
+
+
+@pytest.mark.parametrize("name", ["2.root.json", "timestamp.json", *VERSIONED])
+@pytest.mark.parametrize("piece", PIECES, ids=lambda piece: repr(piece[:8]))
+def test_a_file_that_is_no_json_has_a_failure_word(tmp_path, repository, broker, name, piece):
+    """Alone, and within a file: not UTF-8, numbers without end, nested too deeply."""
+    content = broker.get(name, broker["timestamp.json"])
+    for damaged in (piece, content[:40] + piece + content[40:]):
+        if damaged == content or not (damaged or name in broker):
+            continue  # not damaged
+        trust = Trust(tmp_path / f"device-{len(damaged)}", repository.root_bytes)
+        words = ("truncated", "invalid", "missing", "mix_and_match", "wrong_key", "endless")
+        assert refusal(trust, Broker(broker | {name: damaged})).why in words
+
+
+def test_random_damage_to_metadata_is_a_trust_error_and_leaves_the_trust_as_it_was(
+    tmp_path, repository, broker
+):
+    choose, trust = random.Random(32), Trust(tmp_path / "device", repository.root_bytes)
+    refused = 0
+    for _ in range(60):
+        name = choose.choice(["timestamp.json", *VERSIONED])
+        damaged = bytearray(broker[name])
+        for _ in range(choose.randint(1, 3)):
+            at = choose.randrange(len(damaged) + 1)
+            damaged[at : at + choose.randint(0, 4)] = choose.choice(PIECES)
+        try:
+            trust.refresh(Broker(broker | {name: bytes(damaged)}).fetch)
+        except TrustError as error:
+            refused += error.why != ""
+    assert refused > 15
+    assert numbers(trust.refresh(broker.fetch)) == [1, 2]
 
 
 def test_a_timestamp_in_place_of_a_root_is_rejected(trust, broker):

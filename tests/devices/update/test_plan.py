@@ -108,5 +108,5 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
     bad = folder / environment.WHEELS / "edge_fl-1.1-py3-none-any.whl"
     bad.write_bytes(b"no zip")
     with pytest.raises(ArtefactError, match="edge_fl-1") as caught:
-        environment.build(folder, tmp_path / "factory", [bad])
+        environment.build(folder, tmp_path / "factory", {bad: 1000})
     assert caught.value.why == "bad_wheel" and not environment.is_complete(folder)

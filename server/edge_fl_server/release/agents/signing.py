@@ -12,12 +12,13 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from edge_fl.errors import InputError, brief
+from edge_fl.errors import ArtefactError, InputError, brief
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease, AgentWheel
+from edge_fl.release.wheels import unpacked_bytes
 from edge_fl.wire.blob import describe
 from edge_fl_server.release.repository import Repository
 
@@ -92,10 +93,20 @@ def _described(name: str, payload: bytes) -> AgentWheel:
                 for one in archive.namelist()
                 if one.endswith(".dist-info/METADATA") and one.count("/") == 1
             )
+            unpacked = unpacked_bytes(name, archive.infolist())
+            if damaged := archive.testzip():
+                raise zipfile.BadZipFile(f"{damaged} is damaged")
             metadata = Metadata.from_email(archive.read(inside), validate=False)
         requires = [str(line) for line in metadata.requires_dist or [] if not _of_extra(line)]
-        wheel = AgentWheel(name, describe(payload), requires, str(metadata.requires_python or ""))
-    except (InvalidWheelFilename, zipfile.BadZipFile, ValueError, KeyError, ExceptionGroup) as error:
+        wheel = AgentWheel(name, describe(payload), requires, str(metadata.requires_python or ""), unpacked)
+    except (
+        ArtefactError,
+        InvalidWheelFilename,
+        zipfile.BadZipFile,
+        ValueError,
+        KeyError,
+        ExceptionGroup,
+    ) as error:
         raise InputError(f"{name}: {brief(error)}; expected a wheel", "nothing was signed") from error
     if Version(str(metadata.version)) != version or not project:
         raise InputError(f"{name}: contains version {metadata.version}", "nothing was signed")
