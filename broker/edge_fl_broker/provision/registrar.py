@@ -11,6 +11,7 @@ from typing import Self
 
 from edge_fl import threads
 from edge_fl.errors import EdgeFLError
+from edge_fl.log_limit import LogLimit
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
@@ -30,6 +31,7 @@ class Registrar:
 
     def __init__(self, authority: Authority, host: str, port: int, fleet: str) -> None:
         self._authority, self._topics = authority, Topics(fleet)
+        self._lines = LogLimit()
         self._waiting: queue.Queue[Event | None] = queue.Queue(MAX_WAITING)
         self._endpoint = identity.read(authority.home / FOLDERS["registrar"]).endpoint(host, port)
         self._thread = threads.lasting(self._work, "edge-fl-registrar")
@@ -52,7 +54,9 @@ class Registrar:
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
-            log.warning("registrar: %d requests queued; one dropped", MAX_WAITING)
+            self._lines.write(
+                log, logging.WARNING, "", "registrar: %d requests queued; one dropped", MAX_WAITING
+            )
 
     def _work(self) -> None:
         while (event := self._waiting.get()) is not None:
@@ -65,7 +69,7 @@ class Registrar:
                     try:
                         self._answer(event)
                     except EdgeFLError as error:
-                        log.warning("registrar: %s", error)
+                        self._lines.write(log, logging.WARNING, "", "registrar: %s", error)
                     except Exception:
                         log.exception("registrar: request failed; continuing with the next one")
 
@@ -79,7 +83,8 @@ class Registrar:
             answer = CertificateAnswer(request.id, certificate.decode())
             log.info("registrar: certificate issued to %s", address.device)
         except IdentityError as error:
-            log.warning("registrar: certificate request of %s rejected: %s", address.device, error)
+            text = "registrar: certificate request of %s rejected: %s"
+            self._lines.write(log, logging.WARNING, address.device, text, address.device, error)
             answer = CertificateAnswer(request.id, reason=str(error))
         topic = self._topics.enrol_response(address.device)
         self._transport.publish(Packet(topic, encode(answer), expiry_s=ANSWER_EXPIRY_S))

@@ -35,6 +35,7 @@ from edge_fl import toml_tree
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
+from edge_fl.log_limit import LogLimit
 from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.dashboard.auth import Access, is_loopback, page
 
@@ -100,6 +101,7 @@ class SingleSignOn:
     settings: Settings
     client: Any
     sign_ins: dict[str, SignIn] = field(default_factory=dict)
+    lines: LogLimit = field(default_factory=LogLimit)
 
     @classmethod
     def of(cls, settings: Settings, secret: str) -> SingleSignOn:
@@ -126,7 +128,7 @@ class SingleSignOn:
                 return response
             return self._sign_in(request, await self.client.authorize_access_token(request))
         except Exception as error:  # whatever the provider answers, and a forged return
-            log.warning("single sign-on: %s: %s", type(error).__name__, error)
+            self.lines.write(log, logging.WARNING, "", "single sign-on: %s: %s", type(error).__name__, error)
             return page(
                 "Sign-in failed", "The identity provider did not confirm it. <a href=/>Try again</a>", 403
             )

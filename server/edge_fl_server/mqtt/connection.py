@@ -24,6 +24,7 @@ from msgspec import Struct
 from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.fleet.settings import Settings
+from edge_fl.log_limit import LogLimit
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, encode
@@ -62,6 +63,7 @@ class SignsForDevices(Protocol):
 class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
+    `lines` limits what each device can cause in the log.
     `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above
     the rate limit, once per interval; a device that `is_blocked` has a tenth of it. `statements` rejects messages that their devices
     did not sign, `on_rejected` is called with the failure word of each; None: signatures are not checked.
@@ -83,6 +85,7 @@ class ServerConnection:
         self.epoch = 0
         self.registry = ""  # the id of the registry, for the retained state
         self.malformed = MalformedPackets()
+        self.lines = LogLimit()
         self._connect = connect
         self._takeover, self._yields = takeover, yields
         topics = self.topics
@@ -333,7 +336,7 @@ class ServerConnection:
             return
         except ProtocolError as error:
             sender, kind = self.topics.sender(packet.topic), kind_of(packet.topic)
-            self.malformed.add(sender, packet.topic, error)
+            self.malformed.add(sender, packet.topic, error, self.lines)
             self.on_malformed(sender, one_line(kind[:32]), str(error))
             return
         for handler in self._handlers[address.kind]:

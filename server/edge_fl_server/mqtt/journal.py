@@ -20,6 +20,7 @@ from edge_fl import threads
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions, tags
+from edge_fl.log_limit import LogLimit
 from edge_fl.outage import Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
@@ -74,7 +75,7 @@ class Journal:
     A device is quarantined after `quarantine_after` reports that a correct device never sends (0: never); its reports do not count
     then. `denied` is the file with the names of revoked devices next to the server's identity, which `fleet revoke` writes; the
     registry repeats it for lists, the dashboard and workers, like the tags that `fleet enrol` writes next to it. Sessions older than
-    the revocation may still be open, and their reports do not count either.
+    the revocation may still be open, and their reports do not count either. `lines` limits what each device can cause in the log.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Journal:
         denied: Path | None = None,
     ) -> None:
         self.db, self.fleet = db or Database.open(), fleet
+        self.lines = LogLimit()
         self._quarantine_after = quarantine_after
         self._denied = denied
         self.on_removed: Callable[[str], None] = lambda device: None
@@ -285,7 +287,7 @@ class Journal:
             raise
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:
-        log.warning("%s: %s", one_line(device), description, extra={"device": device})
+        self.lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
         devices.count_dropped(self.db, self.fleet, device, dropped)
         if not self.blocked(device):
             self._reject(Rejection(self.fleet, device, "", "", 0, "flooding", description))

@@ -1,4 +1,4 @@
-"""Packets that break the protocol: counted by sender and kind, each kind logged ever more rarely, so that no device fills the log."""
+"""Packets that break the protocol: counted by sender and kind, each kind logged ever more rarely."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 
 from edge_fl.errors import ProtocolError
+from edge_fl.log_limit import LogLimit
 from edge_fl_server.mqtt.device_text import one_line
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ OTHERS = "others"
 class MalformedPackets(Counter[str]):
     """The number of packets by "DEVICE KIND"; one thread adds."""
 
-    def add(self, sender: str, topic: str, error: ProtocolError) -> None:
+    def add(self, sender: str, topic: str, error: ProtocolError, lines: LogLimit) -> None:
         """Count a packet; log the 1st, the 10th, the 100th ... of its sender and kind."""
         key = f"{sender} {kind_of(topic)}".rstrip()[:MAX_KEY]
         if key not in self and len(self) >= MAX_KEYS:
@@ -26,7 +27,15 @@ class MalformedPackets(Counter[str]):
         self[key] += 1
         if str(self[key]).rstrip("0") == "1":
             count = f" ({self[key]:,} malformed messages of this kind)" if self[key] > 1 else ""
-            log.warning("%s: %s%s", one_line(topic), one_line(str(error)), count)
+            lines.write(
+                log,
+                logging.WARNING,
+                one_line(sender),
+                "%s: %s%s",
+                one_line(topic),
+                one_line(str(error)),
+                count,
+            )
 
 
 def kind_of(topic: str) -> str:

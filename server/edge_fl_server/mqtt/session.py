@@ -6,7 +6,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
+from edge_fl.log_limit import LogLimit
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
 from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsForDevices
@@ -49,7 +51,8 @@ class Server:
         """Register all handlers on a connection that is not open yet."""
         connection.statements = Statements(journal, authorities)
         connection.director = director
-        connection.on("log", _log_device_line)
+        connection.lines = journal.lines
+        connection.on("log", partial(_log_device_line, journal.lines))
         return cls(
             connection=connection,
             roster=Roster(connection, journal),
@@ -91,7 +94,7 @@ def connected(
         connection.close()
 
 
-def _log_device_line(received: Received) -> None:
+def _log_device_line(lines: LogLimit, received: Received) -> None:
     if isinstance(received.message, Log):
         device, line = received.address.device, received.message
-        log.log(LEVELS[line.level.upper()], "%s: %s", device, line.text, extra={"device": device})
+        lines.write(log, LEVELS[line.level.upper()], device, "%s: %s", device, line.text)

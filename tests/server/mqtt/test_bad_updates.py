@@ -12,16 +12,18 @@ import torch
 from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.robust import Robust
 from edge_fl.learn.tree import same
+from edge_fl.log_limit import AT_ONCE, EVERY_S
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
 from edge_fl.wire.blob import describe, split
-from edge_fl.wire.messages import Report, encode
+from edge_fl.wire.messages import Log, Report, encode
 from edge_fl.wire.transport import SAFETENSORS
 from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
 from edge_fl_server.registry import reports
 from edge_fl_server.training import rounds
 from edge_fl_server.training.rounds import Plan
+from tests.clock import Clock
 from tests.server.single_round import one_round, simulated_round
 
 
@@ -229,6 +231,36 @@ def test_malformed_packets_of_one_device_do_not_fill_the_log(bench, caplog):
     assert bench.eventually(lambda: bench.connection.malformed["d1 rpt"] == 250)
     lines = [line for line in caplog.messages if "/d/d1/up/rpt/" in line]
     assert len(lines) == 3 and "(100 malformed messages of this kind)" in lines[-1]
+
+
+FLOODS = {
+    "stale reports": lambda topics, number: (
+        topics.report("d1", "t1", 1),
+        Report(f"r{number}", "update", "boot", 1),
+    ),
+    "log lines": lambda topics, number: (topics.log("d1"), Log("error", f"line {number}")),
+    "unknown kinds": lambda topics, number: (f"{topics.root}/d/d1/up/kind{number}", Log("info", "x")),
+}
+
+
+def test_no_message_of_a_device_fills_the_log(bench, caplog):
+    """280 stale reports a second wrote as many lines, its own log lines had no limit, and unknown kinds wrote one line each."""
+    bench.inbox.journal.lines._clock = Clock()  # no time passes
+    device = bench.device("d1", tamper=lambda *_: [])
+    bench.device("d2", tamper=lambda *_: [])
+    bench.wait_for(full=2)
+    for flood in FLOODS.values():
+        for number in range(100):
+            topic, message = flood(bench.topics, number)
+            device.send(topic, encode(message))
+    device.send(bench.topics.log("d2"), encode(Log("warning", "of another device")))
+    assert bench.eventually(lambda: "of another device" in caplog.text)
+    assert bench.connection.malformed.total() == 100 and bench.inbox.counts["stale_round"] == 100
+    lines = [record for record in caplog.records if getattr(record, "device", "") == "d1"]
+    assert len(lines) == AT_ONCE and sum("d1" in message for message in caplog.messages) == AT_ONCE
+    bench.inbox.journal.lines._clock.now_s += EVERY_S
+    device.send(bench.topics.log("d1"), encode(Log("warning", "later")))
+    assert bench.eventually(lambda: "d1: later (290 more lines of d1 were left out)" in caplog.text)
 
 
 def test_unrequested_chunks_take_no_memory(bench):

@@ -131,13 +131,7 @@ class Inbox:
         if verdict is None:
             return
         if verdict.reason:
-            log.warning(
-                "report %s of %s: %s, %s",
-                verdict.id,
-                device,
-                verdict.status,
-                verdict.reason,
-                extra={"device": device},
-            )
+            found = (verdict.id, device, verdict.status, verdict.reason)
+            self.journal.lines.write(log, logging.WARNING, device, "report %s of %s: %s, %s", *found)
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._connection.publish(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)

@@ -145,7 +145,8 @@ class SecureSums:
             except queue.Empty:
                 late = time.monotonic() >= until
             except SecureSumError as error:
-                log.warning("secure sum %s: %s", opened.id, error.message)
+                lines, sender = self._server.journal.lines, received.address.device
+                lines.write(log, logging.WARNING, sender, "secure sum %s: %s", opened.id, error.message)
                 continue
             for device in waiting:
                 if late or self._server.roster.gone_for(device) > options.lost_s:

@@ -85,9 +85,10 @@ class UpdateWorker:
             try:
                 self._on_packet(self._topics.parse(event.topic), event)
             except ProtocolError as error:
-                self._malformed.add(self._topics.sender(event.topic), event.topic, error)
+                self._malformed.add(self._topics.sender(event.topic), event.topic, error, self._journal.lines)
             except EdgeFLError as error:  # not acknowledged, so the device sends it again
-                log.warning("worker: %s", error)
+                sender = self._topics.sender(event.topic)
+                self._journal.lines.write(log, logging.WARNING, sender, "worker: %s", error)
 
     def _on_packet(self, address: Address, packet: Packet) -> None:
         device = address.device

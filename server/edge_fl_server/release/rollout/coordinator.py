@@ -306,7 +306,8 @@ class RolloutCoordinator:
         if manifest and manifest.run_id == self._options.run_id:
             self._on_report(device, report)
         if report.error:
-            log.warning("%s: release %d: %s", device, report.release, report.error, extra={"device": device})
+            lines, text = self._connection.lines, "%s: release %d: %s"
+            lines.write(log, logging.WARNING, device, text, device, report.release, report.error)
         with self._change:
             self._rollout.add_outcome(device, report.id, outcome_of(report.error, report.metrics))
             self._reported.add((device, report.id))
