@@ -159,9 +159,10 @@ class CohortConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Thresholds that abort a roll-out. `false_abort` bounds the probability of an abort without cause.
+    """Thresholds that abort a roll-out. `false_abort` bounds the probability of an abort without cause, and that of a pause without one.
 
-    Losses are shares of accuracy (0.02 is 2 points); `spread` is the change in a device's accuracy that counts as normal.
+    `mean_loss` and `decile_loss` are the smallest losses that the gates look for, as shares of accuracy (0.02 is 2 points); `spread` is
+    the standard deviation of a device's change in accuracy that counts as normal.
     """
 
     false_abort: Annotated[float, Meta(gt=0, lt=1)] = 0.02

@@ -90,11 +90,14 @@ class Fleet:
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
-    """`fleet(devices, hidden)`: agents; every fifth by rank in release 2 has a share `hidden` of images that differ in the lower half."""
+    """`fleet(devices, hidden)`: agents with `tested` test images; a share `hidden` of them differs only in the lower half.
+
+    Only on every fifth device by rank in release 2, or on all with `everywhere`.
+    """
     broker, runner, closing = InMemoryBroker(), Runner(workers=2), []
     connect = partial(InMemoryTransport, broker)
 
-    def make(count: int, hidden: float = 0.0) -> Fleet:
+    def make(count: int, hidden: float = 0.0, tested: int = 200, everywhere: bool = False) -> Fleet:
         connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
         server = Server.of(connection, Journal(db))
@@ -105,8 +108,8 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         for position, name in enumerate(
             sorted(map("pi-{:03d}".format, range(count)), key=lambda id: rank(id, 2))
         ):
-            share = hidden if position % 5 == 2 else 0.0
-            data = ClientData(images(40, share), images(0, 0), images(200, share))
+            share = hidden if everywhere or position % 5 == 2 else 0.0
+            data = ClientData(images(40, share), images(0, 0), images(tested, share))
             worker = HeadWorker(
                 name,
                 Store(tmp_path / name),
@@ -159,6 +162,31 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_abort_a_release_within_two_st
         found.reports["head"].metrics[metrics.PERSONAL_AFTER] == 1.0 for found in site.devices.values()
     )
     assert [manifest.release for manifest in site.repository.releases()] == [2, 1]  # signed anew, the newest
+
+
+@pytest.mark.parametrize(("devices", "tested"), [(16, 10), (16, 40)])
+def test_a_loss_of_half_the_accuracy_does_not_pass_the_first_stage_of_a_small_fleet(
+    fleet: Callable[..., Fleet], devices: int, tested: int
+) -> None:
+    site = fleet(devices, hidden=1.0, tested=tested, everywhere=True)
+    site.release(GOOD)
+    site.rollout.wait(0, 60)
+    site.release(BAD)
+    site.eventually(lambda: site.record().state in ("aborted", "paused"))
+    record, stages = site.record(), site.rollout.stages
+    assert (record.release, record.stage) == (2, 0), record
+    assert len(stages.outcomes) <= 4
+    lost = sum(outcome.lost - outcome.gained for outcome in stages.outcomes.values())
+    assert lost >= 0.3 * tested * len(stages.outcomes)
+    if record.state == "paused":
+        assert "became wrong" in record.reason
+        rollouts.steer(
+            site.db, record.number, "running"
+        )  # resumed by hand, it pauses again for the same reason
+        site.eventually(lambda: site.record().desired == site.record().state == "paused")
+        assert site.record().stage == 0
+        rollouts.steer(site.db, record.number, "aborted")
+    site.eventually(lambda: site.serving() == [1])
 
 
 def test_a_harmless_release_reaches_the_whole_fleet(fleet: Callable[..., Fleet]) -> None:

@@ -44,7 +44,7 @@ class AgentRollout:
                 if failed and device.id not in self._rollout.reported:
                     log.warning("%s: agent: %s", device.id, status.why, extra={"device": device.id})
                 self._rollout.add_outcome(device.id, status.id, Outcome(failed=failed))
-        if self._rollout.advance([device.id for device, _ in self._updatable()]):
+        if self._rollout.advance([device.id for device, _ in self._updatable()], self._journal.blocked):
             stages = self._rollout.stages
             self._repository.reload()
             if stages and stages.state in WITHDRAWN:

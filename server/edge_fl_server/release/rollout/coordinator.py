@@ -86,7 +86,7 @@ class RolloutCoordinator:
     ) -> None:
         connection = server.connection
         assert connection.transport is not None
-        self._connection, self._roster = connection, server.roster
+        self._connection, self._roster, self._journal = connection, server.roster, server.journal
         self._assignments, self._settings = server.assignments, server.settings
         self._repository, self._options, self._on_report = repository, options, on_report
         self._publisher = Publisher(connection.transport, connection.topics, repository, watch=options.watch)
@@ -261,7 +261,7 @@ class RolloutCoordinator:
                 log.exception("roll-out: trying again in %g s", POLL_S)
 
     def _advance(self) -> None:
-        if not self._rollout.advance(self._roster.head_devices()):
+        if not self._rollout.advance(self._roster.head_devices(), self._journal.blocked):
             return
         with self._publishing:
             self._publisher.publish_missing()

@@ -1,43 +1,58 @@
-"""Gates: four sequential tests on devices' reports whether a release makes them worse. Pure arithmetic.
+"""Gates: sequential tests on devices' reports whether a release makes them worse. Pure arithmetic.
 
-Each gate is Wald's sequential probability ratio test (Ann. Math. Stat. 1945): every report multiplies a likelihood ratio by how likely that
-report is under a certain harm, over how likely it is when nothing is wrong. While nothing is wrong the ratio is a nonnegative
-supermartingale that starts at 1, so the probability that it *ever* reaches 1/a is at most a (Ville's inequality), for any stages, any
-order of reports and any number of looks. `false_abort` is divided among the gates (Bonferroni).
+Every report multiplies likelihood ratios by how likely it is under a certain harm, over how likely it is when nothing is wrong (Wald,
+Ann. Math. Stat. 1945). While nothing is wrong a ratio is a nonnegative supermartingale that starts at 1, and so is a mean of such
+ratios: the probability that it *ever* reaches 1/a is at most a (Ville's inequality), for any stages, any order of reports and any number
+of looks. `false_abort` is divided among the gates (Bonferroni).
 
-    mean      half of the devices lose `mean_loss` of their accuracy each
-    decile    10 % of the devices lose `decile_loss` each, the others nothing: the fleet's bottom decile falls
+    mean      half of the devices lose accuracy, `mean_loss` or more
+    decile    10 % of the devices lose `decile_loss` or more, the others nothing: the fleet's bottom decile falls
     latency   half of the devices need `slower` times as long for an image; less than `SHORTEST_MS` counts as that
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
+    pooled    most of the devices lose accuracy, `mean_loss` or more: no gate, but no stage completes while `doubt` objects
 
-`HALF` and `DECILE` are the shares of harmed devices, so a report adds the mixture 1 - share + share * ratio. It stays a supermartingale and
-bounds what one device can say against harm; `MAX_SHARE` bounds what it can say for harm.
+Accuracy is compared on the same test images of the same device, image by image (McNemar). Of the `lost` + `gained` images with another
+prediction than before, the share lost is (1 + t) / 2 under harm. The ratio is
 
-Accuracy is compared on the same test images of the same device, image by image (McNemar): of the `lost` + `gained` images with another
-prediction than before, each is equally likely lost or gained when nothing is wrong, so the standard error of their difference is at most
-sqrt(lost + gained) / images; `spread` allows for real changes of a device's accuracy, up or down, when nothing is wrong.
+    (1 + t)^lost * (1 - t)^gained * exp(-(t * spread * images)^2 / 2)
+
+Nothing is wrong: a device's accuracy really changes by c, a random number with mean 0 and standard deviation at most `spread` (normal, or
+sub-Gaussian), and any further share d of its images gets another prediction, each lost or gained with probability 1/2. For c < 0 an image
+is lost with probability d/2 + |c| and gained with d/2, so it multiplies the ratio by 1 + |c| t on average; for c > 0 by 1 - c t. Both are
+at most exp(-c t), so the first two factors are at most exp(-c t images) on average for this c, and at most the inverse of the third over
+all c. This holds for every t in [0, 1) that does not depend on lost and gained: there is no approximation for few images.
+
+A gate does not know the harm, so its ratio is the mean over `LOSSES` losses, from the smallest that it looks for to all of the accuracy;
+each gives the t that detects it best (`_tilt`). Its power grows with the harm: a device that loses all its images counts as one.
+
+`HALF`, `DECILE` and `MOST` are the shares of harmed devices, so a report multiplies by 1 - share + share * ratio. It stays a
+supermartingale and bounds what one device can say against harm; `MAX_SHARE` bounds what it can say for harm.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from edge_fl import metrics
 from edge_fl.config import GateConfig
 
-HALF = 0.5
-DECILE = 0.1
+HALF, DECILE, MOST = 0.5, 0.1, 0.9
+LOSSES = 4
+USUAL_CHANGED = 0.06  # share of a device's predictions that a harmless release changes; sets the power of the gates, not their error
 FAILURE_RATE, NORMAL_FAILURE_RATE = 0.3, 0.05
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 SHORTEST_MS = 1.0  # shorter latencies count as this long: below it a ratio is noise of the scheduler
 MAX_LOG_RATIO = math.log(8)
 MAX_SHARE = 0.45  # of the limit, that one report adds: an abort takes reports of at least three devices
+MAX_DOUBT = 0.65  # of the limit of POOLED: a pause takes reports of at least two devices
 MAX_EXPONENT = 50.0
 MAX_IMAGES = 10**6
 
-Evidence = Mapping[str, float]  # log likelihood ratios by gate
+Ratios = tuple[float, ...]  # log likelihood ratios, one for each loss; latency and failures have one
+Evidence = Mapping[str, Ratios]  # by gate, and of POOLED
 
 
 @dataclass(frozen=True)
@@ -67,27 +82,68 @@ def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
 
 def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
     """The evidence after one more outcome."""
-    largest = MAX_SHARE * limit(gates)
-    return {name: evidence[name] + min(gate(outcome, gates), largest) for name, gate in GATES.items()}
+    return {
+        name: tuple(old + new for old, new in zip(ratios, added(name, outcome, gates), strict=True))
+        for name, ratios in evidence.items()
+    }
 
 
-def limit(gates: GateConfig) -> float:
-    """The log likelihood ratio at which a gate objects."""
-    return math.log(len(GATES) / gates.false_abort)
+def added(name: str, outcome: Outcome, gates: GateConfig) -> Ratios:
+    """What one outcome adds to a test."""
+    largest = (MAX_DOUBT if name == POOLED else MAX_SHARE) * limit(name, gates)
+    return tuple(min(ratio, largest) for ratio in TESTS[name](outcome, gates))
+
+
+def ratio(evidence: Evidence, name: str) -> float:
+    """The logarithm of the mean of a test's ratios."""
+    ratios = evidence[name]
+    largest = max(ratios)
+    return largest + math.log(sum(math.exp(each - largest) for each in ratios) / len(ratios))
+
+
+def limit(name: str, gates: GateConfig) -> float:
+    """The log likelihood ratio at which a test objects."""
+    tests = 1 if name == POOLED else len(GATES)
+    return math.log(tests / gates.false_abort)
+
+
+def _objects(evidence: Evidence, name: str, gates: GateConfig) -> bool:
+    return ratio(evidence, name) >= limit(name, gates)
 
 
 def objection(evidence: Evidence, outcomes: Iterable[Outcome], gates: GateConfig) -> str:
     """The name of the gate that objects, with a summary of `outcomes`; "" if none does."""
-    name = max(evidence, key=evidence.__getitem__)
-    return f"{name}: {SUMMARIES[name](list(outcomes))}" if evidence[name] >= limit(gates) else ""
+    name = max(GATES, key=partial(ratio, evidence))
+    return f"{name}: {SUMMARIES[name](list(outcomes))}" if _objects(evidence, name, gates) else ""
 
 
-def _mean(outcome: Outcome, gates: GateConfig) -> float:
-    return _among(HALF, _shifted(outcome, gates.mean_loss, gates.spread))
+def doubt(evidence: Evidence, outcomes: Collection[Outcome], gates: GateConfig) -> str:
+    """What the pooled outcomes say if they say that devices became worse; "" if not."""
+    if not _objects(evidence, POOLED, gates):
+        return ""
+    lost, gained = sum(each.lost for each in outcomes), sum(each.gained for each in outcomes)
+    devices = sum(each.images > 0 for each in outcomes)
+    return (
+        f"of {lost + gained} changed predictions on {devices} devices {lost} became wrong and {gained} right"
+    )
 
 
-def _decile(outcome: Outcome, gates: GateConfig) -> float:
-    return _among(DECILE, _shifted(outcome, gates.decile_loss, gates.spread))
+def _mean(outcome: Outcome, gates: GateConfig) -> Ratios:
+    return _worse(outcome, HALF, gates.mean_loss, gates.spread)
+
+
+def _decile(outcome: Outcome, gates: GateConfig) -> Ratios:
+    return _worse(outcome, DECILE, gates.decile_loss, gates.spread)
+
+
+def _pooled(outcome: Outcome, gates: GateConfig) -> Ratios:
+    return _worse(outcome, MOST, gates.mean_loss, gates.spread)
+
+
+def _worse(outcome: Outcome, share: float, least: float, spread: float) -> Ratios:
+    """Of "a `share` of the devices lost accuracy", for LOSSES losses from `least` to 1 in equal ratios."""
+    losses = (least ** (1 - step / (LOSSES - 1)) for step in range(LOSSES))
+    return tuple(_among(share, _lost(outcome, loss, spread)) for loss in losses)
 
 
 def _among(share: float, log_ratio: float) -> float:
@@ -95,27 +151,30 @@ def _among(share: float, log_ratio: float) -> float:
     return math.log1p(share * math.expm1(log_ratio))
 
 
-def _shifted(outcome: Outcome, loss: float, spread: float) -> float:
-    """Log likelihood ratio of "accuracy fell by `loss`" against "it did not"; 0 without test images."""
-    if not outcome.images:
-        return 0.0
-    difference = (outcome.gained - outcome.lost) / outcome.images
-    variance = (outcome.lost + outcome.gained) / outcome.images**2 + spread**2
-    return min((-loss * difference - loss**2 / 2) / variance, MAX_EXPONENT)
+def _lost(outcome: Outcome, loss: float, spread: float) -> float:
+    """Log likelihood ratio of "accuracy fell by `loss`" against "it did not"."""
+    tilt = _tilt(outcome.images, loss, spread)
+    ratio = outcome.lost * math.log1p(tilt) + outcome.gained * math.log1p(-tilt)
+    return min(ratio - (tilt * spread * outcome.images) ** 2 / 2, MAX_EXPONENT)
 
 
-def _latency(outcome: Outcome, gates: GateConfig) -> float:
+def _tilt(images: int, loss: float, spread: float) -> float:
+    """The t at which the ratio is expected to grow most, to second order, if USUAL_CHANGED and `loss` of the predictions change."""
+    return loss / (loss + USUAL_CHANGED + images * spread**2)
+
+
+def _latency(outcome: Outcome, gates: GateConfig) -> Ratios:
     if not outcome.slower:
-        return 0.0
-    ratio = max(min(math.log(outcome.slower), MAX_LOG_RATIO), -MAX_LOG_RATIO)
+        return (0.0,)
+    slower = max(min(math.log(outcome.slower), MAX_LOG_RATIO), -MAX_LOG_RATIO)
     harm = math.log(gates.slower)
-    return _among(HALF, (harm * ratio - harm**2 / 2) / LATENCY_SPREAD**2)
+    return (_among(HALF, (harm * slower - harm**2 / 2) / LATENCY_SPREAD**2),)
 
 
-def _failures(outcome: Outcome, gates: GateConfig) -> float:
+def _failures(outcome: Outcome, gates: GateConfig) -> Ratios:
     if outcome.failed:
-        return math.log(FAILURE_RATE / NORMAL_FAILURE_RATE)
-    return math.log((1 - FAILURE_RATE) / (1 - NORMAL_FAILURE_RATE))
+        return (math.log(FAILURE_RATE / NORMAL_FAILURE_RATE),)
+    return (math.log((1 - FAILURE_RATE) / (1 - NORMAL_FAILURE_RATE)),)
 
 
 def _accuracy_summary(outcomes: list[Outcome]) -> str:
@@ -135,15 +194,17 @@ def _failure_summary(outcomes: list[Outcome]) -> str:
     return f"{len(failed)} of {len(outcomes)} devices failed ({', '.join(sorted(set(failed)))})"
 
 
-GATES: Mapping[str, Callable[[Outcome, GateConfig], float]] = {
+POOLED = "pooled"
+GATES: Mapping[str, Callable[[Outcome, GateConfig], Ratios]] = {
     "mean": _mean,
     "decile": _decile,
     "latency": _latency,
     "failures": _failures,
 }
 """The evidence that one outcome adds to each gate."""
+TESTS = {**GATES, POOLED: _pooled}
 
-START: Evidence = dict.fromkeys(GATES, 0.0)
+START: Evidence = {name: (0.0,) * len(test(Outcome(), GateConfig())) for name, test in TESTS.items()}
 
 SUMMARIES: Mapping[str, Callable[[list[Outcome]], str]] = {
     "mean": _accuracy_summary,

@@ -1,8 +1,9 @@
 """The stages of a roll-out: a frozen value and pure functions that return the next one. No IO, no clock.
 
 The order of devices is a hash of device and release, so that each release starts with other devices, and a device that joins late has its
-place. Stages are cumulative shares of the fleet. The next stage starts when all present devices of the current one have reported and
-enough have succeeded; a gate (`edge_fl_server.release.rollout.gates`) can abort the roll-out at any report. Final states do not change.
+place. Stages are cumulative shares of the fleet. The next stage starts when all present devices of the current one have reported, enough
+have succeeded, and the reports together do not say that devices became worse. A gate (`edge_fl_server.release.rollout.gates`) can abort
+the roll-out at any report. Final states do not change.
 """
 
 from __future__ import annotations
@@ -100,14 +101,19 @@ def with_outcome(stages: Stages, device: str, outcome: Outcome) -> Stages:
     return stages
 
 
-def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stages:
-    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time.
+def advanced(
+    stages: Stages, present: Collection[str], waited_s: float, blocked: Collection[str] = ()
+) -> Stages:
+    """Go to the next stage or to the end, or pause if too few devices of this stage succeeded in time or they became worse.
 
+    The devices of a stage are those that are present and those that have reported, without `blocked` ones, whose reports do not count:
+    a device that left or restarts after its report is still one that succeeded or failed.
     A release in a single stage pauses only if it failed on devices and succeeded on none; devices without pictures do not count.
     """
     if stages.state != "running":
         return stages
-    members = [device for device in present if stages.admits(device)]
+    known = dict.fromkeys((*present, *stages.outcomes))
+    members = [device for device in known if stages.admits(device) and device not in blocked]
     missing = [device for device in members if device not in stages.outcomes]
     if missing and waited_s < stages.plan.stage_wait_s:
         return stages
@@ -116,11 +122,16 @@ def advanced(stages: Stages, present: Collection[str], waited_s: float) -> Stage
     summary = f"{succeeded} of {len(members)} devices succeeded"
     failed = any(outcome.failed not in ("", NO_DATA) for outcome in outcomes)
     if succeeded < stages.plan.success * len(members) if stages.gated else failed and not succeeded:
-        reason = f"stage {stages.stage + 1}: {summary}, {len(missing)} did not report"
-        return replace(stages, state="paused", reason=reason)
+        return _paused(stages, f"{summary}, {len(missing)} did not report")
+    if stages.gated and (worse := gates.doubt(stages.evidence, stages.outcomes.values(), stages.plan.gates)):
+        return _paused(stages, worse)
     if stages.stage + 1 < len(stages.shares):
-        return advanced(replace(stages, stage=stages.stage + 1), present, 0.0)
+        return advanced(replace(stages, stage=stages.stage + 1), present, 0.0, blocked)
     return replace(stages, state="completed", reason=summary)
+
+
+def _paused(stages: Stages, why: str) -> Stages:
+    return replace(stages, state="paused", reason=f"stage {stages.stage + 1}: {why}")
 
 
 def steered(stages: Stages, desired: RolloutState) -> Stages:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -117,8 +117,11 @@ class StoredRollout:
             if self.stages and assignment == self.assignment and device in self._selection:
                 self.stages = with_outcome(self.stages, device, outcome)
 
-    def advance(self, present: Collection[str]) -> bool:
-        """Apply the rules and the desired state for the devices that are present; whether assignments have to change."""
+    def advance(self, present: Collection[str], is_blocked: Callable[[str], object]) -> bool:
+        """Apply the rules and the desired state for the devices that are present; whether assignments have to change.
+
+        Reports of devices that are blocked by now do not count as successes or failures of their stage.
+        """
         with self._lock:
             self._apply_desired()
             resumed, self._resumed = self._resumed, False
@@ -126,7 +129,8 @@ class StoredRollout:
                 return False
             before = self._stored
             present = [device for device in present if device in self._selection]
-            self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s)
+            blocked = set(filter(is_blocked, self.reported))
+            self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
                 self._stage_began_s = time.monotonic()
             if (now := (self.stages.state, self.stages.stage)) != before:

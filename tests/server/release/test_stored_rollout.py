@@ -1,0 +1,54 @@
+"""A roll-out in the registry: which devices count in a stage that some of them have left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_fl.config import RolloutConfig
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.release.rollout.gates import Outcome
+from edge_fl_server.release.rollout.stored_rollout import StoredRollout
+
+NAMES = ("pi-0", "pi-1", "pi-2")
+PLAN = RolloutConfig(stages=(0.999, 1.0), stage_wait_s=60)
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Database]:
+    opened = Database.open(tmp_path / "registry.sqlite")
+    devices.record(opened, [DeviceRecord("main", name, capability={"tier": "head"}) for name in NAMES])
+    yield opened
+    opened.close()
+
+
+def reported(db: Database, *failed: str) -> StoredRollout:
+    """The roll-out of release 1 after all devices have reported."""
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    for name in NAMES:
+        rollout.add_outcome(name, rollout.assignment, Outcome("enospc" if name in failed else ""))
+    return rollout
+
+
+def ended(db: Database, rollout: StoredRollout, *present: str) -> str:
+    """The state and reason after one step with these devices online."""
+    with Journal(db, "main") as journal:
+        rollout.advance(present, journal.blocked)
+    record = rollouts.listed(db, "main")[0]
+    return f"{record.state}: {record.reason}"
+
+
+def test_devices_that_reported_and_left_still_count(db: Database) -> None:
+    assert ended(db, reported(db), "pi-2") == "completed: 3 of 3 devices succeeded"
+    failed = "paused: stage 1: 2 of 3 devices succeeded, 0 did not report"
+    assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == failed
+
+
+def test_a_quarantined_device_does_not_count_in_the_stage(db: Database) -> None:
+    devices.quarantine(db, "main", "pi-0", "outliers")
+    assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == "completed: 2 of 2 devices succeeded"
