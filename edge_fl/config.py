@@ -202,7 +202,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
     (`edge_fl.learn.aggregation.screening`; 0: no screening). After `quarantine_after` rejected or dropped updates (0: never) a device is
     quarantined. `centre`, `trim` and `clip` are those of `edge_fl.learn.aggregation.robust`.
     `panel` is the share of a round's clients that compare its outcome with the shared parts before it, on their validation images; a
-    round that makes them worse is dropped or repaired (`edge_fl_server.training.gate`). 0: none; "auto": a tenth where devices train, from
+    round that makes them worse is dropped or repaired (`edge_fl_server.training.gate`). 0: none; "auto": a fifth where devices train, from
     eight full devices on, and none in simulation.
     """
 

@@ -29,9 +29,9 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training import gate
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
+from edge_fl_server.training.verdict import dropped_last
 
 
 def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, RunResult]:
@@ -144,7 +144,7 @@ def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
         saved,
         evaluated=evaluated,
         trained=frozenset(id for line in lines for id in line.responded),
-        dropped=gate.dropped_last([line.verdict for line in lines if not line.final]),
+        dropped=dropped_last([line.verdict for line in lines if not line.final]),
     )
 
 

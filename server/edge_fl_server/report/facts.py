@@ -50,6 +50,16 @@ class Setting(Struct, frozen=True):
     default: str
 
 
+class WorseRound(Struct, frozen=True):
+    """A round that made devices worse: what the round gate did with it, why, and whom it named."""
+
+    round: int
+    line: int
+    outcome: str
+    why: str
+    named: str
+
+
 class RunReport(Struct, frozen=True):
     """The contents of a report. `egress`: what devices may send; `sent`: what each has sent; `kept`: the parts that stay on the client."""
 
@@ -62,6 +72,7 @@ class RunReport(Struct, frozen=True):
     dataset: str
     verdict: str
     groups: tuple[Group, ...]
+    worse: tuple[WorseRound, ...]
     changed: dict[str, Setting]
     settings: dict[str, str]
     egress: tuple[SentMessage, ...]
@@ -73,6 +84,14 @@ class RunReport(Struct, frozen=True):
     bytes_by_round: dict[int, float]
     totals: dict[str, Figure]
     versions: dict[str, str]
+
+
+def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:
+    return tuple(
+        WorseRound(line.round, line.line, verdict.outcome, str(verdict), ", ".join(sorted(verdict.named)))
+        for line in lines
+        if (verdict := line.verdict) and verdict.outcome != "accepted"
+    )
 
 
 def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
@@ -91,6 +110,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         dataset=data_name(recipe),
         verdict=gains.verdict(recipe.method.name, state.state, results.reached, groups),
         groups=groups,
+        worse=_worse(lines),
         changed={
             name: Setting(settings.get(name, "none"), defaults.get(name, "none"))
             for name in {**settings, **defaults}

@@ -91,7 +91,7 @@ def templates() -> Environment:
 
 
 def markdown(content: RunReport) -> str:
-    """The report as Markdown: verdict, gains, lowest devices, changed settings, accuracies, totals, sent data."""
+    """The report as Markdown: verdict, gains, lowest devices, worse rounds, changed settings, accuracies, totals, sent data."""
     numbers = ["round", "line", *facts.FIELDS]
     rows = [
         [row.metric, row.which, str(row.round), row.figures[0].lines, *map(_show, row.figures)]
@@ -115,6 +115,7 @@ def markdown(content: RunReport) -> str:
     ]
     messages = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
     sent = [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent]
+    worse = [[str(one.round), one.outcome, one.why, one.named or "none"] for one in content.worse]
     changed = [[name, one.value, one.default] for name, one in content.changed.items()]
     blocks = [
         f"# {content.run}",
@@ -124,6 +125,8 @@ def markdown(content: RunReport) -> str:
         _table(["clients", "compared with"], ["baseline", "accuracy", "difference", "95 % CI", "n"], gained),
         "Lowest accuracy:" if worst else "",
         _table(["device", "group"], ["accuracy", "test samples"], worst),
+        "Rounds that made devices worse:" if worse else "",
+        _table(["round", "outcome", "why", "named"], [], worse),
         _table(["changed setting", "value", "default"], [], changed),
         _table(["metric", "of"], numbers, rows),
         "\n".join(totals),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.metrics import Summary
-from edge_fl_server.training.gate import Verdict
+from edge_fl_server.training.verdict import Verdict
 
 FILE = "round_metrics.jsonl"
 

@@ -5,8 +5,9 @@
 A client compares image by image on its validation set and answers with three counts: images, lost, gained. Its change is
 (gained - lost) / images, in [-1, 1], so that it weighs the same whatever it claims.
 
-1. A random panel, a tenth of the round's clients, judges every candidate. Unless its mean change is clearly negative, the candidate is
-   accepted. A panel alone drops nothing.
+1. A random panel, a fifth of the round's clients, judges every candidate. Unless its mean change without the best answers is clearly
+   negative, the candidate is accepted. A panel alone drops nothing. Judges are drawn from the next round's clients first: a device has the
+   candidate then when it becomes the next broadcast, so its download is only moved forward.
 2. Otherwise a jury as large as the round is asked. TRIM of its changes are removed at each end, so that so many liars can neither drop a
    round nor save one. The round is worse if the trimmed mean is below minus the margin, and below 0 by Z standard errors. The error is the
    larger of two: that of the discordant images, as if each were lost or gained by the flip of a fair coin, and that of the drawn clients,
@@ -28,23 +29,24 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 
+from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, same, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPLES
 from edge_fl.seeds import generator
+from edge_fl_server.training import cohort as cohorts
 from edge_fl_server.training.fleet import ClientId, Fleet
+from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, Verdict
 
 log = logging.getLogger(__name__)
 
-PANEL = 0.1
-"""The panel's share of a round's clients where the recipe says "auto"."""
+PANEL, SMALLEST_PANEL = 0.2, 3
+"""The panel's share of a round's clients where the recipe says "auto", and its size at least."""
 LEAST = 8
 """Available clients from which on "auto" judges rounds."""
 SUSPICIOUS = 2 / 3
@@ -54,53 +56,10 @@ MARGIN, MARGIN_OF_ABSENT = 0.10, 0.40
 """The fall in accuracy that is accepted where every client takes part, and what is added where none would."""
 TRIM, Z = 0.2, 2.0
 GROSS = 0.5
-MOST_DROPPED = 3
 GROUPS, JUDGES_OF_GROUPS = 5, 8
 LEFT_OUT, NAMED = 0.05, 0.10
 """The fall that one client's update causes, from which on it is left out, and from which on its outlier score is 1."""
 MAX_SCORE = 100.0
-Outcome = Literal["accepted", "repaired", "dropped", "forced"]
-
-
-class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
-    """The verdict on a round.
-
-    `change` is the trimmed mean of the judges' changes of accuracy for the round as it was, `margin` the fall that is accepted. `judges`,
-    `images`, `lost` and `gained` count those that decided. `without` are the clients whose updates were left out, `named` the outlier
-    scores of those among them that made it worse. `judgements` counts all comparisons and `bytes_down` what was sent for them.
-    """
-
-    outcome: Outcome
-    change: float = 0.0
-    margin: float = 0.0
-    judges: int = 0
-    images: int = 0
-    lost: int = 0
-    gained: int = 0
-    without: tuple[ClientId, ...] = ()
-    named: Mapping[ClientId, float] = {}
-    judgements: int = 0
-    bytes_down: int = 0
-
-    def __str__(self) -> str:
-        fell = f"accuracy {100 * self.change:+.0f} points ({self.lost} images lost, {self.gained} gained of {self.images}"
-        fell += f" on {self.judges} devices; {-100 * self.margin:.0f} would count)"
-        match self.outcome:
-            case "repaired":
-                return f"{fell}; aggregated without {', '.join(self.without)}"
-            case "dropped":
-                return f"{fell}; dropped, the shared parts before stay"
-            case "forced":
-                return f"{fell}; accepted all the same after {MOST_DROPPED} dropped rounds"
-        return fell
-
-
-def dropped_last(verdicts: Sequence[Verdict | None]) -> int:
-    """How many of the last rounds in a row were dropped."""
-    count = 0
-    while count < len(verdicts) and (verdict := verdicts[-1 - count]) and verdict.outcome == "dropped":
-        count += 1
-    return count
 
 
 @dataclass(frozen=True)
@@ -127,11 +86,6 @@ class Evidence:
         return Evidence({**self.judgements, **other.judgements}, max(self.of, other.of))
 
     @property
-    def mean(self) -> float:
-        """Mean change; 0 without judges."""
-        return float(np.mean(self.changes)) if self.judgements else 0.0
-
-    @property
     def changes(self) -> np.ndarray:
         return np.array([judgement.change for judgement in self.judgements.values()])
 
@@ -150,11 +104,15 @@ class Evidence:
         return max(math.sqrt(noise / (n - 2 * cut)), drawn)
 
     def suspicious(self, margin: float) -> bool:
-        """Whether a few judges lost so much that more should be asked: SUSPICIOUS of the margin, and one standard error of the images."""
-        lost, gained = (
-            sum(getattr(j, name) for j in self.judgements.values()) for name in ("lost", "gained")
-        )
-        return self.mean <= -SUSPICIOUS * margin and lost - gained > math.sqrt(lost + gained)
+        """Whether a few judges, without the best answers, lost so much that more should be asked: SUSPICIOUS of the margin, and more than
+        one standard error of the images.
+        """
+        judgements = sorted(self.judgements.values(), key=lambda judgement: judgement.change)
+        if not (kept := judgements[: len(judgements) - trimmed_off(len(judgements))]):
+            return False
+        lost, gained = sum(j.lost for j in kept), sum(j.gained for j in kept)
+        fell = sum(j.change for j in kept) / len(kept)
+        return fell <= -SUSPICIOUS * margin and lost - gained > math.sqrt(lost + gained)
 
     def worse(self, margin: float) -> bool:
         """Whether the candidate is worse by more than the margin, beyond chance."""
@@ -197,6 +155,7 @@ class Gate:
     fleet: Fleet
     panel: float
     least: int = 2
+    cohort: CohortConfig = CohortConfig()
     seed: int = 0
     dropped: int = 0
     _judgements: int = field(default=0, init=False)
@@ -215,7 +174,7 @@ class Gate:
         order = self._order(candidate.round)
         members = len(candidate.updates)
         margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.judges()), 1), 0)
-        size = max(int(self.panel * members + 1e-9), 1)
+        size = max(int(self.panel * members + 1e-9), SMALLEST_PANEL)
         evidence = self._ask(candidate, candidate.shared, order[:size])
         if evidence.suspicious(margin):
             jury = min(max(members, SMALLEST_JURY), LARGEST_JURY)
@@ -249,10 +208,21 @@ class Gate:
         return shared, verdict
 
     def _order(self, round: int) -> list[ClientId]:
-        """The available clients in the order in which they are asked in this round."""
-        working = self.fleet.at_work()
-        idle = [client for client in self.fleet.judges() if client not in working]
-        return [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
+        """The available clients in the order in which they are asked in this round, those of the next round first."""
+        fleet, working = self.fleet, self.fleet.at_work()
+        idle = [client for client in fleet.judges() if client not in working]
+        order = [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
+        following = set(
+            cohorts.draw(
+                fleet.trainable(),
+                self.cohort,
+                self.seed,
+                round + 1,
+                may_drop_out=fleet.may_drop_out,
+                at_work=working,
+            )
+        )
+        return sorted(order, key=lambda client: client not in following)
 
     def _ask(self, candidate: Candidate, shared: Parts, judges: Sequence[ClientId]) -> Evidence:
         """What these clients say about `shared` against the current parts; those that do not answer are missing."""

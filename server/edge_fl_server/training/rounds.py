@@ -29,7 +29,8 @@ from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.fleet import ClientId, Fleet
-from edge_fl_server.training.gate import LEAST, PANEL, Candidate, Gate, Verdict
+from edge_fl_server.training.gate import LEAST, PANEL, Candidate, Gate
+from edge_fl_server.training.verdict import Verdict
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ def run(
     """
     shared = steps.start(method) if shared is None else shared
     hooks = hooks or RunHooks()
-    gate = Gate(fleet, plan.panel, plan.judged_from, plan.seed, dropped)
+    gate = Gate(fleet, plan.panel, plan.judged_from, plan.cohort, plan.seed, dropped)
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
         logs.set_context(round=number)
