@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import shutil
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +49,7 @@ from edge_fl_devices.runtime.device import start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
-from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
+from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector, sole_user
 from edge_fl_server.mqtt.devices import queries
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -312,6 +314,56 @@ def test_who_has_an_answer_may_ask_again_at_once(site: Site) -> None:
 
     responder.receive(encode(LOGS), state, deliver)
     assert answered.wait(60) and reasons == ["", ""]
+
+
+def test_two_operators_on_one_machine_ask_one_after_the_other(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both have the identity next to the CA, for which the broker keeps one connection."""
+    with site.device("pi-01"), ThreadPoolExecutor(1) as other:
+        with sole_user(site.operator, 60, pytest.fail):
+            waits, said = other.submit(command, site, "device", "logs", "pi-01", "--wait", "60"), ""
+            while "waiting for another command with the identity operator" not in said:
+                assert not waits.done(), said
+                said += capsys.readouterr().err
+            assert site.ask("pi-01").signed  # not interrupted
+        assert waits.result(60) == 0
+        with sole_user(site.operator, 60, pytest.fail):
+            assert command(site, "device", "logs", "pi-01", "--wait", "1") == 2
+        assert "another command has used the identity operator for 1 s" in capsys.readouterr().err
+
+
+def test_two_operators_on_two_machines_both_get_their_answers(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of one identity: the broker ends the first connection for the second, and neither may go on doing that to the other."""
+    monkeypatch.setattr(queries, "PAUSE_S", (1.0, 3.0))
+    shutil.copytree(site.operator, copy := tmp_path / "operator")
+    first, second = threading.Event(), threading.Event()
+    lines: list[str] = []
+
+    def connector(folder: Path, connected: threading.Event, until: threading.Event) -> Any:
+        connect = operator_connector("127.0.0.1", site.port, folder)
+
+        def connect_and_wait(*arguments: Any, **options: Any) -> Any:
+            transport = connect(*arguments, **options)
+            transport.wait_connected(60)
+            connected.set()
+            assert until.wait(60)
+            return transport
+
+        return connect_and_wait
+
+    def ask(name: str, connect: Any) -> bool:
+        cas = fleet_authorities(site.operator)
+        return queries.ask(connect, "main", name, LOGS, cas, deadline_s=100, notify=lines.append).signed
+
+    with site.device("pi-02"), site.device("pi-03"), ThreadPoolExecutor(2) as both:
+        one = both.submit(ask, "pi-02", connector(site.operator, first, second))
+        assert first.wait(60)
+        other = both.submit(ask, "pi-03", connector(copy, second, second))
+        assert one.result(110) and other.result(110)
+    assert lines[0].startswith("pi-02: the connection was ended (") and "using the same identity" in lines[0]
 
 
 def test_only_the_operator_may_ask(site: Site) -> None:

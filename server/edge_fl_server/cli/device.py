@@ -168,7 +168,7 @@ def _ask(
     from contextlib import ExitStack
 
     from edge_fl.errors import ConnectError
-    from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector
+    from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector, sole_user
     from edge_fl_server.mqtt.devices import queries
     from edge_fl_server.registry import devices
     from edge_fl_server.registry.database import location
@@ -181,7 +181,8 @@ def _ask(
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
             stack.enter_context(acting(db, fleet, "diagnose", f"{device}, {query.what}", identity))
-        return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait)
+        stack.enter_context(sole_user(identity, wait, print_status))
+        return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status)
 
 
 def _origin(answer: Answer) -> str:

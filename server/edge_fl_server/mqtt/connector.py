@@ -7,10 +7,15 @@ identity is not accepted: the broker would hide the fleet from it and disconnect
 
 from __future__ import annotations
 
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.files.paths import text
 from edge_fl.secure import signatures
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire import identity
@@ -21,6 +26,7 @@ from edge_fl.wire.transport import Listener, Packet
 from edge_fl_server.mqtt.reader import ServerConnect
 
 READER = "reader"
+POLL_S = 0.1
 SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 
 
@@ -73,6 +79,36 @@ def operator_connector(host: str, port: int = 0, folder: Path | str | None = Non
             f"{folder}: the identity of {own.name!r} ({own.role}), expected that of an operator (runs/identities/operator)"
         )
     return partial(MqttTransport, identity.endpoint(host, port, folder))
+
+
+@contextmanager
+def sole_user(folder: Path | str | None, deadline_s: float, notify: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other command of this machine uses an identity with a certificate, and keep others waiting during the block.
+
+    Its name is the client id, so that the broker would end the other one's connection. Raises ConnectError after `deadline_s`.
+    """
+    own = identity.certificate_in(folder)
+    if own is None:
+        yield
+        return
+    until, told = time.monotonic() + deadline_s, False
+    with (own.folder / identity.CA_FILE).open("rb") as file:  # stays where certificate and key are renewed
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    raise ConnectError(
+                        f"{text(own.folder)}: another command has used the identity {own.name} for {deadline_s:g} s; expected to be"
+                        " the only one, or an identity for each person",
+                        "the device was not asked",
+                    ) from error
+                if not told:
+                    notify(f"waiting for another command with the identity {own.name}")
+                told = True
+                time.sleep(POLL_S)
+        yield
 
 
 def fleet_authorities(folder: Path | str | None) -> Authorities:

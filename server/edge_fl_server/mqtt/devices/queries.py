@@ -1,5 +1,8 @@
 """Ask one device for its log or a diagnostics bundle, over a connection of the operator; no server need be online.
 
+A broker that names clients by their certificates ends the older of two connections with one identity: whose connection was ended asks again
+when the other one may have its answer, so that two at once do not keep interrupting each other.
+
 The answer comes as a descriptor and chunks. On a fleet with certificates it counts only with the signature of the device's own key, over
 fleet, device, query and content.
 """
@@ -38,7 +41,7 @@ from edge_fl.wire.messages import (
     encode,
 )
 from edge_fl.wire.topics import Topics, checked, checked_device
-from edge_fl.wire.transport import Event, Packet, Transport
+from edge_fl.wire.transport import Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices.roster import protocol_of
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -46,6 +49,9 @@ from edge_fl_server.mqtt.reader import ServerConnect
 FIRST_PROTOCOL = (1, 1)  # earlier agents ignore queries
 CONNECT_S = 5.0
 SETTLE_S = 1.0
+PAUSE_S = (2.0, 8.0)  # after an interruption: about as long as a query takes
+PAUSES = secrets.SystemRandom()
+SHARED = "another program may be using the same identity, which a broker allows one connection: give each person an identity"
 REASONS = {
     "off": "its owner has switched off the setting remote_logs, or it is simulated",
     "too_often": "it answers at most 6 queries per minute; try again in a minute",
@@ -74,14 +80,40 @@ def ask(
     authorities: Authorities = (),
     *,
     deadline_s: float,
+    notify: Callable[[str], None] = lambda line: None,
 ) -> Answer:
     """Send a query and wait for the complete answer; with `authorities` its signature must be that of the device's certificate.
+
+    `notify` receives a line when the connection was ended and the query is sent again, within the same deadline.
 
     Raises InputError for an unknown device, ConnectError without a broker or for a device that is not connected, RunError if the device
     does not know queries or declines, DeadlineError without an answer, TrustError for a wrong signature.
     """
-    query = replace(query, id=secrets.token_hex(8))
-    conversation = _Conversation(Topics(checked(fleet, "fleet")), checked_device(device), query)
+    topics, until = Topics(checked(fleet, "fleet")), time.monotonic() + deadline_s
+    while True:
+        try:
+            left_s = max(until - time.monotonic(), 1.0)
+            return _ask_once(connect, topics, checked_device(device), query, authorities, left_s)
+        except _InterruptedError as error:
+            pause_s = PAUSES.uniform(*PAUSE_S)
+            if time.monotonic() + pause_s > until:
+                raise ConnectError(
+                    f"{device}: the connection was ended ({error}); {SHARED}", "nothing was read"
+                ) from error
+            notify(f"{device}: the connection was ended ({error}); {SHARED}; asking again in {pause_s:.0f} s")
+            time.sleep(pause_s)
+
+
+def _ask_once(
+    connect: ServerConnect,
+    topics: Topics,
+    device: str,
+    query: Query,
+    authorities: Authorities,
+    deadline_s: float,
+) -> Answer:
+    """Ask over a new connection. Raises as `ask`, and _InterruptedError if the connection is lost."""
+    conversation = _Conversation(topics, device, replace(query, id=secrets.token_hex(8)))
     transport = connect(
         f"operator-{secrets.token_hex(4)}",
         None,
@@ -93,6 +125,10 @@ def ask(
         return conversation.hold(transport, authorities, deadline_s)
     finally:
         transport.close()
+
+
+class _InterruptedError(Exception):
+    """The connection was lost before the answer was complete."""
 
 
 class _Conversation:
@@ -132,6 +168,8 @@ class _Conversation:
                 event = self.events.get(timeout=left)
             except queue.Empty:
                 return
+            if isinstance(event, Disconnected):
+                raise _InterruptedError(event.reason)
             if isinstance(event, Packet) and event.payload:
                 self._receive(event)
 
