@@ -18,6 +18,7 @@ from edge_fl.files.paths import is_utf8, text
 from edge_fl.fleet.fields import Name
 from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
+from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.capture.settings import CaptureConfig
 from edge_fl_devices.storage import read_json
@@ -75,6 +76,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     Predictions are answered from the probability at which a share of `min_precision` is correct (0: all of them), except those further from
     the labelled images than all but a share of `false_alarm` of these (0: none).
     `bits` is how many 16-bit pictures use; "auto" finds it out from a sample of them.
+    In secure sums the device takes part only with the protection of `sums` or more (`edge_fl.secure.floors`).
     With `remote_logs` off the device answers no query for its log or a diagnostics bundle.
     `mirror` is the address of an exported repository, http(s):// or file://, from which releases are taken first; missing parts come
     from the broker.
@@ -102,6 +104,7 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     mirror: Annotated[str, Meta(pattern=r"^((https?://|file:///)[^\s?#]+)?\Z")] = ""
     broker: DeviceBroker = DeviceBroker()
     update: UpdateConfig = UpdateConfig()
+    sums: SumFloors = SumFloors()
 
     @property
     def reads_folder(self) -> bool:

@@ -107,6 +107,8 @@ class SumDevice:
                 return self._on_survivors(step)
             case "signatures":
                 return self._on_signatures(step)
+            case "result":
+                raise AssertionError("no stage of this object")
 
     def _own_keys(self) -> SumKeys:
         if self._member is None:

@@ -6,6 +6,7 @@ its key replace it. Fewer remaining devices than the threshold end the sum. No i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,7 +39,10 @@ class Sum:
 
 
 class SumServer:
-    """One secure sum over the devices `invited`. `stage` is what it waits for, `dropped` why devices no longer take part."""
+    """One secure sum over the devices `invited`. `stage` is what it waits for, `dropped` why devices no longer take part.
+
+    last: by device, the number of the opening of the last sum for which a vector of it arrived.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class SumServer:
         invited: Collection[str],
         authorities: Authorities,
         *,
+        last: Mapping[str, int] = {},
         stream: Stream = masks.stream,
     ) -> None:
         if request.masked and not authorities:
@@ -57,7 +62,7 @@ class SumServer:
             )
         self.id, self.request = id, request
         self._terms, self._authorities, self._stream = Terms(fleet, id, request), authorities, stream
-        self._invited = frozenset(invited)
+        self._invited, self._last = frozenset(invited), last
         self._keys: dict[str, SumKeys] = {}
         self._names: list[str] = []
         self._session = b""
@@ -65,6 +70,7 @@ class SumServer:
         self._sealed: dict[str, Mapping[str, bytes]] = {}
         self._assemblies: dict[str, Assembly] = {}
         self._total = np.zeros(request.length, np.uint64)
+        self._sent: set[str] = set()  # devices that announced a vector
         self._added: set[str] = set()
         self._plain: dict[str, bytes] = {}
         self._survivors: list[str] = []
@@ -96,7 +102,15 @@ class SumServer:
 
     def open(self) -> dict[str, SumStep]:
         """The first step of every invited device."""
-        return {name: SumStep(self.id, "open", self.request) for name in self._invited}
+        return {
+            name: SumStep(self.id, "open", self.request, last=self._last.get(name, 0))
+            for name in self._invited
+        }
+
+    def settled(self) -> dict[str, SumStep]:
+        """After the end: the step that says which devices are in the sum, none if it failed; for those that sent a vector."""
+        devices = list(self.result.devices) if self.result else []
+        return self._to_all(sorted(self._sent), SumStep(self.id, "result", devices=devices))
 
     def drop(self, device: str, why: str) -> None:
         """No longer wait for a device."""
@@ -135,6 +149,7 @@ class SumServer:
                         f"{device}: vector of {found} bytes, expected {expected}", "wrong_length"
                     )
                 self._assemblies[device] = Assembly(reply.blob)
+                self._sent.add(device)
             case "signature":
                 signature = reply.values.get(device, b"")
                 content = survivors_content(self._session, self._survivors)
@@ -175,7 +190,7 @@ class SumServer:
     def _advance(self) -> dict[str, SumStep]:
         match self.stage:
             case "keys":
-                self._terms.require_cohort(self._keys)
+                self._require_cohort()
                 self._names, self._session = sorted(self._keys), self._terms.session(self._keys)
                 self._threshold = threshold(self.request, len(self._names))
                 self.stage = "shares" if self.request.masked else "vector"
@@ -233,6 +248,15 @@ class SumServer:
 
     def _shares_for(self, name: str) -> dict[str, bytes]:
         return {sender: values[name] for sender, values in self._sealed.items() if sender != name}
+
+    def _require_cohort(self) -> None:
+        """Raise SecureSumError for a cohort that is too small, with the reasons of those that take no part."""
+        try:
+            self._terms.require_cohort(self._keys)
+        except SecureSumError as error:
+            reasons = Counter(self.dropped.values())
+            found = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            raise SecureSumError(error.message + (f" ({found})" if found else ""), error.why) from error
 
     def _require_enough(self, remaining: int) -> None:
         require_enough(remaining, len(self._names), self._threshold)

@@ -93,6 +93,7 @@ SETTINGS = (
         "broker.port",
         "broker.fleet",
     ),
+    *("sums.minimum", "sums.threshold", "sums.clip", "sums.noise_multiplier"),
     *("budget.megabytes", "budget.cpu_s", "budget.kilojoules", "budget.watts"),
     *("capture.every_s", "capture.max_pictures", "capture.max_mb"),
 )

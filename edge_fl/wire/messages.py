@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
-from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, ServerSignature, Text, Version
+from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
 from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
@@ -252,16 +252,19 @@ class SumKeys(Struct, frozen=True, forbid_unknown_fields=True):
 class SumStep(Struct, frozen=True):
     """dn/sum, never retained: the next stage of the secure sum `id`, which `edge_fl.secure` specifies.
 
-    "open" has the request; "peers" the keys of the cohort; "shares" the encrypted shares for this device, by sender; "survivors" the
-    `devices` whose vectors arrived; "signatures" what they signed about it.
+    "open" has the request, and in `last` the number of the signature that opened the last sum for which the server received a vector of
+    this device (0: none); "peers" the keys of the cohort; "shares" the encrypted shares for this device, by sender; "survivors" the
+    `devices` whose vectors arrived; "signatures" what they signed about it; "result" the `devices` in the sum, none if it failed.
     """
 
     id: Id
-    stage: Literal["open", "peers", "shares", "survivors", "signatures"]
+    stage: Literal["open", "peers", "shares", "survivors", "signatures", "result"]
     request: SumRequest | None = None
     keys: Annotated[dict[Name, SumKeys], Meta(max_length=MAX_SUM_DEVICES)] = {}
     values: SumValues = {}
     devices: Annotated[list[Name], Meta(max_length=MAX_SUM_DEVICES)] = []
+    last: Number = 0
+    signature: ServerSignature | None = None
 
 
 class SumReply(Struct, frozen=True):

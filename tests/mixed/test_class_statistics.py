@@ -41,7 +41,7 @@ from tests.mixed.conftest import Site, data_of
 
 DIM = 4
 """Features of the site's network."""
-DEVICES = {f"pi-{number}": "logistic" for number in range(4)}
+DEVICES = {f"pi-{number}": "logistic" for number in range(6)}
 
 
 def labelled(samples: int, client: str) -> ClientData:
@@ -50,7 +50,7 @@ def labelled(samples: int, client: str) -> ClientData:
     return ClientData(data.train.take(np.arange(samples)), data.validation, data.test)
 
 
-def run(site: Site, sums: Any = "plain", minimum: int = 3, identity: str = "", **changes: Any) -> Results:
+def run(site: Site, sums: Any = "plain", minimum: int = 5, identity: str = "", **changes: Any) -> Results:
     """A run without training that collects statistics."""
 
     def edit(recipe: Recipe) -> Recipe:
@@ -60,7 +60,7 @@ def run(site: Site, sums: Any = "plain", minimum: int = 3, identity: str = "", *
             "input": InputSpec((1, 4, 4)),
             "data": DataConfig(classes=["cat", "dog", "horse"]),
             "cohort": CohortConfig(wait_s=60.0),
-            "release": ReleaseConfig(heads=4, wait_s=60.0),
+            "release": ReleaseConfig(heads=6, wait_s=60.0),
             "statistics": StatisticsConfig(sums, minimum),
             "broker": BrokerConfig(identity=identity),
         }
@@ -118,10 +118,10 @@ def test_labels_of_all_devices_reach_every_head_and_new_labels_are_added(site: S
         assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 12).tolist()
     record = first.sum()
     length = class_statistics.shape_of(3, one.feature_dim).length
-    assert record and record.devices == tuple(DEVICES) and record.pictures == 48
+    assert record and record.devices == tuple(DEVICES) and record.pictures == 72
     assert record.bytes_each == 6 * length and not record.masked
     report = page.markdown(page.report(first))
-    assert f"48 pictures of 4 devices, {record.bytes_each} bytes of each; plain" in report
+    assert f"72 pictures of 6 devices, {record.bytes_each} bytes of each; plain" in report
     lines = [line for line in report.splitlines() if line.startswith("| pi-2 ")]
     assert any(line.endswith(f" {record.bytes_each} |") for line in lines)
 
@@ -154,8 +154,8 @@ def lying(monkeypatch: pytest.MonkeyPatch, bad: str, lie: Lie) -> None:
     """The device `bad` changes its statistics before it sends them."""
     honest = HeadWorker.offer
 
-    def offer(self: HeadWorker, request: SumRequest) -> Any:
-        vector = honest(self, request)
+    def offer(self: HeadWorker, id: str, request: SumRequest) -> Any:
+        vector = honest(self, id, request)
         if vector is None or self.device != bad:
             return vector
         return lie(class_statistics.from_flat(vector, class_statistics.shape_of(3, DIM))).flat
@@ -197,7 +197,7 @@ def test_a_device_that_sends_what_no_pictures_can_have_is_named_and_left_out(
             if name in honest:
                 require_shrunk(site, name, served)
     record = results.sum()
-    assert record and record.devices == tuple(honest) and record.pictures == 36
+    assert record and record.devices == tuple(honest) and record.pictures == 60
     assert "pi-1: class 0: count 5000 from 1 devices, expected at most 32" in caplog.text
     with closing(Database.open(site.folder / "server" / "registry.sqlite")) as db:
         rejected = reports.rejections_of(db, "main")
@@ -230,10 +230,10 @@ def test_a_class_that_differs_from_the_others_is_left_out_and_its_device_subtrac
 
 def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsys: Any) -> None:
     with site.fleet((), DEVICES):
-        results = run(site, minimum=5)
+        results = run(site, minimum=7)
     assert [manifest.extras for manifest in kept(site)] == [{}]
     assert results.sum() is None and results.state().state == "completed"
-    assert "class statistics: 4 devices are online, 5 needed" in capsys.readouterr().err
+    assert "class statistics: 6 devices are online, 7 needed" in capsys.readouterr().err
     assert "sum_chunk" not in site.families
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edge_fl.errors import ConfigError, SecureSumError
 from edge_fl.learn.codec import privacy
 from edge_fl.secure import fixed_point
+from edge_fl.secure.floors import DEFAULT, SumFloors
 from edge_fl.seeds import generator
 from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability, SumReply, SumRequest, decode
@@ -35,6 +36,7 @@ from edge_fl_devices.agent import events
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.connector import fleet_connector
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
@@ -46,6 +48,8 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.mqtt.updates import secure_sums
 from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
+from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.director import Director
 from tests.edge_fl.secure.cohorts import encodings
 from tests.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -56,31 +60,39 @@ Vector = NDArray[np.float64]
 
 @dataclass(eq=False)
 class Offering(Worker):
-    """A worker that has one vector to offer. `before` runs in the worker thread before it is offered."""
+    """A worker that has one vector to offer. `before` runs in the worker thread before it is offered.
+
+    known: releases with a sum for which the vector left; settled: the devices in each sum that ended.
+    """
 
     vector: Vector | None = None
     before: Callable[[], None] = lambda: None
     known: list[int] = field(default_factory=list)
+    settled: list[list[str]] = field(default_factory=list)
 
     def perform(self, job: Job, material: Any) -> Event:
         return Failed("unsupported_tier", final=True)
 
-    def offer(self, request: SumRequest) -> Vector | None:
+    def offer(self, id: str, request: SumRequest) -> Vector | None:
         self.before()
         return self.vector
 
-    def summed(self, request: SumRequest) -> None:
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
         self.known.append(request.release)
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        self.settled.append(list(devices))
 
 
 @dataclass
 class Fleet:
-    """A server and devices at a broker; `packets`: everything that the broker passed on."""
+    """A server and devices at a broker; `packets`: everything that the broker passed on. With certificates the server signs."""
 
     folder: Path
     connect: Any
     connect_server: Any
     identities: Path | None
+    floors: SumFloors = DEFAULT
     packets: list[Packet] = field(default_factory=list)
     devices: dict[str, Device] = field(default_factory=dict)
     workers: dict[str, Offering] = field(default_factory=dict)
@@ -88,17 +100,29 @@ class Fleet:
     @contextmanager
     def running(self, vectors: Mapping[str, Vector | None]) -> Iterator[tuple[Server, SecureSums, Runner]]:
         runner = Runner(workers=4)
+        repository = Repository(self.folder / "releases") if self.identities else None
+        director = Director(repository, TOPICS.fleet) if repository else None
         for name, vector in vectors.items():
             self.workers[name] = Offering(name, Store(self.folder / name), vector=vector)
             folder = self.identities / name if self.identities else None
             can = Capability("head", "test", "3")
-            self.devices[name] = start(name, TOPICS, can, self.workers[name], limits=QUICK, identity=folder)
+            if repository:
+                self.workers[name].verifies = Trust(self.folder / name / "tuf", repository.root_bytes)
+            self.devices[name] = start(
+                name,
+                TOPICS,
+                can,
+                self.workers[name],
+                limits=QUICK,
+                identity=folder,
+                sum_floors=self.floors,
+            )
         ca = (
             (self.identities / next(iter(vectors)) / identity.CA_FILE).read_bytes()
             if self.identities
             else None
         )
-        with Journal() as journal, connected(self.connect_server, journal) as server:
+        with Journal() as journal, connected(self.connect_server, journal, director=director) as server:
             for device in self.devices.values():
                 runner.add(device, self.connect)
             thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
@@ -130,13 +154,13 @@ def recorded(connect: Any, packets: list[Packet]) -> Iterator[None]:
 
 
 @contextmanager
-def in_memory(folder: Path, names: Any = ()) -> Iterator[Fleet]:
+def in_memory(folder: Path, names: Any = (), floors: SumFloors = DEFAULT) -> Iterator[Fleet]:
     """An in-memory broker; with `names` their devices have certificates."""
     if names:
         Authority.make(folder / "home").bake({name: folder / "ids" / name for name in names})
     broker = InMemoryBroker()
     connect = partial(InMemoryTransport, broker)
-    fleet = Fleet(folder, connect, connect, folder / "ids" if names else None)
+    fleet = Fleet(folder, connect, connect, folder / "ids" if names else None, floors)
     with recorded(connect, fleet.packets):
         yield fleet
     broker.close()
@@ -215,7 +239,7 @@ def test_a_sum_completes_when_nine_of_thirty_devices_disappear_before_the_upload
     assert np.abs(found.vector - sum(vectors[name] for name in remaining)).max() <= 1e-6
     require_hidden(fleet.packets, vectors)
     assert {tuple(stages(fleet.packets, name)) for name in gone} == {("keys", "shares")}
-    assert fleet.workers[remaining[0]].known == [7] and not fleet.workers[gone[0]].known
+    assert all(worker.known == [7] for worker in fleet.workers.values())  # before it is sent
 
 
 def test_a_sum_ends_by_name_when_eighteen_of_thirty_devices_disappear_before_the_upload(
@@ -231,7 +255,7 @@ def test_a_sum_ends_by_name_when_eighteen_of_thirty_devices_disappear_before_the
             ),
         ):
             sums.collect("statistics", 7, 500, SumOptions(lost_s=0.2))
-        assert not any(worker.known for worker in fleet.workers.values())
+        assert all(worker.known == [7] for worker in fleet.workers.values())
         assert all("reveal" not in stages(fleet.packets, name) for name in vectors)
         require_hidden(fleet.packets, vectors)
 
@@ -263,7 +287,10 @@ def test_devices_that_offer_nothing_or_fail_take_no_part(
     def fail() -> None:
         raise ValueError("a bug in an offer")
 
-    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, runner):
+    with (
+        in_memory(tmp_path, vectors, SumFloors(minimum=3)) as fleet,
+        fleet.running(vectors) as (_, sums, runner),
+    ):
         runner.deliver(fleet.devices["pi-04"], events.BudgetChanged("cpu_budget"))
         fleet.workers["pi-03"].before = fail
         caplog.set_level(logging.INFO)

@@ -11,7 +11,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from edge_fl.console.progress import Count
 from edge_fl.errors import ArtefactError, ConnectError, EdgeFLError, ProtocolError
+from edge_fl.secure import floors
+from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import (
     MESSAGES,
@@ -32,7 +34,6 @@ from edge_fl.wire.messages import (
     Report,
     SumRequest,
     SumStep,
-    decode,
     encode,
 )
 from edge_fl.wire.topics import Address, Topics
@@ -62,8 +63,9 @@ usually the next broadcast."""
 class Device:
     """One device of a runner.
 
-    identity: the folder with its certificate. reports: the last report sent, by kind. totals: sums over all reports, and `wire_bytes`.
-    acknowledged: acknowledgements by status. denied: why the broker denies access, or "". planned_s: the runner's next tick.
+    identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. reports: the last
+    report sent, by kind. totals: sums over all reports, and `wire_bytes`. acknowledged: acknowledgements by status. denied: why the broker
+    denies access, or "". planned_s: the runner's next tick.
     """
 
     state: AgentState
@@ -73,6 +75,7 @@ class Device:
     answer_query: AnswerQuery = decline
     desire_update: interfaces.DesireUpdate = interfaces.no_updates
     take_settings: interfaces.TakeSettings = interfaces.fixed_settings
+    sum_floors: SumFloors = floors.DEFAULT
     reports: dict[str, Report] = field(default_factory=dict)
     totals: Counter[str] = field(default_factory=Counter)
     acknowledged: Counter[str] = field(default_factory=Counter)
@@ -91,10 +94,12 @@ class Device:
     _signer: StatementSigner = field(init=False)
 
     def __post_init__(self) -> None:
-        fleet, summed = self.state.topics.fleet, self.worker.summed
+        fleet = self.state.topics.fleet
         self._verifier = Verifier(fleet, self.name, self.worker.verifies)
         self._signer = StatementSigner(fleet, self.name, self.identity, self.state.memory.starts)
-        self._sums = SumParticipant(self.name, fleet, self.identity, self._offer, summed)
+        self._sums = SumParticipant(
+            self.name, fleet, self.identity, self, self.worker.store.folder, self.sum_floors
+        )
 
     @property
     def name(self) -> str:
@@ -173,7 +178,7 @@ class Device:
                 return
             case KeysRefreshed():
                 for received in self._verifier.retried():
-                    self._step(received)
+                    self._take(received)
                 return
             case Connected():
                 self._step(event)
@@ -207,8 +212,7 @@ class Device:
                 self._receive_metadata(address.path[0], packet.payload)
             elif address.kind == "sum":
                 if packet.payload and not packet.retain:
-                    step = decode(packet.payload, SumStep)
-                    self._scheduler.submit(self, partial(self._sums.answer, step))
+                    self._receive_message(address, packet)
             elif address.kind == "query":
                 if packet.payload and not packet.retain:
                     self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
@@ -221,6 +225,14 @@ class Device:
         if (event := self._verifier.received(address, packet)) is None:
             if self._metadata_fetch is None:
                 self._fetch_metadata()
+            return
+        self._take(event)
+
+    def _take(self, event: events.Received) -> None:
+        """Take a message whose signature was checked."""
+        if isinstance(event.message, SumStep):
+            answer = partial(self._sums.answer, event.message, event.number, event.rejected)
+            self._scheduler.submit(self, answer)
             return
         if isinstance(event.message, Ack):
             self.acknowledged[event.message.status] += 1
@@ -373,9 +385,15 @@ class Device:
         ):
             self._publish(packet)
 
-    def _offer(self, request: SumRequest) -> NDArray[np.float64] | None:
-        """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread."""
-        return None if self.state.over_budget else self.worker.offer(request)
+    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread, like the next two."""
+        return None if self.state.over_budget else self.worker.offer(id, request)
+
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
+        self.worker.commit(id, request, leaves=leaves)
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        self.worker.settle(id, devices)
 
     def _send_answer(self, answered: SumAnswered | QueryAnswered) -> None:
         try:
@@ -424,10 +442,12 @@ def start(
     fetching: FetchLimits = fetch.LIMITS,
     data_problem: str = "",
     identity: Path | None = None,
+    sum_floors: SumFloors = floors.DEFAULT,
 ) -> Device:
     """Create a device with a new boot id and the memory, reports and release of its store.
 
-    data_problem: the failure word if its data could not be read. identity: the folder with its certificate.
+    data_problem: the failure word if its data could not be read. identity: the folder with its certificate. sum_floors: the least
+    protection with which it takes part in secure sums.
     """
     release, store = worker.boot(), worker.store
     initial = AgentState(
@@ -441,4 +461,4 @@ def start(
         release=release,
         data_problem=data_problem,
     )
-    return Device(initial, worker, fetching, identity)
+    return Device(initial, worker, fetching, identity, sum_floors=sum_floors)

@@ -118,6 +118,7 @@ def run_device(
             worker,
             data_problem=problem,
             identity=certificate.folder if certificate else None,
+            sum_floors=config.sums,
         )
         log.info("%s: agent %s started", config.id, capability.agent)
         agent.answer_query = Responder(config, file, agent.identity).receive

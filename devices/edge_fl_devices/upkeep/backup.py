@@ -47,7 +47,8 @@ MEMBER = re.compile(
 MAX_BYTES = 2**30
 MAX_HEADER = 4096
 SCRYPT = {"length": 32, "n": 2**15, "r": 8, "p": 1}  # 32 MB
-LEDGER = "privacy.safetensors"
+LEDGERS = ("privacy.safetensors", "statistics")
+"""What only grows: an older one would allow updates beyond the budget, and pictures in a second sum."""
 
 
 class Header(Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,7 +123,7 @@ def read(file: Path, passphrase: str = "") -> tuple[Header, dict[str, bytes]]:
 def restore(contents: dict[str, bytes], folder: Path, identity: Path | None) -> None:
     """Write the contents of a backup into a device's folder and an identity folder; may be repeated after an interruption.
 
-    A record of the epsilon spent that is there stays: an older one would allow updates beyond the budget. Raises InputError, OSError.
+    Records in LEDGERS that are there stay. Raises InputError, OSError.
     """
     make_folder(folder, 0o700)
     os.close(open_private(folder / "lock", os.O_WRONLY))
@@ -136,7 +137,7 @@ def restore(contents: dict[str, bytes], folder: Path, identity: Path | None) -> 
                 path = identity / rest
             else:
                 path = folder / name
-            if name == LEDGER and path.exists():
+            if top in LEDGERS and path.exists():
                 continue
             make_folder(path.parent, 0o700)
             atomic.write(path, content, private=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 
@@ -26,7 +26,7 @@ from edge_fl.heads.head import Array
 from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifest import Manifest, Precision, blobs, paths
 from edge_fl.wire.blob import Assembly, Blob, describe, digest
-from edge_fl.wire.egress import of_head
+from edge_fl.wire.egress import STATISTICS, of_head
 from edge_fl.wire.messages import Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Fit, Install, Job, Refresh, Train
@@ -159,14 +159,17 @@ class HeadWorker(Worker):
                 return self.full.perform(job, material)
         return Failed("unsupported_tier", final=True)
 
-    def offer(self, request: SumRequest) -> NDArray[np.float64] | None:
+    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
         if not self.share:
             return None
         of_head(()).require_sum(request.subject)
-        return self._offers.give(request.release, request.length, self.data_stamp())
+        return self._offers.give(id, request.release, request.length, self.data_stamp())
 
-    def summed(self, request: SumRequest) -> None:
-        self._offers.add(request.release, request.clip, self.device)
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
+        self._offers.commit(id, request.clip, self.device, leaves=leaves)
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        self._offers.settle(id, added=self.device in devices)
 
     # receive a release
 
@@ -349,9 +352,11 @@ class HeadWorker(Worker):
         return head_updates.head_update(inputs.manifest, head, train.z, train.y, inputs.extras)
 
     def _prepare_statistics(self, inputs: _Inputs) -> None:
-        if not self.share:
-            return
+        """Prepare what the device may add to a sum, if the release asks for it."""
         manifest, fitted = inputs.manifest, inputs.fitted
+        if not self.share or STATISTICS not in (manifest.sums or ()):
+            self._offers.withdraw()
+            return
         release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)
         try:
             self._offers.prepare(release, sha256, fitted.z, fitted.y, classes, inputs.stamp)

@@ -1,36 +1,60 @@
-"""Takes part in secure sums: one `SumDevice` per sum, with a vector that the device's worker supplies.
+"""Takes part in secure sums, one at a time: a `SumDevice` with a vector that the device's worker supplies.
 
-Secrets are in memory only: a device that restarts has dropped out of its sums. With a certificate a device takes part in masked sums only,
-without one in sums that are not masked. An error ends the sum for this device; the server gets its failure word, the log its text.
+A vector belongs to one sum: before it leaves, masked or not, the worker records on the disk what is in it (`Worker.commit`), so that
+nothing of it is offered again, whatever becomes of the sum. An opening ends the sum before it, whose vector then does not leave any more.
+
+A device with a certificate answers only what the server signed for it, in the order of the signatures, and takes part in masked sums
+only; without one in sums that are not masked. Terms below the owner's floors are declined. Secrets are in memory only: a device that
+restarts has dropped out. An error ends the sum for this device; the server gets its failure word, the log its text. Which sum had the last
+vector, and why the device declined a later one, is in `edge_fl_devices.storage.sums`.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.errors import EdgeFLError, SecureSumError
+from edge_fl.files.paths import text
+from edge_fl.secure import floors
+from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.blob import split
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet
+from edge_fl_devices.storage import sums
+from edge_fl_devices.storage.sums import SumRecord
 
 if TYPE_CHECKING:  # loaded with the first sum: it takes 1.4 MB
     from edge_fl.secure.device import SumDevice
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_SUMS = 16
 EXPIRY_S = 600
 
-Offer = Callable[[SumRequest], NDArray[np.float64] | None]
+
+class Offers(Protocol):
+    """What supplies the vectors: the worker."""
+
+    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the vector for the sum `id`, or None to take no part; no other sum has it then."""
+
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
+        """Record that nothing of the vector given for this sum may be offered again. Raises if it is not recorded.
+
+        `leaves`: it is about to leave the device; otherwise it may have left in an earlier life of this folder.
+        """
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        """Note which devices are in the sum; none if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +74,21 @@ class SumAnswered:
             yield Packet(topic, bytes(chunk), content_type=UNTYPED, expiry_s=EXPIRY_S)
 
 
-class SumParticipant:
-    """A device's part in all secure sums. `answer` runs in worker threads, one call at a time.
+@dataclass
+class _Open:
+    """The sum that a device is in; `number`: of the last signed step."""
 
-    offer: returns the vector for a request, or None to take no part. summed: called once the vector is in a sum that can complete; if it
-    fails, the device drops out. identity: the folder with the device's certificate.
+    id: str
+    request: SumRequest
+    opened: int
+    number: int
+    device: SumDevice
+
+
+class SumParticipant:
+    """A device's part in secure sums. `answer` runs in worker threads, one call at a time.
+
+    identity: the folder with the device's certificate. folder: of its record. least: protection below which it takes no part.
     """
 
     def __init__(
@@ -62,50 +96,114 @@ class SumParticipant:
         device: str,
         fleet: str,
         identity: Path | None,
-        offer: Offer,
-        summed: Callable[[SumRequest], None],
+        offers: Offers,
+        folder: Path,
+        least: SumFloors = floors.DEFAULT,
     ) -> None:
         self._device, self._fleet, self._identity = device, fleet, identity
-        self._offer, self._summed = offer, summed
-        self._sums: dict[str, tuple[SumRequest, SumDevice]] = {}
+        self._offers, self._folder, self._least = offers, folder, least
+        self._open: _Open | None = None
         self._lock = threading.Lock()
 
-    def answer(self, step: SumStep) -> SumAnswered:
-        """Answer one step. Raises nothing."""
+    def answer(self, step: SumStep, number: int = 0, rejected: str = "") -> SumAnswered:
+        """Answer one step. Raises nothing.
+
+        number: of the server's signature on it, 0 without one. rejected: the failure word of a signature that does not count.
+        """
         with self._lock:
             try:
-                return self._answer(step)
+                return self._answer(step, number, rejected)
             except SecureSumError as error:
                 log.warning("%s: secure sum %s: %s", self._device, step.id, error)
-                return _declined(step, error.why)
+                return self._declined(step, error.why, error.message)
             except (EdgeFLError, OSError) as error:
                 log.warning("%s: secure sum %s: %s; taking no part", self._device, step.id, error)
-            except Exception:
+                return self._declined(step, "error", str(error))
+            except Exception as error:
                 log.exception("%s: secure sum %s failed; taking no part", self._device, step.id)
-            return _declined(step, "error")
+                return self._declined(step, "error", type(error).__name__)
 
-    def _answer(self, step: SumStep) -> SumAnswered:
-        if step.id not in self._sums:
-            if step.stage != "open" or step.request is None:
-                return SumAnswered()  # of an earlier process of this device
-            if (vector := self._offer(step.request)) is None:
-                return _declined(step, "nothing")
-            self._begin(step.id, step.request, vector)
-        request, own = self._sums[step.id]
-        if (answer := own.answer(step)) is None:
+    def _answer(self, step: SumStep, number: int, rejected: str) -> SumAnswered:
+        if why := rejected or self._unsigned(number) or self._replayed(step, number):
+            return self._ignored(step, why)
+        if step.stage == "result":
+            self._offers.settle(step.id, step.devices)
             return SumAnswered()
-        if answer.reply.stage == ("signature" if request.masked else "vector"):
-            self._summed(request)  # before it is sent: from now on the others can complete the sum
+        if self._open is None or self._open.id != step.id:
+            if step.stage != "open" or step.request is None:
+                return SumAnswered()  # of an earlier process, or of a sum that ended
+            if (found := self._begun(step, step.request, number)) is None:
+                return SumAnswered(SumReply(step.id, "declined", reason="nothing"))
+            self._open = found
+        current = self._open
+        current.number = number
+        if (answer := current.device.answer(step)) is None:
+            return SumAnswered()
+        if answer.reply.stage == "vector":
+            self._commit(current)
         return SumAnswered(answer.reply, answer.payload)
 
-    def _begin(self, id: str, request: SumRequest, vector: NDArray[np.float64]) -> None:
+    def _unsigned(self, number: int) -> str:
+        return "unsigned" if self._identity and not number else ""
+
+    def _replayed(self, step: SumStep, number: int) -> str:
+        """Whether a signature is older than the last one; a message that arrives twice has the same."""
+        if not number or step.stage == "result":
+            return ""
+        current = self._open
+        last = current.number if current else 0
+        if step.stage == "open" and not (current and step.id == current.id):
+            last = max(last, self._record.number) + 1
+        return "replayed" if number < last else ""
+
+    def _ignored(self, step: SumStep, why: str) -> SumAnswered:
+        """Decline an opening that the server did not sign for this device now; what is not signed changes no sum that is under way."""
+        log.warning("%s: secure sum %s: %s: %s; ignored", self._device, step.id, step.stage, why)
+        if step.stage != "open" or (self._open and self._open.id == step.id):
+            return SumAnswered()
+        return SumAnswered(SumReply(step.id, "declined", reason=why))
+
+    def _begun(self, step: SumStep, request: SumRequest, number: int) -> _Open | None:
+        """Begin a sum; None without a vector for it."""
         from edge_fl.secure.device import SumDevice
         from edge_fl.secure.member import Member
 
+        self._open = None  # before the vector is given to another sum
+        self._least.require(request)
         member = Member.of(self._identity) if self._identity else None
-        own = SumDevice(self._fleet, self._device, id, request, np.asarray(vector, np.float64), member)
-        self._sums = dict([*self._sums.items(), (id, (request, own))][-REMEMBERED_SUMS:])
+        if (vector := self._offers.offer(step.id, request)) is None:
+            return None
+        if number and step.last > self._record.number:
+            self._offers.commit(step.id, request, leaves=False)
+            self._write(SumRecord(step.id, step.last))
+            raise SecureSumError(
+                f"the server has a vector of this device that its folder {text(self._folder)} does not know: it was restored from a"
+                " backup, copied or made anew. Its pictures so far are in no further sum",
+                "restored",
+            )
+        own = SumDevice(self._fleet, self._device, step.id, request, np.asarray(vector, np.float64), member)
+        return _Open(step.id, request, number, number, own)
 
+    def _commit(self, current: _Open) -> None:
+        """Record that the vector leaves; if that fails, it does not."""
+        try:
+            self._offers.commit(current.id, current.request, leaves=True)
+            self._write(SumRecord(current.id, max(current.opened, self._record.number)))
+        except BaseException:
+            self._open = None
+            raise
 
-def _declined(step: SumStep, why: str) -> SumAnswered:
-    return SumAnswered(SumReply(step.id, "declined", reason=why))
+    def _declined(self, step: SumStep, why: str, message: str) -> SumAnswered:
+        record = replace(self._record, declined=f"{why}: {message} (sum {step.id})")
+        try:
+            self._write(record)
+        except (EdgeFLError, OSError) as error:  # only `device status` misses it
+            log.warning("%s: secure sum %s: %s", self._device, step.id, error)
+        return SumAnswered(SumReply(step.id, "declined", reason=why))
+
+    @property
+    def _record(self) -> SumRecord:
+        return sums.read(self._folder)
+
+    def _write(self, record: SumRecord) -> None:
+        sums.write(self._folder, record)

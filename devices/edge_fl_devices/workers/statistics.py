@@ -1,14 +1,15 @@
 """What a head-only device may add to a sum of class statistics over devices, and what it has added.
 
     FOLDER/statistics/next.safetensors    the vector for the next sum, with the hashes of its pictures' features; made after every fit
-    FOLDER/statistics/sent.json           the pictures that are in a sum, by hash
+                                          on a release that asks for sums
+    FOLDER/statistics/sent.json           the pictures of which a vector left, or may have left, by hash
     FOLDER/statistics/own.safetensors     what the device has added, by the release on which the sum was collected
 
 A prior is used without the device's own part of it (`without_own`): its pictures count once, as labels, and cross-validation predicts
 pictures that the prior does not know.
 
-Every labelled picture is in at most one sum per extractor: the difference of two sums says nothing of the devices that are in both. After a
-first sum a device takes part again once its labels have grown by GROWTH, with the new pictures alone.
+Every labelled picture is in one vector per extractor that leaves, and every vector in one sum. After a first sum a device takes part again
+once its labels have grown by GROWTH, with the new pictures alone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NEXT, SENT, OWN = "next.safetensors", "sent.json", "own.safetensors"
 
 
 class Sent(Struct, frozen=True):
-    """The pictures of a device that are in a sum: class by hash of the features from one `extractor`; `labels` it had at the last sum."""
+    """The pictures of which a vector left: class by hash of the features from one `extractor`; `labels` the device had at the last one."""
 
     extractor: str = ""
     labels: int = 0
@@ -66,11 +67,11 @@ class StatisticsOffer:
 
 
 class StatisticsOffers:
-    """The offers of one device, in `folder`. The vectors given out are also in memory, by release."""
+    """The offers of one device, in `folder`. A vector is given to one sum at a time, and for good with `commit`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "statistics"
-        self._given: dict[int, StatisticsOffer] = {}
+        self._given: tuple[str, StatisticsOffer] | None = None
 
     def prepare(
         self,
@@ -97,36 +98,60 @@ class StatisticsOffers:
         described |= {"shape": json.encode(found.shape).decode(), "dim": str(z.shape[1])}
         self._write(NEXT, save({"vector": found.flat}, described))
 
-    def give(self, release: int, length: int, stamp: str = "") -> NDArray[np.float64] | None:
-        """Return the vector for a sum of `length` numbers; None if there is nothing to add. Raises StatisticsError for another length.
+    def withdraw(self) -> None:
+        """Remove the offer: the release does not ask for sums."""
+        (self._folder / NEXT).unlink(missing_ok=True)
 
-        stamp: of the data as they are now. If they are others, a deleted picture may be in the vector; the next fit prepares another one.
+    def give(self, id: str, release: int, length: int, stamp: str = "") -> NDArray[np.float64] | None:
+        """Return the vector for the sum `id` of `length` numbers; None if there is nothing to add.
+
+        The sum that it was given to before does not have it any more. stamp: of the data as they are now. If they are others, a deleted
+        picture may be in the vector; the next fit prepares another one. Raises StatisticsError for another length.
         """
+        self._given = None
         found = self._next()
         if found is None or found.release != release or found.stamp != stamp:
             return None
         if found.pictures.counted.keys() & self._sent(found.pictures.extractor).counted.keys():
-            return None  # the power was cut after `add`
+            return None  # the power was cut during `commit`
         if len(found.vector) != length:
             raise StatisticsError(
                 f"a sum of {length} numbers, this device has {len(found.vector)}", "nothing was sent"
             )
-        self._given = {release: found}
+        self._given = (id, found)
         return found.vector
 
-    def add(self, release: int, clip: float = 0.0, device: str = "") -> None:
-        """Remember that the server may know a sum with the vector that `device` gave for this release, shortened to the norm `clip`."""
-        if (given := self._given.pop(release, None)) is None:
-            return
-        extractor = given.pictures.extractor
-        own = class_statistics.from_flat(noise.clipped(given.vector, clip), given.shape)
-        named = {f"{release}.{name}": array for name, array in own.arrays().items()}
-        described = {"extractor": extractor, "device": device, "dim": str(given.dim)}
-        self._write(OWN, save({**self._read_own(extractor)[0], **named}, described))
+    def commit(self, id: str, clip: float = 0.0, device: str = "", *, leaves: bool = True) -> None:
+        """Record that the vector of `device` for the sum `id`, shortened to the norm `clip`, leaves: no picture of it is offered again.
+
+        Without `leaves` it may have left before, and is no part of this sum. Raises StatisticsError for a vector that this sum does not
+        have, ArtefactError if the disk fails: then nothing may leave.
+        """
+        given, self._given = self._given, None
+        if given is None or given[0] != id:
+            raise StatisticsError(f"the vector is not that of the sum {id}", "nothing was sent")
+        offer = given[1]
+        extractor = offer.pictures.extractor
         sent = self._sent(extractor)
-        counted = {**sent.counted, **given.pictures.counted}
-        self._write(SENT, json.encode(Sent(extractor, given.pictures.labels, counted)))
+        counted = {**sent.counted, **offer.pictures.counted}
+        self._write(SENT, json.encode(Sent(extractor, offer.pictures.labels, counted)))
+        if leaves:
+            own = class_statistics.from_flat(noise.clipped(offer.vector, clip), offer.shape)
+            named = {f"{offer.release}.{name}": array for name, array in own.arrays().items()}
+            described = {"extractor": extractor, "device": device, "dim": str(offer.dim)}
+            described |= {"sum": id, "release": str(offer.release)}
+            self._write(OWN, save({**self._read_own(extractor)[0], **named}, described))
         (self._folder / NEXT).unlink(missing_ok=True)
+
+    def settle(self, id: str, *, added: bool) -> None:
+        """Note whether the vector of the last `commit` is in its sum. If not, no prior contains it, but its pictures have left."""
+        arrays, described = self._read_own()
+        if added or described.get("sum") != id:
+            return
+        others = {
+            name: array for name, array in arrays.items() if not name.startswith(f"{described['release']}.")
+        }
+        self._write(OWN, save(others, described | {"sum": ""}))
 
     def without_own(
         self, extras: Mapping[str, Mapping[str, Array]], extractor: str
@@ -153,20 +178,30 @@ class StatisticsOffers:
             return dict(extras)
         return {**extras, PRIOR: found.arrays()}
 
-    def _read_own(self, extractor: str) -> tuple[dict[str, Array], dict[str, str]]:
-        """What the device has added to sums of features from this extractor, and how it was: as `device`, of `dim` features."""
+    def _read_own(self, extractor: str = "") -> tuple[dict[str, Array], dict[str, str]]:
+        """What the device has added to sums of features from this extractor ("": the last), and how: as `device`, of `dim` features.
+
+        `sum` and `release` are those of the last `commit`.
+        """
         try:
             with safe_open(self._folder / OWN, "numpy") as file:
                 described = file.metadata()
-                if described.get("extractor") != extractor:
+                if extractor and described.get("extractor") != extractor:
                     return {}, {}
                 return {name: file.get_tensor(name) for name in file.keys()}, described  # noqa: SIM118
         except (OSError, SafetensorError, AttributeError):
             return {}, {}
 
     def _sent(self, extractor: str) -> Sent:
-        """What is in sums of features from this extractor; those of another one are other numbers."""
-        found = read_json(self._folder / SENT, Sent)
+        """What has left of features from this extractor; those of another one are other numbers.
+
+        Raises StatisticsError if the record is damaged.
+        """
+        path = self._folder / SENT
+        if (found := read_json(path, Sent)) is None and path.exists():
+            raise StatisticsError(
+                f"{text(path)}: damaged: which pictures have left is not known", "this device adds to no sums"
+            )
         return found if found and found.extractor == extractor else Sent(extractor)
 
     def _next(self) -> StatisticsOffer | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,12 +68,16 @@ class Worker(ABC):
         """Return the destination of a download's chunks; `keep`: on disk."""
         return Assembly(blob)
 
-    def offer(self, request: SumRequest) -> NDArray[np.float64] | None:
-        """Return the vector for a secure sum, or None to take no part. Runs in any thread."""
+    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
+        """Return the vector for the secure sum `id`, or None to take no part. These three run in any thread (`secure_sums.Offers`)."""
         return None
 
-    def summed(self, request: SumRequest) -> None:
-        """Remember that the offered vector is in a sum that can complete, so that the server may know this sum."""
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
+        """Record that nothing of the vector offered for this sum may be offered again, before it leaves. Raises if it is not recorded."""
+        raise NotImplementedError(f"{type(self).__name__} offers nothing")
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        """Note which devices are in the sum `id`; none if it failed."""
         return
 
     @abstractmethod

@@ -27,7 +27,7 @@ from edge_fl.fleet.settings import Settings
 from edge_fl.log_limit import LogLimit
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signed import ForgedError
-from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, encode
+from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
@@ -49,7 +49,7 @@ class Received:
 
 
 Handler = Callable[[Received], None]
-M = TypeVar("M", Assignment, Command, AgentUpdate, Settings)
+M = TypeVar("M", Assignment, Command, AgentUpdate, Settings, SumStep)
 
 
 class SignsForDevices(Protocol):

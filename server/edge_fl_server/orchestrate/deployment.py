@@ -28,6 +28,7 @@ from edge_fl.learn.aggregation.screening import Screen, with_bounded_weight
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
+from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.roles import local_person
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
@@ -293,6 +294,7 @@ class Deployment(RunHooks):
             quantiser=self._quantiser(),
             watch=self._progress,
             inherited=INHERITED if recipe.statistics.sums != "none" else {},
+            sums=[STATISTICS] if recipe.statistics.sums != "none" else [],
         )
         return RolloutCoordinator(
             server, repository, options, on_report=self._totals.note, torch_device=self._setup.device

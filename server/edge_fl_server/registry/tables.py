@@ -111,6 +111,14 @@ settings = Table(
 )
 Index("settings_by_serial", settings.c.fleet, settings.c.serial)
 
+sums = Table(
+    "sums",
+    metadata,
+    *_texts("fleet", "device"),
+    *_integers("opened"),  # number of the signature that opened the last sum for which a vector arrived
+    PrimaryKeyConstraint("fleet", "device"),
+)
+
 groups = Table(
     "groups",
     metadata,

@@ -57,6 +57,7 @@ def test_every_setting_from_afar_is_one_of_the_settings_file_with_the_same_defau
         ({"data": "python:os:getcwd"}, "folder:/PATH"),
         ({"broker.identity": "/tmp/x"}, "identity"),
         ({"uploads": True}, "uploads"),
+        ({"sums.minimum": 3}, "sums"),
         ({"remote_settings": True}, "remote_settings"),
     ],
 )

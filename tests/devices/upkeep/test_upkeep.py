@@ -131,15 +131,17 @@ def test_a_backup_restores_heads_ledgers_and_identity_on_a_new_card(
     assert main(["device", "backup", str(file), "--dir", str(device), *option]) == 4  # never overwritten
 
 
-def test_a_restore_never_lowers_the_epsilon_spent_and_asks_before_it_replaces(
+def test_a_restore_never_lowers_the_epsilon_spent_or_the_record_of_sums_and_asks_before_it_replaces(
     device: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "b"
     assert main(["device", "backup", str(file), "--dir", str(device)]) == 0
     (device / "privacy.safetensors").write_text("more")
+    (device / "statistics" / "sent.json").write_text("more")
     (device / "heads/file.json").write_text("newer")
     assert main(["device", "restore", str(file), "--dir", str(device)]) == 4
     assert main(["device", "restore", str(file), "--dir", str(device), "--yes"]) == 0
+    assert (device / "statistics" / "sent.json").read_text() == "more"
     assert (device / "privacy.safetensors").read_text() == "more" and (
         device / "heads/file.json"
     ).read_text() == "heads"

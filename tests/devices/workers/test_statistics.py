@@ -17,7 +17,7 @@ from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, RELEASES
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.secure import noise
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
-from edge_fl_devices.workers.statistics import NEXT, StatisticsOffers
+from edge_fl_devices.workers.statistics import NEXT, SENT, StatisticsOffers
 
 CLASSES, DIM = 3, 20
 LENGTH = class_statistics.shape_of(CLASSES, DIM).length
@@ -40,7 +40,7 @@ def prepared(folder: Path, n: int, release: int = 1, extractor: str = ONE) -> St
 
 def counts(offers: StatisticsOffers, release: int = 1) -> list[float] | None:
     """Pictures of each class in the vector given out; None without a vector."""
-    vector = offers.give(release, LENGTH)
+    vector = offers.give("s", release, LENGTH)
     return None if vector is None else vector[:CLASSES].tolist()
 
 
@@ -49,7 +49,7 @@ def test_a_device_offers_once_and_again_with_the_new_pictures_when_its_labels_ha
 ) -> None:
     first = prepared(tmp_path, 12)
     assert counts(first) == [4, 4, 4]
-    first.add(1)
+    first.commit("s")
     assert counts(first) is None
     for n in (12, 17):
         assert counts(prepared(tmp_path, n)) is None
@@ -58,9 +58,85 @@ def test_a_device_offers_once_and_again_with_the_new_pictures_when_its_labels_ha
 
 
 def test_a_vector_that_reached_no_sum_is_given_again_also_after_a_restart(tmp_path: Path) -> None:
-    before = prepared(tmp_path, 12).give(1, LENGTH)
-    again = StatisticsOffers(tmp_path).give(1, LENGTH)
+    before = prepared(tmp_path, 12).give("s", 1, LENGTH)
+    again = StatisticsOffers(tmp_path).give("s", 1, LENGTH)
     assert before is not None and again is not None and np.array_equal(before, again)
+
+
+def test_a_vector_is_in_one_sum(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    assert offers.give("a", 1, LENGTH) is not None and offers.give("b", 1, LENGTH) is not None
+    with pytest.raises(StatisticsError, match="the vector is not that of the sum a; nothing was sent"):
+        offers.commit("a")
+    assert offers.give("b", 1, LENGTH) is not None
+    offers.commit("b")
+    with pytest.raises(StatisticsError, match="not that of the sum b"):
+        offers.commit("b")
+    for again in (offers, StatisticsOffers(tmp_path), prepared(tmp_path, 12)):
+        assert again.give("b", 1, LENGTH) is None and again.give("c", 1, LENGTH) is None
+
+
+def test_what_may_have_left_before_is_not_offered_and_is_no_part_of_a_prior(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    own = offers.give("a", 1, LENGTH)
+    offers.commit("a", leaves=False)
+    assert counts(prepared(tmp_path, 12)) is None
+    extras = prior_of(others_vector(), own, releases=[1])
+    np.testing.assert_array_equal(flat(offers.without_own(extras, ONE)), flat(extras))
+
+
+def test_a_vector_of_a_sum_that_failed_is_not_offered_again_and_is_no_part_of_a_prior(tmp_path: Path) -> None:
+    for id, n, release in (("a", 12, 1), ("b", 24, 2)):
+        offers = prepared(tmp_path, n, release)
+        assert offers.give(id, release, LENGTH) is not None
+        offers.commit(id)
+        offers.settle("of another sum", added=False)
+        offers.settle(id, added=id == "a")
+    assert counts(prepared(tmp_path, 24)) is None
+    extras = prior_of(others_vector(), releases=[2])
+    np.testing.assert_array_equal(flat(StatisticsOffers(tmp_path).without_own(extras, ONE)), flat(extras))
+    kept = StatisticsOffers(tmp_path).without_own(prior_of(others_vector(), releases=[1]), ONE)
+    assert not np.array_equal(flat(kept), flat(extras))  # that of the other sum stays
+
+
+def test_an_offer_is_withdrawn(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    offers.withdraw()
+    assert counts(offers) is None
+
+
+def test_of_successive_sums_only_whole_vectors_of_one_sum_each_are_known(tmp_path: Path) -> None:
+    """The bound of docs/secure-aggregation.md: no two sums have a picture in common, whoever leaves between them.
+
+    So a combination of sums has either all vectors of a sum in it or none, and none isolates fewer devices than the minimum.
+    """
+    minimum, names = 5, [f"pi-{number}" for number in range(7)]
+    z, y = np.random.default_rng(1).normal(size=(7, 200, DIM)).astype(np.float32), np.arange(200) % CLASSES
+    sums: list[dict[str, set[str]]] = []  # of each: the pictures of its devices
+    totals, alone = [], np.zeros(LENGTH)
+    for number, n in enumerate((12, 12, 30, 31, 60, 120)):
+        offers, given = {name: StatisticsOffers(tmp_path / name) for name in names}, {}
+        for index, name in enumerate(names):
+            offers[name].prepare(1, ONE, z[index, :n], y[:n], CLASSES)
+            vector = offers[name].give(f"s-{number}", 1, LENGTH)
+            if index != number and vector is not None:  # another device leaves each time
+                given[name] = vector
+        if len(given) < minimum:
+            continue
+        before = {name: set(offers[name]._sent(ONE).counted) for name in given}
+        for name in given:
+            offers[name].commit(f"s-{number}")
+        sums.append({name: set(offers[name]._sent(ONE).counted) - before[name] for name in given})
+        totals.append(np.sum([*given.values()], axis=0))
+        assert [sum(given[name][:CLASSES]) for name in given] == [len(new) for new in sums[-1].values()]
+        alone = given["pi-1"] if number == 0 else alone
+    assert [len(devices) for devices in sums] == [6, 6, 6, 6]
+    for first, one in enumerate(sums):
+        for other in sums[first + 1 :]:
+            assert not any(one[name] & other[name] for name in one.keys() & other.keys())
+    for other in totals[1:]:  # pi-1 is in the first sum and leaves: its vector is not what is missing
+        missing = totals[0] - other
+        assert np.linalg.norm(missing - alone) > 0.5 * np.linalg.norm(alone)
 
 
 def test_a_vector_of_data_that_have_changed_is_not_given_because_a_deleted_picture_may_be_in_it(
@@ -68,9 +144,9 @@ def test_a_vector_of_data_that_have_changed_is_not_given_because_a_deleted_pictu
 ) -> None:
     offers = StatisticsOffers(tmp_path)
     offers.prepare(1, ONE, *pictures(12), CLASSES, "monday")
-    assert offers.give(1, LENGTH, "tuesday") is None
-    assert offers.give(1, LENGTH, "monday") is not None
-    assert StatisticsOffers(tmp_path).give(1, LENGTH, "tuesday") is None
+    assert offers.give("s", 1, LENGTH, "tuesday") is None
+    assert offers.give("s", 1, LENGTH, "monday") is not None
+    assert StatisticsOffers(tmp_path).give("s", 1, LENGTH, "tuesday") is None
 
 
 def test_all_sums_together_hold_every_picture_once_and_no_more_than_the_limit_per_class(
@@ -79,9 +155,9 @@ def test_all_sums_together_hold_every_picture_once_and_no_more_than_the_limit_pe
     total, n = np.zeros(LENGTH), 9
     while n < 500:
         offers = prepared(tmp_path, n)
-        if (vector := offers.give(1, LENGTH)) is not None:
+        if (vector := offers.give("s", 1, LENGTH)) is not None:
             total += vector
-            offers.add(1)
+            offers.commit("s")
         n *= 2
     found = class_statistics.from_flat(total, class_statistics.shape_of(CLASSES, DIM))
     assert found.counts.tolist() == [MOST_PER_CLASS] * CLASSES
@@ -92,7 +168,7 @@ def test_equal_pictures_and_those_with_another_label_now_count_once(tmp_path: Pa
     offers = StatisticsOffers(tmp_path)
     offers.prepare(1, ONE, np.concatenate([z, z]), np.concatenate([y, y]), CLASSES)
     assert counts(offers) == [4, 4, 4]
-    offers.add(1)
+    offers.commit("s")
     more, labels = pictures(36)
     labels = labels.copy()
     labels[:12] = 0
@@ -103,7 +179,7 @@ def test_equal_pictures_and_those_with_another_label_now_count_once(tmp_path: Pa
 def test_another_extractor_starts_anew(tmp_path: Path) -> None:
     first = prepared(tmp_path, 12)
     assert counts(first) == [4, 4, 4]
-    first.add(1)
+    first.commit("s")
     assert counts(prepared(tmp_path, 12, release=2, extractor=OTHER), 2) == [4, 4, 4]
 
 
@@ -111,7 +187,7 @@ def test_a_power_cut_between_the_two_files_does_not_give_a_picture_twice(tmp_pat
     first = prepared(tmp_path, 12)
     assert counts(first) == [4, 4, 4]
     kept = (tmp_path / "statistics" / NEXT).read_bytes()
-    first.add(1)
+    first.commit("s")
     (tmp_path / "statistics" / NEXT).write_bytes(kept)
     assert counts(StatisticsOffers(tmp_path)) is None
 
@@ -129,9 +205,17 @@ def test_a_sum_of_another_length_is_an_error_and_a_damaged_file_gives_nothing(tm
     with pytest.raises(
         StatisticsError, match=f"a sum of 7 numbers, this device has {LENGTH}; nothing was sent"
     ):
-        offers.give(1, 7)
+        offers.give("s", 1, 7)
     (tmp_path / "statistics" / NEXT).write_bytes(b"damaged")
     assert counts(offers) is None
+
+
+def test_with_a_damaged_record_of_what_has_left_nothing_is_offered(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    (tmp_path / "statistics" / SENT).write_bytes(b"damaged")
+    for attempt in (lambda: counts(offers), lambda: prepared(tmp_path, 24)):
+        with pytest.raises(StatisticsError, match=r"sent\.json: damaged.*this device adds to no sums"):
+            attempt()
 
 
 def test_a_full_disk_is_an_error_by_name(tmp_path: Path) -> None:
@@ -144,7 +228,7 @@ def test_only_its_user_can_read_the_files(tmp_path: Path) -> None:
     first = prepared(tmp_path, 12)
     assert counts(first)
     modes = {(tmp_path / "statistics" / NEXT).stat().st_mode & 0o777}
-    first.add(1)
+    first.commit("s")
     assert modes | {path.stat().st_mode & 0o777 for path in (tmp_path / "statistics").iterdir()} == {0o600}
 
 
@@ -168,8 +252,8 @@ def test_a_device_uses_the_prior_without_its_own_part(tmp_path: Path) -> None:
     others, own = others_vector(), []
     for n, release in ((12, 1), (24, 4)):
         offers = prepared(tmp_path, n, release)
-        own.append(offers.give(release, LENGTH))
-        offers.add(release)
+        own.append(offers.give("s", release, LENGTH))
+        offers.commit("s")
     found = StatisticsOffers(tmp_path).without_own(prior_of(others, *own, releases=[1, 2, 4]), ONE)
     np.testing.assert_allclose(flat(found), others, atol=1e-5)
     first = StatisticsOffers(tmp_path).without_own(prior_of(others, own[0], releases=[1]), ONE)
@@ -178,8 +262,8 @@ def test_a_device_uses_the_prior_without_its_own_part(tmp_path: Path) -> None:
 
 def test_a_sum_that_a_prior_does_not_contain_is_not_subtracted(tmp_path: Path) -> None:
     offers = prepared(tmp_path, 12)
-    assert offers.give(1, LENGTH) is not None
-    offers.add(1)  # but this sum failed
+    assert offers.give("s", 1, LENGTH) is not None
+    offers.commit("s")  # but this sum failed
     extras = prior_of(others_vector(), releases=[2])
     for extractor in (ONE, OTHER):
         np.testing.assert_array_equal(flat(offers.without_own(extras, extractor)), flat(extras))
@@ -188,8 +272,8 @@ def test_a_sum_that_a_prior_does_not_contain_is_not_subtracted(tmp_path: Path) -
 
 def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Path) -> None:
     offers = prepared(tmp_path, 12)
-    sent = noise.clipped(offers.give(1, LENGTH), 2.0)
-    offers.add(1, 2.0)
+    sent = noise.clipped(offers.give("s", 1, LENGTH), 2.0)
+    offers.commit("s", 2.0)
     shape = class_statistics.shape_of(CLASSES, DIM)
     total = class_statistics.from_flat(others_vector() + sent, shape)
     extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
@@ -198,8 +282,8 @@ def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Pat
 
 def test_a_damaged_prior_stays_as_it_is_for_the_fit_to_reject(tmp_path: Path) -> None:
     offers = prepared(tmp_path, 12)
-    assert offers.give(1, LENGTH) is not None
-    offers.add(1)
+    assert offers.give("s", 1, LENGTH) is not None
+    offers.commit("s")
     damaged = {PRIOR: {"count": np.zeros(1, np.float32), RELEASES: np.array([1])}}
     assert offers.without_own(damaged, ONE) == damaged
 
@@ -211,8 +295,8 @@ def test_the_accuracy_of_labels_without_meaning_is_that_of_guessing(tmp_path: Pa
     theirs = class_statistics.of(z[60:], y[60:], CLASSES)
     offers = StatisticsOffers(tmp_path)
     offers.prepare(1, ONE, z[:60], y[:60], CLASSES)
-    own = offers.give(1, theirs.shape.length)
-    offers.add(1)
+    own = offers.give("s", 1, theirs.shape.length)
+    offers.commit("s")
     total = class_statistics.from_flat(theirs.flat + own, theirs.shape)
     extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
     spec = FitSpec("cosine", CLASSES, False, ONE, calibrate=True)

@@ -2,6 +2,9 @@
 
 A device that leaves, or that has not replied by the deadline of a stage, has dropped out. Nothing is requested from fewer devices than the
 minimum, and nothing is known of a sum that does not complete.
+
+Every step is signed for its device. The registry remembers the number of the signature that opened the last sum for which a vector of a
+device arrived, and every opening repeats it: a device whose folder was restored from a backup learns that it has sent more than it knows.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from edge_fl.secure.server import Sum, SumServer
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumReply, SumRequest, SumStep
 from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.registry import sums
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ class SecureSums:
         self._server, self._connection = server, server.connection
         self._authorities = x509.load_pem_x509_certificates(ca) if ca else []
         self._replies: dict[str, SimpleQueue[Received]] = {}  # of open sums, by id
+        self._opened: dict[str, int] = {}  # number of the opening of the present sum, by device
         self._connection.on("sum_reply", self._on_message)
         self._connection.on("sum_chunk", self._on_message)
 
@@ -93,14 +98,22 @@ class SecureSums:
         """
         request = options.request(subject, release, length)
         id = f"{subject}-{release}-{secrets.token_hex(8)}"
+        journal = self._server.journal
         opened = SumServer(
-            self._connection.topics.fleet, id, request, self._invited(options, devices), self._authorities
+            self._connection.topics.fleet,
+            id,
+            request,
+            self._invited(options, devices),
+            self._authorities,
+            last=sums.last(journal.db, journal.fleet),
         )
         self._replies[id] = SimpleQueue()
         try:
             self._run(opened, options)
         finally:
             del self._replies[id]
+            for device, step in opened.settled().items():
+                self._send(device, step, options)
         assert opened.result is not None
         return replace(opened.result, epsilon=_epsilon(options))
 
@@ -129,6 +142,9 @@ class SecureSums:
             log.info("secure sum %s: without %s", opened.id, found)
 
     def _send(self, device: str, step: SumStep, options: SumOptions) -> None:
+        step = self._connection.signed("sum", device, step, lasts=True)
+        if step.stage == "open":
+            self._opened[device] = step.signature.number if step.signature else 0
         self._connection.publish(self._connection.topics.sum(device), step, expiry_s=options.stage_s)
 
     def _receive(self, opened: SumServer, options: SumOptions) -> None:
@@ -157,6 +173,9 @@ class SecureSums:
         if self._server.journal.blocked(device):
             opened.drop(device, "blocked")
         elif isinstance(message, SumReply):
+            if message.stage == opened.stage == "vector" and device in opened.waiting:
+                journal = self._server.journal  # before the vector counts
+                sums.record(journal.db, journal.fleet, device, self._opened.get(device, 0))
             opened.take(device, message)
         elif isinstance(message, bytes):
             _, index = received.address.path

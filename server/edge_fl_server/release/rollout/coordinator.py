@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from edge_fl import threads
@@ -55,7 +56,8 @@ REFRESH_S = 3600.0
 class RolloutOptions:
     """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`.
 
-    `inherited`: extras that a release takes over from an earlier one of the same extractor, and how heads are fitted with them.
+    `inherited`: extras that a release takes over from an earlier one of the same extractor, and how heads are fitted with them. `sums`:
+    subjects of the sums over devices that releases ask for.
     """
 
     plan: RolloutConfig = RolloutConfig()
@@ -64,6 +66,7 @@ class RolloutOptions:
     quantiser: Quantiser | None = None
     watch: Watch = unwatched
     inherited: Mapping[str, Way] = field(default_factory=dict)
+    sums: Sequence[str] = ()
 
 
 DEFAULTS = RolloutOptions()
@@ -146,6 +149,7 @@ class RolloutCoordinator:
             manifest, payloads = export.release(
                 method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
             )
+            manifest = self._asking(manifest)
             for name, way in self._options.inherited.items():
                 if payload := self.earlier_extra(name, manifest):
                     manifest, payloads = _with_extras(manifest, payloads, {name: payload}, way)
@@ -158,11 +162,15 @@ class RolloutCoordinator:
         with self._publishing, self._repository.locked():
             current = self.current
             assert current is not None
-            manifest = replace(current, release=self._repository.next_release())
+            manifest = self._asking(replace(current, release=self._repository.next_release()))
             payloads = {blob.sha256: self._publisher.kept(blob) or b"" for blob in blobs(current)}
             manifest, payloads = _with_extras(manifest, payloads, extras, way)
             self.roll_out(manifest, payloads)
         return manifest
+
+    def _asking(self, manifest: Manifest) -> Manifest:
+        """The manifest with the sums that this run asks for."""
+        return replace(manifest, sums=list(self._options.sums) or UNSET)
 
     def earlier_extra(self, name: str, manifest: Manifest) -> bytes | None:
         """The content of an extra in the newest kept release of the manifest's extractor, and of its classes or fewer, that has it."""

@@ -1,8 +1,8 @@
 """The director: signs the server's messages to single devices with the online key that the signed metadata of releases name.
 
-A broker, which has no such key, can then neither assign a release, a round or an agent, nor give a command. Numbers grow from signature to
-signature, also across restarts and in a repository that was restored from a backup: they begin with the time, and never below those
-reserved in FOLDER/signed.
+A broker, which has no such key, can then neither assign a release, a round or an agent, nor give a command or open a secure sum. Numbers
+grow from signature to signature, also across restarts and in a repository that was restored from a backup: they begin with the time, and
+never below those reserved in FOLDER/signed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from edge_fl.fleet.fields import ServerSignature
 from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed
-from edge_fl.wire.messages import Assignment, Command, encode
+from edge_fl.wire.messages import Assignment, Command, SumStep, encode
 from edge_fl_server.release.repository import Repository
 
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
 
-Signed = Assignment | Command | AgentUpdate | Settings
-M = TypeVar("M", Assignment, Command, AgentUpdate, Settings)
+Signed = Assignment | Command | AgentUpdate | Settings | SumStep
+M = TypeVar("M", Assignment, Command, AgentUpdate, Settings, SumStep)
 
 
 @dataclass(eq=False)

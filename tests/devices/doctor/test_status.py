@@ -1,0 +1,33 @@
+"""What `device status` shows of secure sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from edge_fl.secure.floors import SumFloors
+from edge_fl_devices.config import DeviceConfig, remember
+from edge_fl_devices.doctor import status
+from edge_fl_devices.storage.sums import FILE, SumRecord
+
+
+def shown(folder: Path) -> dict[str, object]:
+    return {str(row["what"]): row["value"] for row in status.read(folder)}
+
+
+def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp_path: Path) -> None:
+    floors = "takes part in sums of"
+    assert shown(tmp_path)[floors] == "at least 5 devices, of which 66.7% must remain"
+    config = DeviceConfig("pi-1", "folder:/srv", folder=str(tmp_path), sums=SumFloors(8, 0.75, 2.0, 1.0))
+    remember(config)
+    demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
+    assert shown(tmp_path)[floors] == demanded
+    remember(msgspec.structs.replace(config, uploads=False))
+    assert shown(tmp_path)[floors] == "none: uploads = false"
+    (tmp_path / FILE).parent.mkdir()
+    (tmp_path / FILE).write_bytes(
+        msgspec.json.encode(SumRecord("s-7", 20, "below_floor: minimum 3 (sum s-8)"))
+    )
+    assert shown(tmp_path)["last sum"] == "s-7"
+    assert shown(tmp_path)["no part in a sum"] == "below_floor: minimum 3 (sum s-8)"
