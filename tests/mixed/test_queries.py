@@ -251,6 +251,16 @@ def test_a_device_of_the_previous_protocol_is_named_and_not_asked(
     assert "pi-04: its agent 0.1.0 speaks protocol 1.0, which has no queries; expected 1.1 or later" in said
 
 
+@pytest.mark.parametrize("protocol", ["²", "٣.٣", "9" * 32, "", "1.", "-1.5", "nan"])
+def test_a_protocol_that_is_no_version_is_none(
+    site: Site, capsys: pytest.CaptureFixture[str], protocol: str
+) -> None:
+    """A device may say anything; a superscript ended the command with a traceback."""
+    with site.device("pi-04", msgspec.structs.replace(OLD, protocol=protocol)):
+        assert command(site, "device", "logs", "pi-04") == 1
+        assert f"speaks protocol {protocol}, which has no queries" in capsys.readouterr().err
+
+
 def test_a_revoked_device_gives_no_answer(site: Site) -> None:
     with site.device("pi-05"):
         assert site.ask("pi-05").signed
