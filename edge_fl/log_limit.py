@@ -32,7 +32,15 @@ class LogLimit:
         self._tidied_s = clock()
         self._lock = threading.Lock()
 
-    def write(self, log: logging.Logger, level: int, sender: str, text: str, *arguments: object) -> None:
+    def write(
+        self,
+        log: logging.Logger,
+        level: int,
+        sender: str,
+        text: str,
+        *arguments: object,
+        exc_info: bool = False,
+    ) -> None:
         """Log a line about a sender, with its name as `device` of the record, or count it as left out."""
         if not log.isEnabledFor(level):
             return
@@ -44,7 +52,7 @@ class LogLimit:
                 f"{text} (%s more lines of %s were left out)",
                 (*arguments, f"{left_out:,}", sender or "others"),
             )
-        log.log(level, text, *arguments, extra={"device": sender}, stacklevel=2)
+        log.log(level, text, *arguments, exc_info=exc_info, extra={"device": sender}, stacklevel=2)
 
     def _left_out(self, sender: str) -> int | None:
         """The number of lines to name as left out in a line that is written; None if this one is left out, too."""

@@ -252,9 +252,14 @@ class ServerConnection:
             try:
                 self._handle(event)
             except EdgeFLError as error:
-                log.warning("server: %s", error)
+                self.lines.write(log, logging.WARNING, self._sender(event), "server: %s", error)
             except Exception:
-                log.exception("server: a handler failed on %s", type(event).__name__)
+                text, kind = "server: a handler failed on %s", type(event).__name__
+                self.lines.write(log, logging.ERROR, self._sender(event), text, kind, exc_info=True)
+
+    def _sender(self, event: Event) -> str:
+        """The device that an event is from; "" for all others."""
+        return one_line(self.topics.sender(event.topic)) if isinstance(event, Packet) else ""
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from edge_fl.config import CohortConfig
+from edge_fl.errors import RunError
 from edge_fl.learn.aggregation.robust import Robust
 from edge_fl.learn.tree import same
 from edge_fl.log_limit import AT_ONCE, EVERY_S
@@ -261,6 +263,24 @@ def test_no_message_of_a_device_fills_the_log(bench, caplog):
     bench.inbox.journal.lines._clock.now_s += EVERY_S
     device.send(bench.topics.log("d1"), encode(Log("warning", "later")))
     assert bench.eventually(lambda: "d1: later (290 more lines of d1 were left out)" in caplog.text)
+
+
+@pytest.mark.parametrize("error", [RunError("the registry is full"), KeyError("a fault of this server")])
+def test_a_failure_that_a_device_causes_again_and_again_does_not_fill_the_log(bench, caplog, error):
+    def fail(received):
+        raise error
+
+    bench.inbox.journal.lines._clock = Clock()
+    device = bench.device("d1", tamper=lambda *_: [])
+    bench.wait_for(full=1)
+    handled = Counter()
+    bench.connection.on("rpt", lambda received: handled.update(["rpt"]))
+    bench.connection.on("rpt", fail)
+    for number in range(100):
+        device.send(bench.topics.report("d1", "t1", 1), encode(Report(f"r{number}", "update", "boot", 1)))
+    assert bench.eventually(lambda: handled["rpt"] == 100)
+    lines = [record for record in caplog.records if getattr(record, "device", "") == "d1"]
+    assert len(lines) == AT_ONCE and any(record.exc_info for record in lines) == isinstance(error, KeyError)
 
 
 def test_unrequested_chunks_take_no_memory(bench):
