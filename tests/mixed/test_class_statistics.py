@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace as replace_fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.statistics import StatisticsOffers
-from edge_fl_server.registry import Database, reports
+from edge_fl_server.registry import Database, reports, rollouts
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.stages import rank
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from tests.mixed import conftest
@@ -96,8 +98,8 @@ def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
     total = class_statistics.from_arrays(extras[PRIOR])
     rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
     others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).arrays()}
-    for prior, same in ((others, True), (extras, False), ({}, False)):
-        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=prior)
+    for given, same in ((others, True), (extras, False), ({}, False)):
+        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=given)
         assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
 
 
@@ -226,6 +228,43 @@ def test_a_class_that_differs_from_the_others_is_left_out_and_its_device_subtrac
                 expected[1:] += labels(["pi-1"], 12)[1:]
             assert others.tolist() == expected.tolist()
     assert "class statistics of pi-1: far from those of the other devices, and left out: cat" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_prior_that_a_panel_of_devices_objects_to_is_withdrawn_and_not_inherited(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The devices measure that the prior cost them seven of eight test images."""
+    compare = HeadWorker._compare
+
+    def worse(self: HeadWorker, choice: Any, inputs: Any) -> Any:
+        found = compare(self, choice, inputs)
+        return replace_fields(found, lost=7) if PRIOR in inputs.manifest.extras else found
+
+    monkeypatch.setattr(HeadWorker, "_compare", worse)
+    many = {f"pi-{number}": "logistic" for number in range(8)}
+    site.data = partial(labelled, 12)
+    with site.fleet((), many):
+        run(site, release=ReleaseConfig(heads=8, wait_s=60.0))
+        with closing(Database.open(site.folder / "server" / "registry.sqlite")) as db:
+            record = rollouts.listed(db, "main")[0]
+        assert (record.release, record.previous, record.state, record.stage) == (2, 1, "aborted", 0)
+        assert "accuracy changed by" in record.reason
+        panel = {name for name in many if rank(name, 2) < record.plan["stages"][0]}
+        assert len(panel) == 4
+        reported = {
+            name
+            for name in many
+            if any(f"/{name}/" in topic and b'"release":2' in payload for topic, payload in site.packets)
+        }
+        assert reported <= panel
+        for name in many:
+            store = Store(site.folder / name)
+            served = serving(store, Slots(store.folder / "release"))
+            assert served and served.installed.manifest.release == 1
+        run(site, release=ReleaseConfig(heads=8, wait_s=60.0))
+    assert "release 2: aborted in stage 1 of 2 (" in capsys.readouterr().err
+    assert {manifest.release: manifest.extras for manifest in kept(site)}[3] == {}
 
 
 def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsys: Any) -> None:

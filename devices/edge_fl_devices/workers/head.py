@@ -315,13 +315,15 @@ class HeadWorker(Worker):
     def _compare_out_of_fold(
         self, choice: Choice, inputs: _Inputs, served: ServedModel, old: FeatureSet
     ) -> tuple[int, int]:
-        """Cross-validate a head on the served extractor too, on the same images and folds; return losses and gains."""
-        if served.installed.manifest.extractor == inputs.manifest.extractor or len(old) != len(inputs.fitted):
+        """Cross-validate a head as on the served release too, on the same images and folds; return losses and gains."""
+        before, now = served.installed.manifest, inputs.manifest
+        same = (before.extractor, before.extras, before.heads) == (now.extractor, now.extras, now.heads)
+        if same or len(old) != len(inputs.fitted):
             return 0, 0
-        before, after = self._fit_on(served, inputs, old).calibration.right, choice.calibration.right
-        if len(before) != len(after):
+        right, right_now = self._fit_on(served, inputs, old).calibration.right, choice.calibration.right
+        if len(right) != len(right_now):
             return 0, 0
-        return changed(before, after, choice.calibration.groups)
+        return changed(right, right_now, choice.calibration.groups)
 
     def _fit_on(self, served: ServedModel, inputs: _Inputs, data: FeatureSet) -> Choice:
         """Fit a head on features of the served extractor, for the classes of the new release.

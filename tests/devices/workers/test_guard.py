@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl.data.samples import ClientData
+from edge_fl.data.samples import ClientData, Samples
 from edge_fl.heads.auto import Choice
 from edge_fl.heads.constant import Constant
 from edge_fl.heads.linear import Nearest
@@ -170,6 +170,26 @@ def test_the_default_head_is_the_one_that_the_release_asks_for(site: Site) -> No
     with running(guarded(site.home, Counting(), [FIRST], "logistic"), connect=site.connect):
         report = site.server.wait_for("pi-01", "rpt")
     assert (report.head, report.samples) == ("cosine", 20)
+
+
+def test_another_way_of_fitting_on_the_same_extractor_is_compared_by_cross_validation_too(
+    site: Site,
+) -> None:
+    server, fitter = site.server, Counting()
+    mixed_up = FIRST.train.y.copy()
+    mixed_up[::3] = 1 - mixed_up[::3]  # no head predicts them all, and two kinds not the same ones
+    data = ClientData(Samples(FIRST.train.x, mixed_up), FIRST.validation, FIRST.test)
+    site.serve(site.publish(heads=HeadPlan("cosine")))
+    with running(guarded(site.home, fitter, [data], "logistic", 43), connect=site.connect):
+        before = server.wait_for("pi-01", "rpt").metrics[AFTER]
+        server.ack("pi-01", "rel-1")
+        site.serve(site.publish())
+        report = server.wait_for("pi-01", "rpt", number=2)
+    values = report.metrics
+    lost, gained = values["test_samples.lost"], values["test_samples.gained"]
+    assert (report.release, report.error, len(fitter.fits)) == (2, "", 3)
+    assert lost + gained > 0
+    assert gained - lost == pytest.approx(42 * (values[AFTER] - before))
 
 
 def test_a_head_is_fitted_again_only_when_images_or_extractor_are_new(site: Site) -> None:

@@ -34,13 +34,15 @@ from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
+from edge_fl_server.registry import rollouts
 from edge_fl_server.release import export
 from edge_fl_server.release.agents.rollout import AgentRollout
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.gates import outcome_of
-from edge_fl_server.release.rollout.stages import Stages
+from edge_fl_server.release.rollout import panel as panels
+from edge_fl_server.release.rollout.gates import Outcome, outcome_of
+from edge_fl_server.release.rollout.stages import NO_DATA, Stages
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ class RolloutCoordinator:
         self._repository, self._options, self._on_report = repository, options, on_report
         self._publisher = Publisher(connection.transport, connection.topics, repository, watch=options.watch)
         self._known = {manifest.release: manifest for manifest in repository.releases()}
-        self._rollout = StoredRollout(server.journal.db, connection.topics.fleet, resume=options.resume)
+        self._db, self._fleet = server.journal.db, connection.topics.fleet
+        self._rollout = StoredRollout(self._db, self._fleet, resume=options.resume)
         # (device, assignment id)
         self._reported = {(device, self._rollout.assignment) for device in self._rollout.reported}
         self._agents = AgentRollout(server, repository, self._publisher)
@@ -158,14 +161,17 @@ class RolloutCoordinator:
         return manifest
 
     def extend(self, extras: Mapping[str, bytes], way: Way) -> Manifest:
-        """Release the current extractor again with further extras, and heads fitted in this way. Raises ArtefactError."""
+        """Release the current extractor again with further extras, and heads fitted in this way, first to a panel of devices.
+
+        If the panel objects, the release before stays in use, with its extras. Raises ArtefactError.
+        """
         with self._publishing, self._repository.locked():
             current = self.current
             assert current is not None
             manifest = self._asking(replace(current, release=self._repository.next_release()))
             payloads = {blob.sha256: self._publisher.kept(blob) or b"" for blob in blobs(current)}
             manifest, payloads = _with_extras(manifest, payloads, extras, way)
-            self.roll_out(manifest, payloads)
+            self.roll_out(manifest, payloads, panel=True)
         return manifest
 
     def _asking(self, manifest: Manifest) -> Manifest:
@@ -173,20 +179,29 @@ class RolloutCoordinator:
         return replace(manifest, sums=list(self._options.sums) or UNSET)
 
     def earlier_extra(self, name: str, manifest: Manifest) -> bytes | None:
-        """The content of an extra in the newest kept release of the manifest's extractor, and of its classes or fewer, that has it."""
+        """The content of an extra in the newest kept release of the manifest's extractor, and of its classes or fewer, that has it.
+
+        Releases that were withdrawn, or that no panel has let pass, do not count.
+        """
+        withdrawn = panels.withdrawn(rollouts.listed(self._db, self._fleet))
         for other in reversed(self._repository.releases()):
             same = other.extractor == manifest.extractor and extends(manifest.classes, other.classes)
-            if same and name in other.extras:
+            if same and name in other.extras and other.release not in withdrawn:
                 return self._publisher.kept(other.extras[name])
         return None
 
-    def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
-        """Publish a release and start its roll-out. Raises ArtefactError if `payloads` do not match the manifest."""
+    def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes], *, panel: bool = False) -> None:
+        """Publish a release and start its roll-out, with `panel` in two stages if there is a release to go back to.
+
+        Raises ArtefactError if `payloads` do not match the manifest.
+        """
         with self._publishing:
             self._publisher.publish(manifest, payloads)
         with self._change:
             self._known[manifest.release] = manifest
-            self._rollout.begin(manifest.release, self._options.plan, self._roster.head_devices())
+            self._rollout.begin(
+                manifest.release, self._options.plan, self._roster.head_devices(), panel=panel
+            )
         self._assign_all()
 
     def wait(self, heads: int, deadline_s: float) -> list[str]:
@@ -317,10 +332,16 @@ class RolloutCoordinator:
             lines, text = self._connection.lines, "%s: release %d: %s"
             lines.write(log, logging.WARNING, device, text, device, report.release, report.error)
         with self._change:
-            self._rollout.add_outcome(device, report.id, outcome_of(report.error, report.metrics))
+            self._rollout.add_outcome(device, report.id, self._outcome_of(report))
             self._reported.add((device, report.id))
             self._change.notify_all()
         self._wake.set()
+
+    def _outcome_of(self, report: Report) -> Outcome:
+        """A device without pictures says nothing about a release of the same extractor: it could not fit a head before, either."""
+        before, now = self._known.get(self._rollout.previous), self._known.get(report.release)
+        same = before and now and before.extractor == now.extractor
+        return Outcome() if same and report.error == NO_DATA else outcome_of(report.error, report.metrics)
 
     def _on_request(self, received: Received) -> None:
         """Publish metadata or chunks of a release again that a device is missing."""

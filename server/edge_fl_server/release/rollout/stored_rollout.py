@@ -20,6 +20,7 @@ from edge_fl_server.registry import Database, devices, reports, rollouts
 from edge_fl_server.registry.records import RolloutRecord, RolloutState, Subject
 from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
+from edge_fl_server.release.rollout.panel import with_panel
 from edge_fl_server.release.rollout.stages import (
     ALL_AT_ONCE,
     Stages,
@@ -90,14 +91,21 @@ class StoredRollout:
         """Whether the roll-out is running; no longer as soon as the registry says so."""
         return self.stages is not None and self._stored[0] == "running"
 
-    def begin(self, release: int, plan: RolloutConfig, devices: Collection[str]) -> None:
-        """Start the roll-out of a new release to a fleet of these devices; it replaces a running one. Raises SelectorError."""
+    def begin(
+        self, release: int, plan: RolloutConfig, devices: Collection[str], *, panel: bool = False
+    ) -> None:
+        """Start the roll-out of a new release to a fleet of these devices; it replaces a running one. Raises SelectorError.
+
+        panel: with stages "auto" a panel of the devices comes first (`edge_fl_server.release.rollout.panel`).
+        """
         with self._lock:
             require(self._db, self._fleet, plan.where)
             selection = Selection(self._db, self._fleet, plan.where)
             devices = [device for device in devices if device in selection]
             self._end_others(release)
             self._note_completed()
+            if panel and self.previous:
+                plan = with_panel(plan, devices, release)
             plan = widened(resolved(plan, len(devices), self.previous), devices, release)
             fields = msgspec.to_builtins(plan)
             self._number = rollouts.begin(
