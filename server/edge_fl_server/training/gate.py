@@ -14,8 +14,8 @@ A client compares image by image on its validation set and answers with three co
    which is 0 where all were asked. With two judges both must have lost GROSS; one judge never drops a round.
 3. A round that is worse is aggregated again without one group of its updates at a time, and some of the jury judge these candidates. The
    groups without which it is best are left out until it is no longer worse. Then their members come back one by one; those that make it
-   worse again stay out and are named. At most half of the updates are left out; if that does not help, the round is dropped and nobody
-   is named.
+   worse again stay out, and are named if that is beyond chance. At most half of the updates are left out; if that does not help, the round
+   is dropped and nobody is named.
 
 After MOST_DROPPED rounds dropped in a row the next one is accepted whatever the judges say, so that a run cannot be stopped.
 
@@ -97,11 +97,9 @@ class Evidence:
     def error(self) -> float:
         """Standard error of the trimmed mean."""
         judgements, n = list(self.judgements.values()), len(self.judgements)
-        cut = trimmed_off(n)
         noise = sum(max(j.lost + j.gained, 1) / j.images**2 for j in judgements) / n
-        winsorised = np.clip(self.changes, *np.sort(self.changes)[[cut, n - 1 - cut]])
-        drawn = float(winsorised.std(ddof=1)) / (1 - 2 * cut / n) * math.sqrt((1 - n / max(self.of, n)) / n)
-        return max(math.sqrt(noise / (n - 2 * cut)), drawn)
+        drawn = error_of(self.changes) * math.sqrt(1 - n / max(self.of, n))
+        return max(math.sqrt(noise / (n - 2 * trimmed_off(n))), drawn)
 
     def suspicious(self, margin: float) -> bool:
         """Whether a few judges, without the best answers, lost so much that more should be asked: SUSPICIOUS of the margin, and more than
@@ -131,6 +129,15 @@ def trimmed(changes: np.ndarray) -> float:
     """The mean without the smallest and largest values; 0 of none."""
     cut = trimmed_off(len(changes))
     return float(np.sort(changes)[cut : len(changes) - cut].mean()) if len(changes) else 0.0
+
+
+def error_of(changes: np.ndarray) -> float:
+    """The standard error of a trimmed mean of independent values, from the winsorised ones (Tukey and McLaughlin, 1963)."""
+    n, cut = len(changes), trimmed_off(len(changes))
+    if n < 2:
+        return math.inf
+    winsorised = np.clip(changes, *np.sort(changes)[[cut, n - 1 - cut]])
+    return float(winsorised.std(ddof=1)) / (1 - 2 * cut / n) / math.sqrt(n)
 
 
 @dataclass(frozen=True)
@@ -284,9 +291,10 @@ class _Search:
             if update.client not in out:
                 continue
             with_it, judged = self._judged(without - {update.client})
-            if (harm := _fall(evidence, judged)) < LEFT_OUT:
+            harm, error = fall(evidence, judged)
+            if harm < LEFT_OUT:
                 without, shared, evidence = without - {update.client}, with_it, judged
-            elif harm >= NAMED:
+            elif harm >= NAMED and harm > Z * error:
                 named[update.client] = round(min(harm / NAMED, MAX_SCORE), 3)
         if not without or not self._is_cured(evidence):
             return None
@@ -333,10 +341,11 @@ class _Search:
         return sorted(self.candidate.updates, key=lambda update: (-contribution(update), update.client))
 
 
-def _fall(better: Evidence, worse: Evidence) -> float:
-    """By how much the accuracy with one candidate is below that with another, over the clients that judged both."""
+def fall(better: Evidence, worse: Evidence) -> tuple[float, float]:
+    """By how much the accuracy with one candidate is below that with another, over the clients that judged both, and its standard error."""
     both = [client for client in better.judgements if client in worse.judgements]
-    return trimmed(np.array([better.judgements[c].change - worse.judgements[c].change for c in both]))
+    falls = np.array([better.judgements[c].change - worse.judgements[c].change for c in both])
+    return trimmed(falls), error_of(falls)
 
 
 class _Downs(Mapping[ClientId, Parts]):

@@ -19,7 +19,7 @@ from edge_fl_server.orchestrate.execute import simulated_fleet
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import WrappedFleet
-from edge_fl_server.training.gate import Evidence, Judgement
+from edge_fl_server.training.gate import Evidence, Judgement, fall
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.verdict import MOST_DROPPED
 
@@ -185,6 +185,22 @@ def test_a_round_is_worse_only_if_enough_judges_lost(changes, worse):
 def test_few_images_show_only_large_harm():
     assert not judgements(*[-0.2, 0.0, 0.2, -0.4, -0.2, 0.0, -0.2, -0.2], images=5).worse(0.1)
     assert judgements(*[-0.6, -0.4, -0.8, -0.6, 0.0, -0.4, -0.6, -0.4], images=5).worse(0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ((-0.5, -0.4, -0.6, -0.1, -0.7, 0.0, -0.5, -0.3), True),
+        (
+            (0.0, 0.0, 0.0, 0.0, 0.0, -0.1, -0.6, -1.0),
+            False,
+        ),  # an honest client whose class conflicts with two others'
+    ],
+)
+def test_one_or_two_judges_who_lose_much_name_nobody(changes, named):
+    harm, error = fall(judgements(*[0.0] * len(changes)), judgements(*changes))
+    assert harm >= gate.NAMED
+    assert (harm > gate.Z * error) is named
 
 
 def test_judges_drawn_from_many_clients_count_less_than_all_clients():
