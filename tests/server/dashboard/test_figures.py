@@ -206,6 +206,7 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
             "audit",
             "settings",
             "fleets",
+            "sums",
         ):
             connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
