@@ -12,7 +12,7 @@ import torch
 from edge_fl import metrics
 from edge_fl.config import CohortConfig, Recipe, with_settings
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import same, size_bytes
+from edge_fl.learn.tree import clone, same, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import simulated_fleet
@@ -257,3 +257,25 @@ def test_a_judgement_leaves_everything_as_it_was():
             metrics.VALIDATION_LOST,
             metrics.VALIDATION_GAINED,
         }
+
+
+def test_a_server_that_ends_while_clients_judge_goes_on_without_change_of_a_figure():
+    class Ending(WrappedFleet):
+        def judge(self, round, method, downs):
+            if round == 2:
+                raise KeyboardInterrupt
+            return super().judge(round, method, downs)
+
+    method, fleet, plan = fleet_of("validation.panel=0.2", "rounds=2", "evaluate_every=1", method="fedrep")
+    _, undisturbed = rounds.run(method, fleet, plan)
+    fleet = fleet_of("rounds=2", method="fedrep")[1]
+    running = rounds.run(method, Ending(fleet), plan)
+    first = next(running)
+    saved = [(client, clone(own)) for client, own in fleet.personal_state()]
+    with pytest.raises(KeyboardInterrupt):
+        next(running)
+    resumed = fleet_of("rounds=2", method="fedrep")[1]
+    resumed.restore(iter(saved))
+    (after,) = rounds.run(method, resumed, plan, first.shared, first=2)
+    assert same(after.shared, undisturbed.shared)
+    assert (after.verdict, after.metrics) == (undisturbed.verdict, undisturbed.metrics)
