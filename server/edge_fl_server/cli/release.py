@@ -11,7 +11,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, RunError
 from edge_fl.files.paths import text
 from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.connection import acting_as, connect_to
@@ -20,6 +20,7 @@ from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
 
 if TYPE_CHECKING:
     from edge_fl.config import RolloutConfig
+    from edge_fl_server.registry.records import RolloutState
     from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
 
 Wait = Annotated[
@@ -201,7 +202,8 @@ def pause(
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
     with commands(home, fleet, database, host, port, identity) as releases:
-        carry_out(releases, releases.steer("paused", "agent" if agent else "extractor"), wait_s)
+        request = releases.steer("paused", "agent" if agent else "extractor")
+        carry_out(releases, request, wait_s, "paused")
 
 
 def abort(
@@ -216,7 +218,8 @@ def abort(
 ) -> None:
     """Abort the roll-out: devices with the new release return to the previous one."""
     with commands(home, fleet, database, host, port, identity) as releases:
-        carry_out(releases, releases.steer("aborted", "agent" if agent else "extractor"), wait_s)
+        request = releases.steer("aborted", "agent" if agent else "extractor")
+        carry_out(releases, request, wait_s, "aborted")
 
 
 def rollback(
@@ -231,7 +234,7 @@ def rollback(
 ) -> None:
     """Roll the whole fleet back at once, to the previous release or a kept one."""
     with commands(home, fleet, database, host, port, identity) as releases:
-        carry_out(releases, releases.roll_back(release), wait_s)
+        carry_out(releases, releases.roll_back(release), wait_s, "completed", "rolled_back")
 
 
 def export(
@@ -304,13 +307,23 @@ def commands(
         yield ReleaseCommands(connect, fleet, home, db, acting_as(identity), fleet_authorities(identity))
 
 
-def carry_out(releases: ReleaseCommands, request: Request, wait_s: float) -> None:
-    """Carry a request out with progress on stderr, and print the state of its roll-out."""
+def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wanted: RolloutState) -> None:
+    """Carry a request out with progress on stderr, and print the state of its roll-out.
+
+    Raises RunError if that is not one of `wanted` [completed].
+    """
     from edge_fl.console.progress import Progress
 
     with Progress() as progress:
         record = releases.carry_out(request, progress.print, wait_s, progress)
     print(record.state)
+    if record.state not in (wanted or ("completed",)):
+        abort = f"edge-fl release abort{' --agent' if record.subject == 'agent' else ''}"
+        consequence = {
+            "paused": f"its devices keep it until '{abort}'; 'edge-fl release list' shows it",
+            "aborted": "its devices return to the release before",
+        }.get(record.state, "")
+        raise RunError(f"{record.name}: {record.state}, {record.reason}", consequence)
 
 
 def rollout_plan(stages: str, **fields: object) -> RolloutConfig:

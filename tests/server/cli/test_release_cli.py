@@ -12,7 +12,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
-from edge_fl.errors import ConnectError, DeadlineError, InputError
+from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release
@@ -92,6 +92,30 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     assert export("--no-keep") == 0
     assert carry_out(releases.roll_out(2, AT_ONCE)) == "completed" and not is_up_to_date()
     assert export() == 0 and is_up_to_date()
+
+
+@pytest.mark.parametrize(
+    ("ends", "consequence"),
+    [
+        ("paused", "its devices keep it until 'edge-fl release abort'; 'edge-fl release list' shows it"),
+        ("aborted", "its devices return to the release before"),
+    ],
+)
+def test_a_roll_out_that_does_not_complete_is_an_error_of_its_command(
+    releases, capsys, ends: str, consequence: str
+) -> None:
+    def stopped() -> int:
+        number = releases.roll_out(2, STAGED)()
+        rollouts.steer(releases.db, number, ends)
+        return number
+
+    with pytest.raises(RunError) as raised:
+        release.carry_out(releases, stopped, WAIT_S)
+    assert str(raised.value) == f"release 2: {ends}, by hand; {consequence}"
+    assert raised.value.exit_code == 1
+    assert capsys.readouterr().out == f"{ends}\n"
+    if ends == "paused":
+        release.carry_out(releases, releases.steer("aborted"), WAIT_S, "aborted")
 
 
 def test_a_running_server_carries_out_commands(releases, bench: Bench, tmp_path) -> None:

@@ -52,3 +52,15 @@ def test_devices_that_reported_and_left_still_count(db: Database) -> None:
 def test_a_quarantined_device_does_not_count_in_the_stage(db: Database) -> None:
     devices.quarantine(db, "main", "pi-0", "outliers")
     assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == "completed: 2 of 2 devices succeeded"
+
+
+def test_a_roll_out_that_is_resumed_pauses_again_while_the_reports_say_the_same(db: Database) -> None:
+    rollout = StoredRollout(db, "main")
+    rollout.begin(1, PLAN, NAMES)
+    for name in NAMES:
+        rollout.add_outcome(name, rollout.assignment, Outcome("", 5, 3, 0))
+    why = "paused: stage 1: of 9 changed predictions on 3 devices 9 became wrong and 0 right"
+    assert ended(db, rollout, *NAMES) == why
+    rollouts.steer(db, 1, "running")
+    assert ended(db, rollout, *NAMES) == why
+    assert rollouts.get(db, 1).desired == "paused"  # the command that resumed it does not wait any longer

@@ -135,14 +135,15 @@ class StoredRollout:
             resumed, self._resumed = self._resumed, False
             if self.stages is None:
                 return False
-            before = self._stored
+            before, ran = self._stored, self.stages.state == "running"
             present = [device for device in present if device in self._selection]
             blocked = set(filter(is_blocked, self.reported))
             self.stages = advanced(self.stages, present, time.monotonic() - self._stage_began_s, blocked)
             if self.stages.stage != before[1]:
                 self._stage_began_s = time.monotonic()
-            if (now := (self.stages.state, self.stages.stage)) != before:
-                if self.stages.state == "paused":
+            paused = ran and self.stages.state == "paused"  # perhaps at once after it was resumed
+            if (now := (self.stages.state, self.stages.stage)) != before or paused:
+                if paused:
                     rollouts.steer(self._db, self._number, "paused")  # else the next call would resume it
                 self._store(self._number, *now, self.stages.reason)
                 self._stored = now
