@@ -89,6 +89,9 @@ class FedKD(Method):
     def pack(self, up: Parts) -> Parts:
         return {name: factorised(change, self.energy) for name, change in up.items()}
 
+    def unpack(self, down: Parts, sent: Parts) -> Parts:
+        return {name: multiplied(change, tree.flat(down)) for name, change in sent.items()}
+
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         student = self.broadcast(shared, "")
         base, mean = self._base(student), Mean()

@@ -111,6 +111,9 @@ class FineTuned(Method):
     def pack(self, up: Parts) -> Parts:
         return self.inner.pack(up)
 
+    def unpack(self, down: Parts, sent: Parts) -> Parts:
+        return self.inner.unpack(down, sent)
+
     def averages(self) -> bool:
         return self.inner.averages()
 

@@ -1,62 +1,61 @@
-"""Screening of updates: compare the size and direction of each client's change with the cohort's, before aggregation.
+"""Screening of updates before aggregation: what a device sends is compared with the cohort, and with what it sent before.
 
-Size: the L2 norm of a change relative to the cohort's median. Above `max_norm` the change is scaled down to it; OUTLIER times that, or NaN,
-is an outlier.
+    sizes       each tensor on its own scale, and the whole change to networks (`edge_fl.learn.aggregation.sizes`)
+    history     how changes respond to the model (`edge_fl.learn.aggregation.history`)
+    directions  copies, changes opposite to all others, changes unrelated to all others (`edge_fl.learn.aggregation.directions`)
 
-Direction: changes of clients with different classes conflict, but a correct client has a few similar peers; with a flipped sign the similar
-peers become opposite ones. The alignment of a client in a round is the mean of its PEERS largest cosines with other changes plus the mean
-of its PEERS smallest. A client whose mean alignment over its last rounds is below -OPPOSITE is an outlier.
-
-Only parameters with a broadcast counterpart of the same shape are compared. Screening trusts no single device, but it needs a majority of
-correct ones, and it cannot recognise changes within the cohort's spread (Baruch et al., "A Little Is Enough", NeurIPS 2019). The constants
-were chosen on honest and attacked fleets: docs/robustness.md.
+Oversized changes are reduced, suspicious updates left out. Sizes are compared in cohorts of 3 and more, directions from 8 on; the history
+of a device says something in any cohort. Screening trusts no single device, but it needs a majority of correct ones, and it cannot
+recognise changes within the cohort's spread (Baruch et al., "A Little Is Enough", NeurIPS 2019). The constants were chosen on honest and
+attacked fleets: docs/robustness.md.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from statistics import fmean, median
+from statistics import median
 
 import torch
 from torch import Tensor
 
+from edge_fl.learn.aggregation.directions import Directions, Verdict, copied
+from edge_fl.learn.aggregation.history import History
 from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.sizes import FALL, MIN_COHORT, OUTLIER, Sizes
 from edge_fl.learn.tree import BUFFER, Parts
 
 DROPPED = 1 / 3
 """The outlier score from which on an update is dropped; at 1 its client is an outlier."""
-OUTLIER = 6.0
-MIN_COHORT = 3
-"""Smallest cohort in which sizes are compared."""
-PEERS = 2
-OPPOSITE = 0.3
-MIN_DIRECTIONS = 8
-"""Smallest cohort in which directions are compared."""
-LAST_ROUNDS = 5
-"""The rounds over which a client's alignments are averaged."""
 MAX_SCORE = 100.0
 SKETCH = 4096
 """Dimensions of the random projection on which cosines are computed; their standard error is 1/sqrt(SKETCH) = 0.016."""
 
-
 log = logging.getLogger(__name__)
+
+Broadcast = Callable[[Parts, str], Parts]
 
 
 class Screen:
     """Screens the updates of a run, round by round, with the whole round in memory.
 
-    After a round `scores` maps each client to its outlier score: 0 typical, DROPPED and more not aggregated, 1 and more an outlier.
-    `dropped` maps each client whose update was not used to the reason.
+    `networks`: the names of parts that are networks; other parts (class means, statistics) are compared in size only. `broadcast`: (shared
+    parts, client) -> what that client received. After a round `scores` maps each client to its outlier score: 0 typical, DROPPED and more
+    not aggregated, 1 and more an outlier. `dropped` maps each client whose update was not used to the reason.
     """
 
-    def __init__(self, max_norm: float) -> None:
-        self._max_norm = max_norm
-        self._alignments: dict[str, deque[float]] = {}
+    def __init__(
+        self,
+        max_norm: float,
+        networks: Collection[str],
+        broadcast: Broadcast = lambda shared, client: shared,
+    ) -> None:
+        self._max_norm, self._networks, self._broadcast = max_norm, networks, broadcast
+        self._sizes, self._history, self._directions = Sizes(max_norm, networks), History(), Directions()
+        self._usual = 0.0  # median norm of a change
         self.scores: dict[str, float] = {}
         self.dropped: dict[str, str] = {}
 
@@ -66,36 +65,88 @@ class Screen:
         return {client: why for client, why in self.dropped.items() if self.scores[client] >= 1}
 
     def round(self, updates: Iterable[Update], shared: Parts) -> Iterator[Update]:
-        """One round's updates: oversized changes are scaled down, suspicious updates left out."""
-        self.scores, self.dropped = {}, {}
-        cohort = list(updates)
-        norms: dict[str, float] = {}
-        sketches: dict[str, Tensor] = {}
+        """One round's updates: oversized changes are reduced, suspicious updates left out."""
+        cohort, received, kept = self._sized(updates, shared)
+        sketches = {}
         for update in cohort:
-            if (change := changes(update, shared)) is not None:
-                norms[update.client] = norm = float(change.norm())
-                if math.isfinite(norm):
-                    sketches[update.client] = sketch(change)
-        sizes = relative_sizes(norms)
-        for client, alignment in alignments(sketches).items():
-            self._alignments.setdefault(client, deque(maxlen=LAST_ROUNDS)).append(alignment)
-        for update in cohort:
-            size = sizes.get(update.client, 1.0)
-            if self._score(update.client, size) < DROPPED:
-                yield scaled(update, shared, self._max_norm / size) if size > self._max_norm else update
+            change = changes(update, received[update.client], self._networks)
+            if change is not None and 0 < float(change.norm()) < math.inf:
+                sketches[update.client] = sketch(change)
+                start = values(update, received[update.client], self._networks)
+                self._history.add(update.client, sketch(start), sketches[update.client])
+        copies = copied(sketches)
+        for client, others in copies.items():
+            if 2 * (len(others) + 1) < len(sketches):
+                self._judge(client, (1.0, f"the same change as that of {others[0]}"))
+        for client, verdict in self._directions.judged(sketches, self.outliers, SKETCH**-0.5).items():
+            self._judge(client, verdict)
+        opposition = {client: self._directions.middle(client) for client in sketches}
+        for client, verdict in self._history.judged(opposition).items():
+            self._judge(client, verdict)
+        for update in kept:
+            if update.client in self.dropped:
+                continue
+            if update.client in sketches:
+                self._history.use(update.client)
+            same = 1 + len(copies.get(update.client, ()))
+            once = 1 < same < len(sketches)
+            yield replace(update, samples=max(round(update.samples / same), 1)) if once else update
 
-    def _score(self, client: str, size: float) -> float:
-        limit, last = OUTLIER * self._max_norm, self._alignments.get(client, (0.0,))
-        oversize = min(size / limit, MAX_SCORE) if size > self._max_norm else 0.0
-        opposite = max(-fmean(last) / OPPOSITE, 0.0)
-        self.scores[client] = score = max(oversize, opposite)
-        if oversize >= DROPPED:
-            self.dropped[client] = f"change of {size:.3g} times the cohort's median norm"
-        elif opposite >= DROPPED:
-            self.dropped[client] = (
-                f"changes opposite to all others (mean alignment {fmean(last):.2f} over {len(last)} rounds)"
-            )
-        return score
+    def final(self, updates: Iterable[Update], shared: Parts) -> Iterator[Update]:
+        """The updates of final personalisation, which have no earlier ones to compare with: sizes alone count."""
+        cohort = list(updates)
+        _, _, sized = self._sized((update for update in cohort if update.parts), shared)
+        reduced = {update.client: update for update in sized}
+        for update in cohort:
+            if update.client not in self.dropped:
+                yield reduced.get(update.client, update)
+
+    def _sized(
+        self, updates: Iterable[Update], shared: Parts
+    ) -> tuple[list[Update], dict[str, Parts], list[Update]]:
+        """Judge sizes -> the updates, what their clients received, and the updates with oversized changes reduced."""
+        cohort = list(updates)
+        self.scores, self.dropped = {update.client: 0.0 for update in cohort}, {}
+        received = {update.client: self._broadcast(shared, update.client) for update in cohort}
+        oversized = self._sizes.compare(cohort, received)
+        for client, (score, size, (part, key)) in oversized.worst.items():
+            self._judge(client, (score, f"{part}/{key} deviates {size:.3g} times as much as the cohort's"))
+        norms = {
+            update.client: float(change.norm())
+            for update in cohort
+            if (change := changes(update, received[update.client], self._networks)) is not None
+        }
+        relative = self._relative_sizes(norms)
+        for client, size in relative.items():
+            score = size / (OUTLIER * self._max_norm) if size > self._max_norm else 0.0
+            self._judge(client, (score, f"change of {size:.3g} times the cohort's median norm"))
+        kept = []
+        for update in cohort:
+            reduced, size = oversized.without(update), relative.get(update.client, 1.0)
+            if size > self._max_norm:
+                reduced = scaled(reduced, received[update.client], self._max_norm / size, self._networks)
+            kept.append(reduced)
+        return cohort, received, kept
+
+    def _relative_sizes(self, norms: Mapping[str, float]) -> dict[str, float]:
+        """Norms relative to their median; NaN counts as infinite, and all are 1 in a cohort that is too small to compare."""
+        finite = [norm for norm in norms.values() if math.isfinite(norm)]
+        if len(finite) >= MIN_COHORT:
+            self._usual = max(median(finite), FALL * self._usual)
+        usual = self._usual if len(finite) >= MIN_COHORT else 0.0
+        return {
+            client: math.inf if not math.isfinite(norm) else norm / usual if usual else 1.0
+            for client, norm in norms.items()
+        }
+
+    def _judge(self, client: str, verdict: Verdict) -> None:
+        """Note a client's worst score, and why its update is dropped."""
+        score, why = verdict
+        score = MAX_SCORE if math.isnan(score) else min(score, MAX_SCORE)
+        if score > self.scores[client]:
+            self.scores[client] = score
+            if score >= DROPPED:
+                self.dropped[client] = why
 
 
 def with_bounded_weight(updates: Iterable[Update], place: tuple[str, str], most: float) -> Iterator[Update]:
@@ -114,46 +165,35 @@ def with_bounded_weight(updates: Iterable[Update], place: tuple[str, str], most:
         yield update
 
 
-def relative_sizes(norms: Mapping[str, float]) -> dict[str, float]:
-    """Norms relative to their median; NaN counts as infinite, and all are 1 in a cohort that is too small to compare."""
-    finite = [norm for norm in norms.values() if math.isfinite(norm)]
-    middle = median(finite) if len(finite) >= MIN_COHORT else 0.0
-    return {
-        client: math.inf if not math.isfinite(norm) else norm / middle if middle else 1.0
-        for client, norm in norms.items()
-    }
-
-
-def alignments(sketches: Mapping[str, Tensor]) -> dict[str, float]:
-    """The alignment of each client's change with the others', -2 to 2; empty for a cohort that is too small."""
-    if len(sketches) < MIN_DIRECTIONS:
-        return {}
-    directions = torch.nn.functional.normalize(torch.stack(list(sketches.values())), dim=1)
-    cosines = directions @ directions.T
-    others = ~torch.eye(len(sketches), dtype=torch.bool, device=cosines.device)
-    ordered = cosines[others].view(len(sketches), -1).sort(1).values
-    values = ordered[:, :PEERS].mean(1) + ordered[:, -PEERS:].mean(1)
-    return dict(zip(sketches, values.tolist(), strict=True))
-
-
-def changes(update: Update, shared: Parts) -> Tensor | None:
-    """The change of an update against the broadcast, [P]: all comparable parameters, flat; None without any."""
+def changes(update: Update, received: Parts, networks: Collection[str]) -> Tensor | None:
+    """The change of an update against what its client received, [P]: all parameters of networks, flat; None without any."""
     found = [
-        (tensor - shared[name][key]).flatten().float()
-        for name, params in update.parts.items()
-        for key, tensor in params.items()
-        if _comparable(shared.get(name, {}).get(key), key, tensor)
+        (update.parts[name][key] - received[name][key]).flatten().float()
+        for name, key in _compared(update, received, networks)
     ]
     return torch.cat(found) if found else None
 
 
-def scaled(update: Update, shared: Parts, factor: float) -> Update:
-    """The update with its comparable changes multiplied by `factor`."""
+def values(update: Update, received: Parts, networks: Collection[str]) -> Tensor:
+    """The parameters that a client received where `changes` compares them, [P]."""
+    return torch.cat([received[n][k].flatten().float() for n, k in _compared(update, received, networks)])
+
+
+def _compared(update: Update, received: Parts, networks: Collection[str]) -> list[tuple[str, str]]:
+    return [
+        (name, key)
+        for name, params in update.parts.items()
+        for key, tensor in params.items()
+        if name in networks and _comparable(received.get(name, {}).get(key), key, tensor)
+    ]
+
+
+def scaled(update: Update, received: Parts, factor: float, networks: Collection[str]) -> Update:
+    """The update with the changes of its networks multiplied by `factor`."""
+    compared = set(_compared(update, received, networks))
     parts = {
         name: {
-            key: torch.lerp(before, tensor, factor)
-            if (before := shared.get(name, {}).get(key)) is not None and _comparable(before, key, tensor)
-            else tensor
+            key: torch.lerp(received[name][key], tensor, factor) if (name, key) in compared else tensor
             for key, tensor in params.items()
         }
         for name, params in update.parts.items()

@@ -187,8 +187,12 @@ class Method(ABC):
         """An update for transport: prototypes without absent classes. Runs outside vmap, so shapes may depend on values."""
         return {name: only_owned(params) if name == PROTOTYPES else params for name, params in up.items()}
 
+    def unpack(self, down: Parts, sent: Parts) -> Parts:
+        """Packed parts of a client that received `down`, as tensors whose sizes can be compared between clients."""
+        return sent
+
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        """Combine packed updates, an iterable in ascending client id, into new shared parts."""
+        """Combine unpacked updates, an iterable in ascending client id, into new shared parts."""
         return weighted_mean(shared, updates, uniform=self.uniform)
 
     # once, after the last round

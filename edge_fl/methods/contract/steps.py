@@ -15,6 +15,7 @@ from edge_fl import metrics
 from edge_fl.errors import MethodError, RunError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.codec.privacy import Noise
 from edge_fl.learn.tree import Parts, first_not_finite, merge
@@ -83,12 +84,19 @@ def sent(
 
 
 def received(method: Method, updates: Iterable[Update], downs: Mapping[str, Parts]) -> Iterator[Update]:
-    """Decode updates for the server's steps; `downs` are this round's broadcasts by client (a late update carries its own)."""
+    """Decode and unpack updates for the server's steps; `downs` are this round's broadcasts by client (a late update carries its own)."""
+    unpacks = type(method).unpack is not Method.unpack
     for update in updates:
-        if update.parts and method.compression.kind != "none":
+        if update.parts and (unpacks or method.compression.kind != "none"):
             down = downs[update.client] if update.start is None else update.start
-            update = replace(update, parts=update_codec.received(method, down, update.parts))
+            parts = update_codec.received(method, down, update.parts)
+            update = replace(update, parts=method.unpack(down, parts))
         yield update
+
+
+def screen(method: Method, max_norm: float) -> Screen:
+    """A screen for a run's updates, which knows the method's networks and what each client received."""
+    return Screen(max_norm, method.net.parts.keys(), lambda shared, client: broadcast(method, shared, client))
 
 
 def aggregate(method: Method, shared: Parts, updates: Iterable[Update]) -> Parts:

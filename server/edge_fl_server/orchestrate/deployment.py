@@ -24,8 +24,9 @@ from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.aggregation.screening import Screen, with_bounded_weight
+from edge_fl.learn.aggregation.screening import with_bounded_weight
 from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
 from edge_fl.wire.egress import STATISTICS
@@ -76,7 +77,7 @@ class Deployment(RunHooks):
         selectors.require(db, broker.fleet, cohort.where, setup.recipe.release.rollout.where)
         server.roster.train_only(selectors.Selection(db, broker.fleet, cohort.where))
         max_norm = setup.recipe.validation.max_norm
-        self._screen = Screen(max_norm) if max_norm else None
+        self._screen = steps.screen(setup.method, max_norm) if max_norm else None
         self._rollout = self._make_rollout(home)
         wanted = setup.recipe.statistics.sums != "none"
         self._statistics = StatisticsCollector(setup.recipe, server) if wanted else None
@@ -106,6 +107,9 @@ class Deployment(RunHooks):
         if place and most:
             updates = with_bounded_weight(updates, place, most)
         return self._screen.round(updates, shared) if self._screen else updates
+
+    def screen_final(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        return self._screen.final(updates, shared) if self._screen else updates
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         """Note the round in the registry, release if due. Raises StoppedError if the registry asks the run to stop."""
@@ -155,6 +159,7 @@ class Deployment(RunHooks):
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         """Release the final extractor and wait for heads on it."""
+        self._record_screening(result.round)
         if self._rollout:
             self._release(result.method, result.shared, result.round)
             self._name_idle_devices()

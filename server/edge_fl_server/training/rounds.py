@@ -119,6 +119,10 @@ class RunHooks:
         """Return the updates to aggregate; may drop or change some. `shared` are the parts before the round."""
         return updates
 
+    def screen_final(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        """Return the updates of the final personalisation that count; may drop or change some."""
+        return updates
+
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
         """Called after each round."""
 
@@ -145,6 +149,11 @@ class CombinedHooks(RunHooks):
     def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
         for hooks in self._hooks:
             updates = hooks.screen(updates, shared)
+        return updates
+
+    def screen_final(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
+        for hooks in self._hooks:
+            updates = hooks.screen_final(updates, shared)
         return updates
 
     def after_round(self, result: RoundResult, fleet: Fleet) -> None:
@@ -389,6 +398,7 @@ def final_personalisation(
             yield from hooks.head_updates()
 
     updates = steps.received(method, collected(), broadcasts)
+    updates = hooks.screen_final(updates, shared) if hooks else updates
     final = steps.finalise(method, shared, updates)
     for _ in updates:
         pass
