@@ -37,6 +37,8 @@ FIXED, REPEATED = 0.2, 0.4
 """Difference of a change, and of what is sent, to the time before, relative to the cohort's median, below which it is the same again."""
 MOVING = 0.05
 """Median difference below which a cohort has converged, so that nobody is judged by it."""
+NOTABLE = 1 / 6
+"""Outlier score below which a device counts as typical."""
 REVERSED, STEADY = -0.5, 0.3
 """Cosine of a change with the last one that was used: below REVERSED it is reversed, if the cohort's median is above STEADY."""
 
@@ -116,7 +118,7 @@ class History:
             if steady and past.cosine < REVERSED:
                 verdicts.append((1.0, f"the opposite of its own earlier change (cosine {past.cosine:.2f})"))
             found[client] = max(verdicts)
-        return found
+        return {client: verdict for client, verdict in found.items() if verdict[0] > NOTABLE}
 
     def _unresponsive(self, known: Mapping[str, _Past]) -> dict[str, Verdict]:
         responses = {c: past.turned / past.moved for c, past in known.items() if past.moved > 0}

@@ -81,8 +81,10 @@ class Screen:
         for client, verdict in self._directions.judged(sketches, self.outliers, SKETCH**-0.5).items():
             self._judge(client, verdict)
         opposition = {client: self._directions.middle(client) for client in sketches}
+        outliers = self.outliers
         for client, verdict in self._history.judged(opposition).items():
-            self._judge(client, verdict)
+            if client not in outliers:
+                self._judge(client, verdict)
         for update in kept:
             if update.client in self.dropped:
                 continue
