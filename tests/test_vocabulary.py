@@ -22,7 +22,7 @@ REPLACED = {
     r"\bcontributions?\b|\bbeside\b": "head updates; next to",
     r"\bis spent\b|\bbudget spent\b|\btold epsilon\b": "budget exhausted, epsilon spent",
     r"\btransit\b": "update codec",
-    r"\bjudge(s|d|ment)?\b": "validation",
+    r"\bjudg(e|es|ed|ing|e?ments?)\b|\bjury\b|\bjur(ies|ors?)\b": "validation, compare, panel",
     r"\bledger\b": "run totals, privacy budget",
     r"\bmade it\b|\bcould not\b(?= and)": "succeeded, failed",
     r"\bclosing steps?\b": "final personalisation",

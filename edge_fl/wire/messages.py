@@ -34,7 +34,7 @@ STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOT
 ClassCounts = Annotated[list[Count], Meta(max_length=MAX_CLASSES)]
 Metrics = Annotated[dict[Annotated[str, Meta(max_length=64)], float], Meta(max_length=64)]
 TierName = Literal["head", "full"]
-Mode = Literal["serve", "train", "evaluate", "personalise", "judge", "rest"]
+Mode = Literal["serve", "train", "evaluate", "personalise", "compare", "rest"]
 Status = Literal["init", "ready", "sleeping", "disconnected", "lost", "alert"]
 GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
 """States of a device that is not connected."""
@@ -78,7 +78,7 @@ class Assignment(Struct, frozen=True):
     """dn/assignment, retained: the desired state of one device; only the highest `version` counts.
 
     Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
-    the hash of the round's `spec` ("": any). "judge" compares `down`, a round's candidate, with `before`, the broadcast of the round.
+    the hash of the round's `spec` ("": any). "compare" compares `down`, a round's candidate, with `before`, the broadcast of the round.
     "rest" requests nothing; `why`: a failure word, as in `DeviceState.why`. `signs_all`: the server also signs commands and agent updates.
     """
 

@@ -115,22 +115,22 @@ def test_a_poisoned_round_is_repaired_by_real_devices_exactly_as_in_simulation(r
     saved = checkpoint.load(results.checkpoints)
     assert same(saved.shared, expected[-1].shared)
 
-    # a judge fetches the candidate alone, and not again as the next broadcast: judges cost a round that counts no bytes of models
-    judges = {device for device, one in assigned if one.mode == "judge" and one.round == 1}
-    assert len(judges) == SMALLEST_PANEL
-    assert all(one.before and one.down for _, one in assigned if one.mode == "judge")
+    # a device of the panel fetches the candidate alone, and not again as the next broadcast: it fetches no more models than without
+    panel = {device for device, one in assigned if one.mode == "compare" and one.round == 1}
+    assert len(panel) == SMALLEST_PANEL
+    assert all(one.before and one.down for _, one in assigned if one.mode == "compare")
     method = build_method(spec_of(results.recipe()))
     model = len(pack(to_arrays(steps.broadcast(method, saved.shared, BAD))))
     fetched = 0
     for device in EIGHT:
-        first, judged, second = (
+        first, compared, second = (
             bytes_of(real_site, results.id, device, kind, round)
             for kind, round in (("update", 1), ("evaluation", 1), ("update", 2))
         )
-        assert (first, judged, second) == (
-            ([model], [model], [0]) if device in judges else ([model], [], [model])
+        assert (first, compared, second) == (
+            ([model], [model], [0]) if device in panel else ([model], [], [model])
         )
-        fetched += sum([*first, *judged, *second])
+        fetched += sum([*first, *compared, *second])
     assert fetched == 2 * len(EIGHT) * model
     answers = [decode(payload, Report) for topic, payload in real_site.packets if "/up/rpt/" in topic]
     assert 0 < max(answer.bytes_up for answer in answers if answer.kind == "evaluation") < 1000

@@ -189,8 +189,8 @@ class ScriptedDevice:
         client, found, up = client_of(self.id), {}, {}
         if assignment.mode == "evaluate":
             found = client.evaluate(method, parts, own)
-        elif assignment.mode == "judge":
-            found = client.judge(method, steps.judged(before, parts), own)
+        elif assignment.mode == "compare":
+            found = client.compare(method, steps.paired(before, parts), own)
         else:
             update, self._own["own"] = getattr(client, assignment.mode)(method, assignment.round, parts, own)
             self._own[f"after {assignment.round}"] = self._own["own"]

@@ -1,8 +1,8 @@
 """Work on the latest assignment, one piece at a time, from its arrival to its report.
 
 "serve" verifies the signed metadata, fetches what is missing, installs and fits a head; it is retried until it succeeds or another
-assignment arrives. "train", "evaluate", "personalise" and "judge" fetch broadcasts and run the method until their deadline. Either ends in
-exactly one report; a report on a failure names the reason.
+assignment arrives. "train", "evaluate", "personalise" and "compare" fetch broadcasts and run the method until their deadline. Either ends
+in exactly one report; a report on a failure names the reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
     "serve": "head",
     "train": "update",
     "evaluate": "evaluation",
-    "judge": "evaluation",
+    "compare": "evaluation",
     "personalise": "personal",
 }
 """Kind of the report that answers an assignment."""
 
 
-MEASURES: frozenset[Mode] = frozenset({"evaluate", "judge"})
+MEASURES: frozenset[Mode] = frozenset({"evaluate", "compare"})
 """Assignments that change nothing on the device."""
 
 
@@ -274,6 +274,6 @@ _BEGIN: dict[Mode, Callable[[StepContext, Assignment], None]] = {
     "train": _begin_training,
     "evaluate": _begin_training,
     "personalise": _begin_training,
-    "judge": _begin_training,
+    "compare": _begin_training,
     "rest": _begin_rest,
 }

@@ -109,7 +109,7 @@ class Fit(Job, frozen=True):
 
 
 class Train(Job, frozen=True):
-    """Train, evaluate, personalise or judge (`assignment.mode`), from the broadcasts fetched. -> Finished | Failed"""
+    """Train, evaluate, personalise or compare (`assignment.mode`), from the broadcasts fetched. -> Finished | Failed"""
 
     assignment: Assignment
     spec: MethodSpec

@@ -55,8 +55,8 @@ from edge_fl_devices.workers.worker import Material, Worker, attempt
 log = logging.getLogger(__name__)
 
 RECENT, RECENT_BYTES = 2, 64 * 1024 * 1024
-"""How many broadcasts stay in memory between assignments, and their size: a judge has one of its two models already, and the other is
-usually the next broadcast."""
+"""How many broadcasts stay in memory between assignments, and their size: a device of the panel has one of its two
+models already, and the other is usually the next broadcast."""
 
 
 @dataclass(eq=False, slots=True)
@@ -279,7 +279,7 @@ class Device:
         while len(kept) > RECENT or sum(map(len, kept.values())) > RECENT_BYTES:
             del kept[next(iter(kept))]
         self._broadcasts = kept
-        if assignment.mode == "judge":
+        if assignment.mode == "compare":
             return taken
         return taken[assignment.down.sha256] if assignment.down else None
 

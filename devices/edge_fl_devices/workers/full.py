@@ -37,7 +37,7 @@ STAGES: dict[Mode, int] = {
     "train": OWN_AFTER_TRAINING,
     "personalise": OWN_AFTER_PERSONALISING,
     "evaluate": OWN_AFTER_PERSONALISING + 1,
-    "judge": OWN_AFTER_PERSONALISING,
+    "compare": OWN_AFTER_PERSONALISING,
 }
 """Stage of a round by mode: a mode starts from the personal parts of an earlier round or an earlier stage."""
 
@@ -109,7 +109,7 @@ class FullWorker(Worker):
             return client.train(method, assignment.round, down, own)
         if assignment.mode == "personalise":
             return client.personalise(method, assignment.round, down, own)
-        measured = (client.judge if assignment.mode == "judge" else client.evaluate)(method, down, own)
+        measured = (client.compare if assignment.mode == "compare" else client.evaluate)(method, down, own)
         return Update(self.device, len(data.train), {}, measured), None
 
     def _own(self, assignment: Assignment, method: Method) -> Parts:
@@ -150,12 +150,12 @@ def _privacy_part(payload: bytes) -> Parts:
 
 
 def _down(assignment: Assignment, material: Material) -> Parts:
-    """The broadcast of an assignment; of a judgement the current and the candidate parts."""
+    """The broadcast of an assignment; of a comparison the current and the candidate parts."""
     if isinstance(material, Mapping):
         current, candidate = (
             _parts(material[blob.sha256]) if blob else {} for blob in (assignment.before, assignment.down)
         )
-        return steps.judged(current, candidate)
+        return steps.paired(current, candidate)
     return _parts(material)
 
 

@@ -108,12 +108,12 @@ class Client:
             measured |= self._accuracies(GLOBAL, lambda x: steps.predict_global(method, with_norm, x))
         return {**measured, **steps.measure(method, down, own, self.batches(0))}
 
-    def judge(self, method: Method, down: Parts, own: Parts) -> dict[str, float]:
-        """Compare a round's candidate with the current shared parts (`steps.judged`) image by image on the validation set: how many
+    def compare(self, method: Method, down: Parts, own: Parts) -> dict[str, float]:
+        """Compare a round's candidate with the current shared parts (`steps.paired`) image by image on the validation set: how many
         images become wrong, and how many right, with the global model where the method has one, else with the client's own.
         """
         x, y = self._placed["validation"]
-        before, after = (self._right(method, parts, own, x, y) for parts in steps.compared(down))
+        before, after = (self._right(method, parts, own, x, y) for parts in steps.unpaired(down))
         return {
             metrics.VALIDATION_SAMPLES: len(y),
             metrics.VALIDATION_LOST: int((before & ~after).sum()),

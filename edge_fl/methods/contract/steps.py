@@ -23,7 +23,7 @@ from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl.seeds import seed_for
 
-CURRENT = "current."  # prefix of the current parts in the broadcast of a judgement
+CURRENT = "current."  # prefix of the current parts in the broadcast of a comparison
 Step = Callable[[Parts, Parts, Batches], tuple[Parts, Parts]]  # (down, own, data) -> (up, own)
 
 
@@ -159,13 +159,13 @@ def exported_features(method: Method, shared: Parts, x: Tensor) -> Tensor:
     return method.features(norm.for_export(shared), x)
 
 
-def judged(current: Parts, candidate: Parts) -> Parts:
-    """The broadcast of a judgement: the candidate's parts, and the current ones under names that begin with CURRENT."""
+def paired(current: Parts, candidate: Parts) -> Parts:
+    """The broadcast of a comparison: the candidate's parts, and the current ones under names that begin with CURRENT."""
     return {**candidate, **tree.prefixed(CURRENT, current)}
 
 
-def compared(down: Parts) -> tuple[Parts, Parts]:
-    """The inverse of `judged` -> (current, candidate)."""
+def unpaired(down: Parts) -> tuple[Parts, Parts]:
+    """The inverse of `paired` -> (current, candidate)."""
     candidate = {name: params for name, params in down.items() if not name.startswith(CURRENT)}
     return tree.unprefixed(CURRENT, down), candidate
 

@@ -42,8 +42,8 @@ from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Fleet, Step
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-JUDGES = (1, 2)  # the protocol of the first agents that judge candidates
-MIN_JUDGING_S = 10.0
+COMPARES = (1, 2)  # the protocol of the first agents that compare candidates
+MIN_COMPARING_S = 10.0
 MAX_DEADLINE_S = 86400.0  # largest value of a message
 
 
@@ -121,20 +121,20 @@ class MqttFleet(Fleet):
     def trainable(self) -> Sequence[ClientId]:
         return [device for device in self.clients() if device not in self._exhausted]
 
-    def judges(self) -> Sequence[ClientId]:
+    def able_to_compare(self) -> Sequence[ClientId]:
         """Those whose agent knows the assignment."""
-        return [device for device in self.clients() if self._roster.speaks(device, JUDGES)]
+        return [device for device in self.clients() if self._roster.speaks(device, COMPARES)]
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Send the round request at once; the returned iterator collects the updates."""
         self._close_outdated(step, round)
         opened = self._open_request(step, round, method, downs)
         started = time.monotonic()
-        until = started + (self._judging_s() if step == "judge" else self._limits.deadline_s)
+        until = started + (self._comparing_s() if step == "compare" else self._limits.deadline_s)
         self._announce_round()
         self._journal.add_requests(downs, self._run_id, round, step, opened.request.id)
         for client, parts in downs.items():
-            before, down = steps.compared(parts) if step == "judge" else ({}, parts)
+            before, down = steps.unpaired(parts) if step == "compare" else ({}, parts)
             self._assignments.assign(
                 client,
                 step,
@@ -148,9 +148,9 @@ class MqttFleet(Fleet):
             )
         return self._collect(opened, started, until)
 
-    def _judging_s(self) -> float:
-        """How long a round waits for its judges: no longer than for its updates."""
-        return min(max(self._training_s, MIN_JUDGING_S), self._limits.deadline_s)
+    def _comparing_s(self) -> float:
+        """How long a round waits for its panel: no longer than for its updates."""
+        return min(max(self._training_s, MIN_COMPARING_S), self._limits.deadline_s)
 
     def at_work(self) -> Collection[ClientId]:
         """Members of open training requests without a response, and those whose late updates are still to be aggregated."""

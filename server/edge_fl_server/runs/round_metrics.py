@@ -23,7 +23,7 @@ class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `selected` are the clients whose update could count, `responded` those whose update arrived in time, `head_updates` the head-only
     devices that contributed. `staleness` maps late clients to the age of their update in rounds. `rejected` counts rejected reports by
     reason (`outlier`: updates that arrived but were dropped). `budget_exhausted` are the clients without privacy budget. `verdict` is that
-    of the round gate, None if the round was not judged. `metrics` summarises each metric over the clients in `clients`, which holds each
+    of the round gate, None if the round was not compared. `metrics` summarises each metric over the clients in `clients`, which holds each
     client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the final
     line; bytes count tensors, not framing.
     """

@@ -15,8 +15,8 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.engines.calibration.record import Calibration
 
 ClientId = str
-Step = Literal["train", "personalise", "evaluate", "judge"]
-MEASURES: frozenset[Step] = frozenset({"evaluate", "judge"})
+Step = Literal["train", "personalise", "evaluate", "compare"]
+MEASURES: frozenset[Step] = frozenset({"evaluate", "compare"})
 """Steps that change no personal parts."""
 Downs = Mapping[ClientId, Parts]  # broadcast by client, computed on access
 
@@ -48,7 +48,7 @@ class Fleet(ABC):
         """The available clients whose privacy budget is not exhausted."""
         return self.clients()
 
-    def judges(self) -> Sequence[ClientId]:
+    def able_to_compare(self) -> Sequence[ClientId]:
         """The available clients that can compare a candidate with the current parts."""
         return self.clients()
 
@@ -68,9 +68,9 @@ class Fleet(ABC):
         """Metrics of each client with the given broadcast; the updates carry no parts."""
         return self.each("evaluate", round, method, downs)
 
-    def judge(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        """Each client's comparison of a candidate with the current parts (`steps.judged`), as metrics; the updates carry no parts."""
-        return self.each("judge", round, method, downs)
+    def compare(self, round: int, method: Method, downs: Downs) -> Iterator[Update]:
+        """Each client's comparison of a candidate with the current parts (`steps.paired`), as metrics; the updates carry no parts."""
+        return self.each("compare", round, method, downs)
 
     def at_work(self) -> Collection[ClientId]:
         """Clients whose update to an earlier round still counts; empty without a buffer."""
@@ -114,8 +114,8 @@ class WrappedFleet(Fleet):
     def trainable(self) -> Sequence[ClientId]:
         return self._fleet.trainable()
 
-    def judges(self) -> Sequence[ClientId]:
-        return self._fleet.judges()
+    def able_to_compare(self) -> Sequence[ClientId]:
+        return self._fleet.able_to_compare()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._fleet.each(step, round, method, downs)

@@ -1,23 +1,23 @@
 """The round gate: clients compare a round's candidate, the aggregated shared parts, with the current ones before it becomes current.
 
-    panel -> (looks worse) -> jury -> (is worse) -> leave groups out -> accepted | repaired | dropped | forced
+    panel -> (looks worse) -> larger panel -> (is worse) -> leave groups out -> accepted | repaired | dropped | forced
 
 A client compares image by image on its validation set and answers with three counts: images, lost, gained. Its change is
 (gained - lost) / images, in [-1, 1], so that it weighs the same whatever it claims.
 
-1. A random panel, a fifth of the round's clients, judges every candidate. Unless its mean change without the best answers is clearly
-   negative, the candidate is accepted. A panel alone drops nothing. Judges are drawn from the next round's clients first: a device has the
-   candidate then when it becomes the next broadcast, so its download is only moved forward.
-2. Otherwise a jury as large as the round is asked. TRIM of its changes are removed at each end, so that so many liars can neither drop a
-   round nor save one. The round is worse if the trimmed mean is below minus the margin, and below 0 by Z standard errors. The error is the
-   larger of two: that of the discordant images, as if each were lost or gained by the flip of a fair coin, and that of the drawn clients,
-   which is 0 where all were asked. With two judges both must have lost GROSS; one judge never drops a round.
-3. A round that is worse is aggregated again without one group of its updates at a time, and some of the jury judge these candidates. The
-   groups without which it is best are left out until it is no longer worse. Then their members come back one by one; those that make it
-   worse again stay out, and are named if that is beyond chance. At most half of the updates are left out; if that does not help, the round
-   is dropped and nobody is named.
+1. A random panel, a fifth of the round's clients, compares every candidate. Unless its mean change without the best answers is clearly
+   negative, the candidate is accepted. This panel alone drops nothing. It is drawn from the next round's clients first: a device
+   then has the candidate when it becomes the next broadcast, so its download is only moved forward.
+2. Otherwise a larger panel, as large as the round, is asked. TRIM of its changes are removed at each end, so that so many liars can
+   neither drop a round nor save one. The round is worse if the trimmed mean is below minus the margin, and below 0 by Z standard errors.
+   The error is the larger of two: that of the discordant images, as if each were lost or gained by the flip of a fair coin, and that of
+   the drawn clients, which is 0 where all were asked. Of two clients both must have lost GROSS; one client never drops a round.
+3. A round that is worse is aggregated again without one group of its updates at a time, and some of the larger panel compare these
+   candidates. The groups without which it is best are left out until it is no longer worse. Then their members come back one by one; those
+   that make it worse again stay out, and are named if that is beyond chance. At most half of the updates are left out; if that does not
+   help, the round is dropped and nobody is named.
 
-After MOST_DROPPED rounds dropped in a row the next one is accepted whatever the judges say, so that a run cannot be stopped.
+After MOST_DROPPED rounds dropped in a row the next one is accepted whatever the panel says, so that a run cannot be stopped.
 
 The margin: where all clients take part, the accuracy of honest rounds falls by little. Where few take part, honest rounds forget the
 classes of the others; the margin grows with the share that did not (docs/robustness.md has the measured falls).
@@ -48,22 +48,22 @@ log = logging.getLogger(__name__)
 PANEL, SMALLEST_PANEL = 0.2, 3
 """The panel's share of a round's clients where the recipe says "auto", and its size at least."""
 LEAST = 8
-"""Available clients from which on "auto" judges rounds."""
+"""Available clients from which on "auto" has rounds compared."""
 SUSPICIOUS = 2 / 3
-"""A panel's mean change, in margins, from which on a jury is asked."""
-SMALLEST_JURY, LARGEST_JURY = 8, 50
+"""A panel's mean change, in margins, from which on a larger panel is asked."""
+LARGER_PANEL_MIN, LARGER_PANEL_MAX = 8, 50
 MARGIN, MARGIN_OF_ABSENT = 0.10, 0.40
 """The fall in accuracy that is accepted where every client takes part, and what is added where none would."""
 TRIM, Z = 0.2, 2.0
 GROSS = 0.5
-GROUPS, JUDGES_OF_GROUPS = 5, 8
+GROUPS, PANEL_OF_GROUPS = 5, 8
 LEFT_OUT, NAMED = 0.05, 0.10
 """The fall that one client's update causes, from which on it is left out, and from which on its outlier score is 1."""
 MAX_SCORE = 100.0
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Comparison:
     """One client's comparison of two models on `images` validation images."""
 
     images: int
@@ -77,17 +77,17 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The judgements on one candidate by clients with validation images, drawn from `of` clients."""
+    """The comparisons of one candidate by clients with validation images, drawn from `of` clients."""
 
-    judgements: Mapping[ClientId, Judgement]
+    comparisons: Mapping[ClientId, Comparison]
     of: int
 
     def __or__(self, other: Evidence) -> Evidence:
-        return Evidence({**self.judgements, **other.judgements}, max(self.of, other.of))
+        return Evidence({**self.comparisons, **other.comparisons}, max(self.of, other.of))
 
     @property
     def changes(self) -> np.ndarray:
-        return np.array([judgement.change for judgement in self.judgements.values()])
+        return np.array([comparison.change for comparison in self.comparisons.values()])
 
     @property
     def trimmed(self) -> float:
@@ -96,33 +96,33 @@ class Evidence:
     @property
     def error(self) -> float:
         """Standard error of the trimmed mean."""
-        judgements, n = list(self.judgements.values()), len(self.judgements)
-        noise = sum(max(j.lost + j.gained, 1) / j.images**2 for j in judgements) / n
+        comparisons, n = list(self.comparisons.values()), len(self.comparisons)
+        noise = sum(max(c.lost + c.gained, 1) / c.images**2 for c in comparisons) / n
         drawn = error_of(self.changes) * math.sqrt(1 - n / max(self.of, n))
         return max(math.sqrt(noise / (n - 2 * trimmed_off(n))), drawn)
 
     def suspicious(self, margin: float) -> bool:
-        """Whether a few judges, without the best answers, lost so much that more should be asked: SUSPICIOUS of the margin, and more than
+        """Whether a few clients, without the best answers, lost so much that more should be asked: SUSPICIOUS of the margin, and more than
         one standard error of the images.
         """
-        judgements = sorted(self.judgements.values(), key=lambda judgement: judgement.change)
-        if not (kept := judgements[: len(judgements) - trimmed_off(len(judgements))]):
+        comparisons = sorted(self.comparisons.values(), key=lambda comparison: comparison.change)
+        if not (kept := comparisons[: len(comparisons) - trimmed_off(len(comparisons))]):
             return False
-        lost, gained = sum(j.lost for j in kept), sum(j.gained for j in kept)
-        fell = sum(j.change for j in kept) / len(kept)
+        lost, gained = sum(c.lost for c in kept), sum(c.gained for c in kept)
+        fell = sum(c.change for c in kept) / len(kept)
         return fell <= -SUSPICIOUS * margin and lost - gained > math.sqrt(lost + gained)
 
     def worse(self, margin: float) -> bool:
         """Whether the candidate is worse by more than the margin, beyond chance."""
-        n = len(self.judgements)
+        n = len(self.comparisons)
         if n < 3:
             return n == 2 and bool((self.changes <= -max(GROSS, margin)).all())
         return self.trimmed <= -margin and self.trimmed + Z * self.error < 0
 
 
-def trimmed_off(judges: int) -> int:
-    """How many judges are removed at each end: TRIM of them, at least one of three."""
-    return max(int(TRIM * judges), 1) if judges >= 3 else 0
+def trimmed_off(answers: int) -> int:
+    """How many answers are removed at each end: TRIM of them, at least one of three."""
+    return max(int(TRIM * answers), 1) if answers >= 3 else 0
 
 
 def trimmed(changes: np.ndarray) -> float:
@@ -154,9 +154,9 @@ class Candidate:
 
 @dataclass
 class Gate:
-    """The gate of a run. `panel`: the panel's share of a round's clients, 0: no gate; `least`: available clients from which on it judges.
+    """The gate of a run. `panel`: the panel's share of a round's clients, 0: no gate; `least`: available clients from which on it works.
 
-    `dropped`: rounds dropped in a row before the first one. Judges are drawn from `seed`, so a resumed run draws the same.
+    `dropped`: rounds dropped in a row before the first one. Panels are drawn from `seed`, so a resumed run draws the same.
     """
 
     fleet: Fleet
@@ -165,32 +165,35 @@ class Gate:
     cohort: CohortConfig = CohortConfig()
     seed: int = 0
     dropped: int = 0
-    _judgements: int = field(default=0, init=False)
+    _comparisons: int = field(default=0, init=False)
     _bytes: int = field(default=0, init=False)
 
     def applies(self, method: Method) -> bool:
-        """Whether rounds of this method are judged now: enough clients, and a model that predicts between rounds."""
+        """Whether rounds of this method are compared now: enough clients, and a model that predicts between rounds."""
         predicts = method.has_global or method.predicts_early
-        return bool(self.panel and predicts and len(self.fleet.judges()) >= self.least)
+        return bool(self.panel and predicts and len(self.fleet.able_to_compare()) >= self.least)
 
     def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
-        """The shared parts after the round, and why; no verdict where nothing changed or nobody could judge."""
+        """The shared parts after the round, and why; no verdict where nothing changed or no client could compare."""
         if same(candidate.current, candidate.shared) or not candidate.updates:
             return candidate.shared, None
-        self._judgements = self._bytes = 0
+        self._comparisons = self._bytes = 0
         order = self._order(candidate.round)
         members = len(candidate.updates)
-        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.judges()), 1), 0)
+        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.able_to_compare()), 1), 0)
         size = max(int(self.panel * members + 1e-9), SMALLEST_PANEL)
         evidence = self._ask(candidate, candidate.shared, order[:size])
         if evidence.suspicious(margin):
-            jury = min(max(members, SMALLEST_JURY), LARGEST_JURY)
-            evidence |= self._ask(candidate, candidate.shared, order[size:jury])
+            larger = min(max(members, LARGER_PANEL_MIN), LARGER_PANEL_MAX)
+            evidence |= self._ask(candidate, candidate.shared, order[size:larger])
             if evidence.worse(margin):
                 return self._without_the_cause(candidate, evidence, margin)
         self.dropped = 0
-        if not evidence.judgements:
-            log.info("round %d: no judge has validation images; the round was not judged", candidate.round)
+        if not evidence.comparisons:
+            log.info(
+                "round %d: no client of the panel has validation images; the round was not compared",
+                candidate.round,
+            )
             return candidate.shared, None
         return candidate.shared, self._verdict("accepted", evidence, margin)
 
@@ -198,8 +201,8 @@ class Gate:
         self, candidate: Candidate, evidence: Evidence, margin: float
     ) -> tuple[Parts, Verdict]:
         """Leave out those who made the round worse; without them drop it, or accept it after too many."""
-        judges = list(evidence.judgements)[:JUDGES_OF_GROUPS]
-        found = _Search(candidate, lambda shared: self._ask(candidate, shared, judges), margin).run()
+        panel = list(evidence.comparisons)[:PANEL_OF_GROUPS]
+        found = _Search(candidate, lambda shared: self._ask(candidate, shared, panel), margin).run()
         if found:
             self.dropped = 0
             shared, without, named = found
@@ -217,7 +220,7 @@ class Gate:
     def _order(self, round: int) -> list[ClientId]:
         """The available clients in the order in which they are asked in this round, those of the next round first."""
         fleet, working = self.fleet, self.fleet.at_work()
-        idle = [client for client in fleet.judges() if client not in working]
+        idle = [client for client in fleet.able_to_compare() if client not in working]
         order = [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
         following = set(
             cohorts.draw(
@@ -231,21 +234,21 @@ class Gate:
         )
         return sorted(order, key=lambda client: client not in following)
 
-    def _ask(self, candidate: Candidate, shared: Parts, judges: Sequence[ClientId]) -> Evidence:
+    def _ask(self, candidate: Candidate, shared: Parts, panel: Sequence[ClientId]) -> Evidence:
         """What these clients say about `shared` against the current parts; those that do not answer are missing."""
-        downs = _Downs(candidate.method, candidate.current, shared, judges)
+        downs = _Downs(candidate.method, candidate.current, shared, panel)
         found = {}
-        for update in self.fleet.judge(candidate.round, candidate.method, downs) if judges else ():
+        for update in self.fleet.compare(candidate.round, candidate.method, downs) if panel else ():
             counts = (
                 update.metrics.get(name, 0.0)
                 for name in (VALIDATION_SAMPLES, VALIDATION_LOST, VALIDATION_GAINED)
             )
             images, lost, gained = (int(count) for count in counts)
-            self._judgements += 1
+            self._comparisons += 1
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
-                found[update.client] = Judgement(images, lost, gained)
+                found[update.client] = Comparison(images, lost, gained)
         self._bytes += downs.bytes
-        return Evidence({id: found[id] for id in judges if id in found}, len(self.fleet.judges()))
+        return Evidence({id: found[id] for id in panel if id in found}, len(self.fleet.able_to_compare()))
 
     def _verdict(
         self,
@@ -255,25 +258,25 @@ class Gate:
         without: Collection[ClientId] = (),
         named: Mapping[ClientId, float] | None = None,
     ) -> Verdict:
-        judgements = evidence.judgements.values()
+        comparisons = evidence.comparisons.values()
         return Verdict(
             outcome,
             round(evidence.trimmed, 4),
             round(margin, 4),
-            len(judgements),
-            sum(j.images for j in judgements),
-            sum(j.lost for j in judgements),
-            sum(j.gained for j in judgements),
+            len(comparisons),
+            sum(c.images for c in comparisons),
+            sum(c.lost for c in comparisons),
+            sum(c.gained for c in comparisons),
             tuple(sorted(without)),
             dict(named or {}),
-            self._judgements,
+            self._comparisons,
             self._bytes,
         )
 
 
 @dataclass
 class _Search:
-    """The search for the updates that made a round worse. `ask` has the same judges compare any candidate with the current parts."""
+    """The search for the updates that made a round worse. `ask` has the same panel compare any candidate with the current parts."""
 
     candidate: Candidate
     ask: Callable[[Parts], Evidence]
@@ -285,15 +288,15 @@ class _Search:
         out = self._groups_without_which_it_is_better(updates)
         if not out:
             return None
-        shared, evidence = self._judged(out)
+        shared, evidence = self._compared(out)
         without, named = set(out), dict[ClientId, float]()
         for update in reversed(updates):  # who contributed least comes back first
             if update.client not in out:
                 continue
-            with_it, judged = self._judged(without - {update.client})
-            harm, error = fall(evidence, judged)
+            with_it, evidence_with_it = self._compared(without - {update.client})
+            harm, error = fall(evidence, evidence_with_it)
             if harm < LEFT_OUT:
-                without, shared, evidence = without - {update.client}, with_it, judged
+                without, shared, evidence = without - {update.client}, with_it, evidence_with_it
             elif harm >= NAMED and harm > Z * error:
                 named[update.client] = round(min(harm / NAMED, MAX_SCORE), 3)
         if not without or not self._is_cured(evidence):
@@ -304,21 +307,21 @@ class _Search:
         """The members of the fewest groups without which the round is not worse; empty if there are none."""
         groups = [list(group) for group in np.array_split(np.arange(len(updates)), min(GROUPS, len(updates)))]
         members = [{updates[place].client for place in group} for group in groups]
-        alone = [self._judged(group)[1] for group in members]
+        alone = [self._compared(group)[1] for group in members]
         out: set[ClientId] = set()
         for place in sorted(range(len(members)), key=lambda place: -alone[place].trimmed):
             out |= members[place]
             if len(out) > len(updates) / 2:
                 break
-            evidence = alone[place] if out == members[place] else self._judged(out)[1]
+            evidence = alone[place] if out == members[place] else self._compared(out)[1]
             if self._is_cured(evidence):
                 return out
         return set()
 
     def _is_cured(self, evidence: Evidence) -> bool:
-        return bool(evidence.judgements) and evidence.trimmed > -self.margin
+        return bool(evidence.comparisons) and evidence.trimmed > -self.margin
 
-    def _judged(self, without: Collection[ClientId]) -> tuple[Parts, Evidence]:
+    def _compared(self, without: Collection[ClientId]) -> tuple[Parts, Evidence]:
         kept = [update for update in self.candidate.updates if update.client not in without]
         shared = self.candidate.aggregate(kept)
         return shared, self.ask(shared)
@@ -342,14 +345,14 @@ class _Search:
 
 
 def fall(better: Evidence, worse: Evidence) -> tuple[float, float]:
-    """By how much the accuracy with one candidate is below that with another, over the clients that judged both, and its standard error."""
-    both = [client for client in better.judgements if client in worse.judgements]
-    falls = np.array([better.judgements[c].change - worse.judgements[c].change for c in both])
+    """By how much the accuracy with one candidate is below another's, over the clients that compared both, and its standard error."""
+    both = [client for client in better.comparisons if client in worse.comparisons]
+    falls = np.array([better.comparisons[c].change - worse.comparisons[c].change for c in both])
     return trimmed(falls), error_of(falls)
 
 
 class _Downs(Mapping[ClientId, Parts]):
-    """What judges receive (`steps.judged`), computed on access. `bytes` counts the candidates: a judge of this round has the rest."""
+    """What a panel receives (`steps.paired`), computed on access. `bytes` counts the candidates: a client of this round has the rest."""
 
     def __init__(self, method: Method, current: Parts, shared: Parts, clients: Collection[ClientId]) -> None:
         self._method, self._current, self._shared = method, current, shared
@@ -367,7 +370,7 @@ class _Downs(Mapping[ClientId, Parts]):
             steps.broadcast(self._method, parts, client) for parts in (self._current, self._shared)
         )
         self._sizes[client] = size_bytes(candidate)
-        return steps.judged(current, candidate)
+        return steps.paired(current, candidate)
 
     def __iter__(self) -> Iterator[ClientId]:
         return iter(self._clients)

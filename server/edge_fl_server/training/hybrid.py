@@ -54,8 +54,8 @@ class HybridFleet(Fleet):
         devices = (client for client in self._devices.trainable() if client not in self._names)
         return sorted([*self._simulated.trainable(), *devices])
 
-    def judges(self) -> Sequence[ClientId]:
-        return sorted(self._names.union(self._devices.judges()))
+    def able_to_compare(self) -> Sequence[ClientId]:
+        return sorted(self._names.union(self._devices.able_to_compare()))
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         of_devices = Subset(downs, [client for client in downs if client not in self._names])

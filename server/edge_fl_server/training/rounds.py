@@ -1,6 +1,6 @@
 """The round loop: federated rounds of any method on any fleet.
 
-    select -> broadcast -> collect -> aggregate -> judge -> evaluate -> record
+    select -> broadcast -> collect -> aggregate -> compare -> evaluate -> record
 
 The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
 (`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied
@@ -42,7 +42,8 @@ Reports = Mapping[ClientId, Mapping[str, float]]
 class Plan:
     """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never).
 
-    `panel` is the share of a round's clients that judge it before it counts (`gate`; 0: none), with at least `judged_from` clients.
+    `panel` is the share of a round's clients that compare its outcome with the parts before it (`gate`; 0: none), with at least
+    `panel_from` clients.
     """
 
     rounds: int
@@ -51,7 +52,7 @@ class Plan:
     evaluate_every: int = 0
     robust: Robust = Robust()
     panel: float = 0.0
-    judged_from: int = 2
+    panel_from: int = 2
 
     @classmethod
     def of(cls, recipe: Recipe, method: Method) -> Plan:
@@ -76,7 +77,7 @@ class RoundResult:
     `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
     included; `responded` are those whose update arrived in time, and `staleness` maps such a client to the age of its update in rounds, if
     not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget. `verdict` is that of
-    the round gate; None if the round was not judged.
+    the round gate; None if the round was not compared.
     `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
     """
 
@@ -209,7 +210,7 @@ def run(
     """
     shared = steps.start(method) if shared is None else shared
     hooks = hooks or RunHooks()
-    gate = Gate(fleet, plan.panel, plan.judged_from, plan.cohort, plan.seed, dropped)
+    gate = Gate(fleet, plan.panel, plan.panel_from, plan.cohort, plan.seed, dropped)
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
         logs.set_context(round=number)
@@ -242,7 +243,7 @@ def _round(
         received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
         updates: Iterable[Update] = hooks.screen(received, shared)
         aggregate = partial(_aggregate, method, shared, plan)
-        if judged := gate.applies(method):
+        if gated := gate.applies(method):
             updates = list(updates)  # aggregated again without some of them if the round makes clients worse
         aggregated = aggregate(updates)
         collected.drain()  # a method that aggregates nothing still waits for its clients
@@ -255,7 +256,7 @@ def _round(
             raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
         log.warning("%s; retrying", reason)
     verdict: Verdict | None = None
-    if judged:
+    if gated:
         candidate = Candidate(method, number, shared, aggregated, list(updates), aggregate)
         aggregated, verdict = gate.decide(candidate)
     due = plan.evaluate_every and number % plan.evaluate_every == 0

@@ -8,33 +8,33 @@ from typing import Literal
 from msgspec import Struct
 
 MOST_DROPPED = 3
-"""Rounds dropped in a row after which the next one counts whatever the judges say."""
+"""Rounds dropped in a row after which the next one counts whatever the panel says."""
 Outcome = Literal["accepted", "repaired", "dropped", "forced"]
 
 
 class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     """The verdict on a round.
 
-    `change` is the trimmed mean of the judges' changes of accuracy for the round as it was, `margin` the fall that is accepted. `judges`,
+    `change` is the trimmed mean of the clients' changes of accuracy for the round as it was, `margin` the fall that is accepted. `clients`,
     `images`, `lost` and `gained` count those that decided. `without` are the clients whose updates were left out, `named` the outlier
-    scores of those among them that made it worse. `judgements` counts all comparisons and `bytes_down` what was sent for them.
+    scores of those among them that made it worse. `comparisons` counts all that were made and `bytes_down` what was sent for them.
     """
 
     outcome: Outcome
     change: float = 0.0
     margin: float = 0.0
-    judges: int = 0
+    clients: int = 0
     images: int = 0
     lost: int = 0
     gained: int = 0
     without: tuple[str, ...] = ()
     named: Mapping[str, float] = {}
-    judgements: int = 0
+    comparisons: int = 0
     bytes_down: int = 0
 
     def __str__(self) -> str:
         fell = f"accuracy {100 * self.change:+.0f} points ({self.lost} images lost, {self.gained} gained of {self.images}"
-        fell += f" on {self.judges} devices; {-100 * self.margin:.0f} would count)"
+        fell += f" on {self.clients} devices; {-100 * self.margin:.0f} would count)"
         match self.outcome:
             case "repaired":
                 return f"{fell}; aggregated without {', '.join(self.without)}"

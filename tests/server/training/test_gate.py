@@ -19,7 +19,7 @@ from edge_fl_server.orchestrate.execute import simulated_fleet
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import WrappedFleet
-from edge_fl_server.training.gate import Evidence, Judgement, fall
+from edge_fl_server.training.gate import Comparison, Evidence, fall
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.verdict import MOST_DROPPED
 
@@ -27,7 +27,7 @@ CLIENTS, LEARNT = 10, 4
 
 
 class Attacked(WrappedFleet):
-    """Clients of which `attackers` send noise as large as a model from round LEARNT on, and `liars` answer judgements with `lie`."""
+    """Clients of which `attackers` send noise as large as a model from round LEARNT on, and `liars` answer comparisons with `lie`."""
 
     def __init__(self, fleet, attackers=(), liars: Mapping[str, str] = {}):
         super().__init__(fleet)
@@ -35,12 +35,12 @@ class Attacked(WrappedFleet):
         self.asked: list[list[str]] = []
 
     def each(self, step, round, method, downs):
-        if step == "judge":
+        if step == "compare":
             self.asked.append(list(downs))
         for update in self._fleet.each(step, round, method, downs):
             if step == "train" and round >= LEARNT and update.client in self._attackers:
                 yield noisy(update)
-            elif step == "judge" and update.client in self._liars:
+            elif step == "compare" and update.client in self._liars:
                 images = update.metrics[metrics.VALIDATION_SAMPLES]
                 counts = {
                     metrics.VALIDATION_LOST: 0,
@@ -80,25 +80,25 @@ def results(rounds_: int, attackers=(), liars: Mapping[str, str] = {}, panel=0.2
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedpac", "fedcrc", "ditto", "fedamp"])
 def test_an_honest_round_is_exactly_as_without_the_gate(method):
-    _, _, judged = results(2, panel=0.3, method=method)
+    _, _, gated = results(2, panel=0.3, method=method)
     _, _, plain = results(2, panel=0, method=method)
-    assert [result.verdict.outcome for result in judged] == ["accepted"] * 2
+    assert [result.verdict.outcome for result in gated] == ["accepted"] * 2
     assert [result.verdict for result in plain] == [None] * 2
-    assert same(judged[-1].shared, plain[-1].shared)
+    assert same(gated[-1].shared, plain[-1].shared)
 
 
-def test_simulations_are_not_judged_unless_the_recipe_says_so_and_devices_are():
+def test_simulations_are_not_compared_unless_the_recipe_says_so_and_devices_are():
     method = fleet_of()[0]
     devices = Plan.of(with_settings(Recipe(), ["source=fleet"]), method)
     assert Plan.of(Recipe(), method).panel == 0
-    assert (devices.panel, devices.judged_from) == (gate.PANEL, 8)
+    assert (devices.panel, devices.panel_from) == (gate.PANEL, 8)
 
 
-def test_a_panel_is_a_fifth_of_a_round_and_its_judges_take_part_in_the_next_one():
+def test_a_panel_is_a_fifth_of_a_round_and_its_clients_take_part_in_the_next_one():
     """So their candidate is a download that is only moved forward (tests/mixed/test_round_gate.py measures it on devices)."""
     half = CohortConfig(participation=0.5)
     _, fleet, found = results(3, panel=gate.PANEL, cohort=half)
-    assert [result.verdict.judgements for result in found] == [gate.SMALLEST_PANEL] * 3
+    assert [result.verdict.comparisons for result in found] == [gate.SMALLEST_PANEL] * 3
     for asked, following in zip(fleet.asked, found[1:], strict=False):
         assert set(asked) < set(following.selected)
     for result in found:
@@ -156,9 +156,9 @@ def test_a_liar_drops_no_honest_round_and_saves_no_bad_one(panel):
     assert bad[-1].verdict.outcome == "repaired"
 
 
-def judgements(*changes: float, images: int = 10, of: int = 0) -> Evidence:
+def comparisons(*changes: float, images: int = 10, of: int = 0) -> Evidence:
     found = {
-        f"c{place}": Judgement(images, round(max(-c, 0) * images), round(max(c, 0) * images))
+        f"c{place}": Comparison(images, round(max(-c, 0) * images), round(max(c, 0) * images))
         for place, c in enumerate(changes)
     }
     return Evidence(found, of or len(found))
@@ -167,7 +167,7 @@ def judgements(*changes: float, images: int = 10, of: int = 0) -> Evidence:
 @pytest.mark.parametrize(
     ("changes", "worse"),
     [
-        ((-1.0,), False),  # one judge never drops a round
+        ((-1.0,), False),  # one client never drops a round
         ((-1.0, -0.4), False),
         ((-0.5, -0.5), True),
         ((-1.0, 0.0, 0.0), False),  # one of three
@@ -178,13 +178,13 @@ def judgements(*changes: float, images: int = 10, of: int = 0) -> Evidence:
         ((0.0,) * 10, False),
     ],
 )
-def test_a_round_is_worse_only_if_enough_judges_lost(changes, worse):
-    assert judgements(*changes, images=100).worse(0.1) is worse
+def test_a_round_is_worse_only_if_enough_clients_lost(changes, worse):
+    assert comparisons(*changes, images=100).worse(0.1) is worse
 
 
 def test_few_images_show_only_large_harm():
-    assert not judgements(*[-0.2, 0.0, 0.2, -0.4, -0.2, 0.0, -0.2, -0.2], images=5).worse(0.1)
-    assert judgements(*[-0.6, -0.4, -0.8, -0.6, 0.0, -0.4, -0.6, -0.4], images=5).worse(0.1)
+    assert not comparisons(*[-0.2, 0.0, 0.2, -0.4, -0.2, 0.0, -0.2, -0.2], images=5).worse(0.1)
+    assert comparisons(*[-0.6, -0.4, -0.8, -0.6, 0.0, -0.4, -0.6, -0.4], images=5).worse(0.1)
 
 
 @pytest.mark.parametrize(
@@ -197,25 +197,25 @@ def test_few_images_show_only_large_harm():
         ),  # an honest client whose class conflicts with two others'
     ],
 )
-def test_one_or_two_judges_who_lose_much_name_nobody(changes, named):
-    harm, error = fall(judgements(*[0.0] * len(changes)), judgements(*changes))
+def test_one_or_two_clients_that_lose_much_name_nobody(changes, named):
+    harm, error = fall(comparisons(*[0.0] * len(changes)), comparisons(*changes))
     assert harm >= gate.NAMED
     assert (harm > gate.Z * error) is named
 
 
-def test_judges_drawn_from_many_clients_count_less_than_all_clients():
+def test_clients_drawn_from_many_clients_count_less_than_all_clients():
     changes = [-0.6, -0.5, 0.2, 0.1, -0.6, 0.2, -0.4, 0.1]
-    assert judgements(*changes, images=1000, of=8).worse(0.1)
-    assert not judgements(*changes, images=1000, of=1000).worse(0.1)
+    assert comparisons(*changes, images=1000, of=8).worse(0.1)
+    assert not comparisons(*changes, images=1000, of=1000).worse(0.1)
 
 
-def test_honest_judges_without_harm_rarely_drop_a_round():
-    """10,000 juries of 8 judges with 10 images, of which each changes with probability 0.3, in either direction."""
+def test_honest_clients_without_harm_rarely_drop_a_round():
+    """10,000 panels of 8 clients with 10 images, of which each changes with probability 0.3, in either direction."""
     drawn = np.random.default_rng(0)
     lost, gained = (drawn.binomial(10, 0.15, (10_000, 8)) for _ in range(2))
     dropped = 0
     for ls, gs in zip(lost, gained, strict=True):
-        found = {str(i): Judgement(20, int(a), int(b)) for i, (a, b) in enumerate(zip(ls, gs, strict=True))}
+        found = {str(i): Comparison(20, int(a), int(b)) for i, (a, b) in enumerate(zip(ls, gs, strict=True))}
         dropped += Evidence(found, 8).worse(0.1)
     assert dropped <= 20
 
@@ -226,28 +226,28 @@ def test_a_client_that_makes_up_counts_is_not_heard():
     class Inventing(WrappedFleet):
         def each(self, step, round, method, downs):
             for update in super().each(step, round, method, downs):
-                if step == "judge" and update.client == "c000":
+                if step == "compare" and update.client == "c000":
                     update.metrics[metrics.VALIDATION_LOST] = 1e9
                 yield update
 
     (result,) = rounds.run(method, Inventing(fleet), plan)
-    assert result.verdict.judges == CLIENTS - 1
+    assert result.verdict.clients == CLIENTS - 1
 
 
-def test_a_method_without_a_model_before_its_end_is_not_judged():
+def test_a_method_without_a_model_before_its_end_is_not_compared():
     assert [result.verdict for result in results(1, method="repper")[2]] == [None]
 
 
-def test_a_judgement_leaves_everything_as_it_was():
+def test_a_comparison_leaves_everything_as_it_was():
     method, fleet, plan = fleet_of("rounds=1", method="fedrep")
     (result,) = rounds.run(method, fleet, plan)
     start = steps.start(method)
     before = dict(fleet.personal_state())
     downs = {
-        client: steps.judged(*(steps.broadcast(method, parts, client) for parts in (start, result.shared)))
+        client: steps.paired(*(steps.broadcast(method, parts, client) for parts in (start, result.shared)))
         for client in fleet.clients()
     }
-    found = list(fleet.judge(1, method, downs))
+    found = list(fleet.compare(1, method, downs))
     assert all(same(parts, before[client]) for client, parts in fleet.personal_state())
     assert {size_bytes(update.parts) for update in found} == {0}
     for update in found:
@@ -259,12 +259,12 @@ def test_a_judgement_leaves_everything_as_it_was():
         }
 
 
-def test_a_server_that_ends_while_clients_judge_goes_on_without_change_of_a_figure():
+def test_a_server_that_ends_while_clients_compare_goes_on_without_change_of_a_figure():
     class Ending(WrappedFleet):
-        def judge(self, round, method, downs):
+        def compare(self, round, method, downs):
             if round == 2:
                 raise KeyboardInterrupt
-            return super().judge(round, method, downs)
+            return super().compare(round, method, downs)
 
     method, fleet, plan = fleet_of("validation.panel=0.2", "rounds=2", "evaluate_every=1", method="fedrep")
     _, undisturbed = rounds.run(method, fleet, plan)

@@ -21,7 +21,7 @@ REPORT_KINDS: dict[Mode, str] = {
     "train": "update",
     "personalise": "personal",
     "evaluate": "evaluation",
-    "judge": "evaluation",
+    "compare": "evaluation",
     "serve": "head",
 }
 MIN_CHUNK_BYTES = 1024  # size at which an empty chunk is counted, so that the number of chunks is bounded

@@ -22,7 +22,7 @@ def take_step(
         return client.train(method, round, down, own)
     if step == "personalise":
         return client.personalise(method, round, down, own)
-    measured = (client.judge if step == "judge" else client.evaluate)(method, down, own)
+    measured = (client.compare if step == "compare" else client.evaluate)(method, down, own)
     return Update(client.id, len(client.data.train), {}, measured), own
 
 
