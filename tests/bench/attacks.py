@@ -31,14 +31,13 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import simulated_fleet
-from edge_fl_server.training import rounds
+from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.rounds import Plan, RoundResult, RunHooks
 
 ROUNDS = 10
-PANEL = 0.1  # of a round's clients: the default of a fleet of devices
 CLAIMED = 2**30
 NAMED = 3  # updates that were not used
 PATCH, TARGET = 2, 0  # of the backdoor: pixels, class
@@ -358,7 +357,7 @@ class Defence:
 
 
 UNPROTECTED = Defence("mean, unprotected", False)
-DEFAULTS = Defence("mean (defaults)", True, PANEL)
+DEFAULTS = Defence("mean (defaults)", True, gate.PANEL)
 DEFENCES = (
     UNPROTECTED,
     Defence("mean, screened", True),
@@ -375,7 +374,7 @@ class Fleets:
     """The fleets of a table: what they train on, by settings of a recipe."""
 
     clients: int
-    settings: Sequence[str] = ("data.beta=0.3",)
+    settings: tuple[str, ...] = ("data.beta=0.3",)
     method: str = "fedavg"
 
     def recipe(self, seed: int) -> Recipe:

@@ -380,7 +380,7 @@ def test_a_single_stage_has_no_gates_and_pauses_if_the_release_succeeded_nowhere
 
 @pytest.mark.parametrize(
     ("devices", "previous", "stages"),
-    [(20, 6, (0.05, 0.25, 1.0)), (19, 6, (1.0,)), (1000, 0, (1.0,))],
+    [(12, 6, (0.05, 0.25, 1.0)), (11, 6, (1.0,)), (1000, 0, (1.0,))],
 )
 def test_auto_stages_are_careful_in_a_large_fleet_with_a_previous_release(
     devices: int, previous: int, stages: tuple[float, ...]

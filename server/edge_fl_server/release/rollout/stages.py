@@ -23,7 +23,7 @@ from edge_fl_server.release.rollout.gates import Evidence, Outcome
 
 ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
-CAREFUL_FROM = 20  # devices
+CAREFUL_FROM = 12  # devices
 NO_DATA = "no_data"  # the error of a device without labelled pictures
 MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
 
