@@ -198,7 +198,7 @@ class ValidationConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     An update is rejected if the L2 norm of one of its parts exceeds `max_growth` times that of the broadcast part plus 1 (0: no limit).
     A device's update weighs at most `max_weight` times the cohort's median of announced samples (0: no limit): devices can claim any.
-    A device's change larger than `max_norm` times the cohort's median is scaled down to that, and outliers are dropped
+    A device's change larger than `max_norm` times the cohort's is reduced to that, tensor by tensor, and outliers are dropped
     (`edge_fl.learn.aggregation.screening`; 0: no screening). After `quarantine_after` rejected or dropped updates (0: never) a device is
     quarantined. `centre`, `trim` and `clip` are those of `edge_fl.learn.aggregation.robust`.
     `panel` is the share of a round's clients that compare its outcome with the shared parts before it, on their validation images; a
