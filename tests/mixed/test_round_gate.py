@@ -22,6 +22,7 @@ from edge_fl.wire.messages import Assignment, Report, decode
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.effects import Train
 from edge_fl_devices.workers.full import FullWorker
+from edge_fl_server.dashboard import prometheus
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds
@@ -135,11 +136,13 @@ def test_a_poisoned_round_is_repaired_by_real_devices_exactly_as_in_simulation(r
     answers = [decode(payload, Report) for topic, payload in real_site.packets if "/up/rpt/" in topic]
     assert 0 < max(answer.bytes_up for answer in answers if answer.kind == "evaluation") < 1000
 
-    # the device is named in the registry, and on the page
-    known = {
-        one.device: one
-        for one in devices.listed(Database.open(real_site.folder / "server" / "registry.sqlite"), "main")
-    }
+    # the device is named in the registry, and counted in the metrics
+    db = Database.open(real_site.folder / "server" / "registry.sqlite")
+    counted = prometheus.text(db, "main").decode()
+    assert 'edge_fl_gate_rounds_total{fleet="main",outcome="repaired"} 2.0' in counted
+    assert 'edge_fl_gate_rounds_total{fleet="main",outcome="accepted"} 2.0' in counted
+    assert 'edge_fl_gate_named_devices_total{fleet="main"} 2.0' in counted
+    known = {one.device: one for one in devices.listed(db, "main")}
     assert known[BAD].outlier_score >= 1
     assert max(known[device].outlier_score for device in EIGHT if device != BAD) < 1
     assert "repaired" in (results.path / "round_metrics.jsonl").read_text()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -21,7 +21,9 @@ from edge_fl_server.registry.tables import (
     rollouts,
     rounds,
     runs,
+    verdict_counts,
 )
+from edge_fl_server.training.verdict import Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")
@@ -96,6 +98,16 @@ def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
     lasted = connection.execute(sums.where(mine)).all()
     help = "Duration of rounds."
     yield _family(SummaryMetricFamily, "round_duration_seconds", help, fleet, (), lasted)
+    counts = verdict_counts.c
+    decided = connection.execute(
+        select(counts.outcome, counts.rounds, counts.named).where(counts.fleet == fleet)
+    ).all()
+    by_outcome = dict.fromkeys(get_args(Outcome), 0) | {outcome: number for outcome, number, _ in decided}
+    help = "Rounds that a panel of devices compared, by what became of them."
+    yield _family(CounterMetricFamily, "gate_rounds", help, fleet, ("outcome",), by_outcome.items())
+    named = [(sum(number for *_, number in decided),)]
+    help = "Devices named because a round was worse with their updates."
+    yield _family(CounterMetricFamily, "gate_named_devices", help, fleet, (), named)
     newest = select(runs.c.run, rounds.c.round, rounds.c.metrics, rounds.c.clients).select_from(joined)
     last = connection.execute(newest.where(mine).order_by(rounds.c.ended_at.desc()).limit(RECENT)).all()
     at = [(run, round) for run, round, *_ in last[:1]]

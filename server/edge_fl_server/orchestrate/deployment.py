@@ -138,13 +138,14 @@ class Deployment(RunHooks):
             self._server.journal.record_screening(self._results.id, round, scores, outliers)
 
     def _record_verdict(self, result: RoundResult) -> None:
-        """Store the outlier scores of the devices that the round gate names; repeated outliers are quarantined."""
-        if result.verdict and result.verdict.named:
-            table = self._server.roster.table
+        """Count what the round gate decided, and store the outlier scores of the devices named; repeated outliers are quarantined."""
+        if result.verdict:
+            table, journal = self._server.roster.table, self._server.journal
             scores = {id: score for id, score in result.verdict.named.items() if id in table}
             why = f"round {result.round} was worse with its update"
             outliers = {id: why for id, score in scores.items() if score >= 1}
-            self._server.journal.record_screening(self._results.id, result.round, scores, outliers)
+            runs.count_verdict(journal.db, journal.fleet, result.verdict.outcome, len(scores))
+            journal.record_screening(self._results.id, result.round, scores, outliers)
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import RequestRecord, RequestState, RoundRecord, RunEnd, RunRecord
-from edge_fl_server.registry.tables import requests, rounds, runs
+from edge_fl_server.registry.tables import requests, rounds, runs, verdict_counts
 
 MEASURING = ("evaluate", "personalise")
 """Modes of requests whose reports hold accuracies."""
@@ -80,6 +80,19 @@ def record_round(db: Database, record: RoundRecord) -> None:
         seconds = record.seconds + (connection.execute(earlier).scalar() or 0.0)
         row = {**msgspec.to_builtins(record), "seconds": seconds, "ended_at": record.ended_at or now()}
         db.upsert(connection, rounds, [row])
+
+
+def count_verdict(db: Database, fleet: str, outcome: str, named: int) -> None:
+    """Count a round by its outcome of the round gate, and the devices that it named; a round repeated after a resume counts again."""
+    counted = {"fleet": fleet, "outcome": outcome}
+    counts = verdict_counts.c
+    with db.writing() as connection:
+        db.insert_new(connection, verdict_counts, {**counted, "rounds": 0, "named": 0})
+        connection.execute(
+            update(verdict_counts)
+            .filter_by(**counted)
+            .values(rounds=counts.rounds + 1, named=counts.named + named)
+        )
 
 
 def rounds_of(db: Database, run: str) -> list[RoundRecord]:

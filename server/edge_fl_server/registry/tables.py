@@ -93,6 +93,14 @@ rejection_counts = Table(
     PrimaryKeyConstraint("fleet", "reason"),
 )
 
+verdict_counts = Table(
+    "verdict_counts",
+    metadata,
+    *_texts("fleet", "outcome"),
+    *_integers("rounds", "named"),  # rounds of this outcome of the round gate, and devices that these named
+    PrimaryKeyConstraint("fleet", "outcome"),
+)
+
 tags = Table(
     "tags",
     metadata,

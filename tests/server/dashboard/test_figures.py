@@ -207,6 +207,7 @@ def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: P
             "settings",
             "fleets",
             "sums",
+            "verdict_counts",
         ):
             connection.execute(text(f"DROP TABLE {later}"))
         connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))

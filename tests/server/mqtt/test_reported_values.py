@@ -104,6 +104,25 @@ def test_the_counter_of_rejected_reports_never_decreases():
     assert (count("samples"), count("malformed")) == (1, KEPT_REJECTIONS + 5)
 
 
+def test_what_the_round_gate_decided_is_counted_from_zero_on():
+    db = Database.open()
+
+    def counts() -> dict[str, float]:
+        lines = (line.rsplit(" ", 1) for line in prometheus.text(db, "main").decode().splitlines())
+        return {name: float(value) for name, value in lines if name.startswith("edge_fl_gate_")}
+
+    def gated(outcome: str) -> str:
+        return f'edge_fl_gate_rounds_total{{fleet="main",outcome="{outcome}"}}'
+
+    named = 'edge_fl_gate_named_devices_total{fleet="main"}'
+    nothing = dict.fromkeys([*map(gated, ("accepted", "repaired", "dropped", "forced")), named], 0)
+    assert counts() == nothing
+    for outcome, devices in (("accepted", 0), ("repaired", 2), ("dropped", 0), ("repaired", 1)):
+        runs.count_verdict(db, "main", outcome, devices)
+    runs.count_verdict(db, "other", "dropped", 1)
+    assert counts() == nothing | {gated("accepted"): 1, gated("repaired"): 2, gated("dropped"): 1, named: 3}
+
+
 def test_the_time_of_a_repeated_round_adds_up():
     db = Database.open()
     runs.begin(db, RunRecord("r", "main", "fedavg", "digits", "fleet", 3, "runs/r"))

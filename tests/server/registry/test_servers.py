@@ -79,6 +79,7 @@ def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer
             "audit",
             "settings",
             "sums",
+            "verdict_counts",
         ):
             connection.execute(text(f"DROP TABLE {later}"))
         for later in ("signed_state", "signed_meta"):
