@@ -171,6 +171,8 @@ def _is_section(field: Field) -> bool:
 def _default(field: Field) -> str:
     if field.required:
         return "required"
+    if msgspec.NODEFAULT is field.default and msgspec.NODEFAULT is field.default_factory:
+        return "absent"
     value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
     return f"`{json.dumps(msgspec.to_builtins(value))}`"
 

@@ -18,7 +18,6 @@ from edge_fl.errors import InputError
 from edge_fl.files import user_text
 from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
-from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.board.installation import ACCOUNT, settings_file
 
 if TYPE_CHECKING:
@@ -186,6 +185,7 @@ def restore(
     """Restore a backup of this device, for example on a new card; the old card must not run any more."""
     import msgspec
 
+    from edge_fl.untrusted import NOT_JSON
     from edge_fl_devices.config import DeviceConfig
     from edge_fl_devices.upkeep import backup as backups
 

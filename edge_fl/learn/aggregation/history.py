@@ -33,8 +33,12 @@ CLEARLY = 1.6
 """Times AGAINST: an outlier."""
 OPPOSED = 0.18
 """Opposition from which on an update is dropped: how far the median cosine with the others' changes is below the cohort's, over rounds."""
-FIXED, REPEATED = 0.2, 0.4
+OPPOSED_AGAIN = 0.13
+"""As OPPOSED, for a device that was opposed before: a direction that is fixed in advance opposes the others less as the model changes."""
+FIXED, REPEATED = 0.12, 0.4
 """Difference of a change, and of what is sent, to the time before, relative to the cohort's median, below which it is the same again."""
+TURNS = 0.15
+"""How much the response of parts that are sent again may differ from 1."""
 MOVING = 0.05
 """Median difference below which a cohort has converged, so that nobody is judged by it."""
 NOTABLE = 1 / 6
@@ -46,7 +50,7 @@ REVERSED, STEADY = -0.5, 0.3
 @dataclass
 class _Past:
     """`turned`, `moved` and `weight`: sums of -<d' - d, m>, <m, m> and 1, with MEMORY; `difference` and `news`: means of |d' - d| / |d'|
-    and of what was sent; `cosine` with the last change that was used.
+    and of what was sent; `cosine` with the last change that was used; `opposed`: whether it was ever opposite to most others.
     """
 
     start: Tensor
@@ -59,6 +63,7 @@ class _Past:
     difference: float = 1.0
     news: float = 1.0
     cosine: float = 1.0
+    opposed: bool = False
 
 
 @dataclass
@@ -105,13 +110,15 @@ class History:
         found = self._unresponsive(known)
         for client, past in known.items():
             verdicts = [found[client]] if client in found else []
-            below = (usual - opposition[client]) / OPPOSED
+            below = (usual - opposition[client]) / (OPPOSED_AGAIN if past.opposed else OPPOSED)
+            past.opposed |= below >= 1
             text = f"opposite to most others (median cosine {opposition[client]:.2f}, usual {usual:.2f})"
             verdicts.append(((1 + 4 * (below - 1)) / 3, text))
             if differences > MOVING and past.difference < FIXED * differences:
                 text = f"the same change again (differs by {past.difference:.3f}, usual {differences:.2f})"
                 verdicts.append((1.0, text))
-            if news > MOVING and past.news < REPEATED * news:
+            again = past.moved > 0 and abs(past.turned / past.moved - 1) < TURNS
+            if again and news > MOVING and past.news < REPEATED * news:
                 verdicts.append(
                     (1.0, f"an earlier update again (differs by {past.news:.3f}, usual {news:.2f})")
                 )

@@ -13,9 +13,7 @@ from edge_fl.cli import App, FormatOption
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
-from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
-from edge_fl.wire.topics import NAME
 from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
 
@@ -70,6 +68,9 @@ def create(
     roles = [known for known in PERSON_ROLES if known in role]
     if unknown := [each for each in role if each not in PERSON_ROLES]:
         raise InputError(f"--role {unknown[0]}: expected {', '.join(PERSON_ROLES)}")
+    from edge_fl.fleet.fields import EXPECTED_NAME
+    from edge_fl.wire.topics import NAME
+
     if not NAME.match(name):
         raise InputError(f"{name[:100]!r}: {EXPECTED_NAME}")
     with _acting("token create", f"{name}: {', '.join(roles)}", fleet, database, home) as (db, by):
