@@ -23,6 +23,8 @@ from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]
+IN_WORDS = {"nothing": "with nothing to add"}
+"""Failure words of devices that take no part, where they say too little to a person."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class SumServer:
             self._terms.require_cohort(self._keys)
         except SecureSumError as error:
             reasons = Counter(self.dropped.values())
-            found = ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+            found = ", ".join(f"{count} {IN_WORDS.get(why, why)}" for why, count in sorted(reasons.items()))
             raise SecureSumError(error.message + (f" ({found})" if found else ""), error.why) from error
 
     def _require_enough(self, remaining: int) -> None:

@@ -311,7 +311,9 @@ def test_a_signed_opening_is_no_use_a_second_time(fleet: Fleet) -> None:
 def test_a_release_that_asks_for_no_sums_gets_none_even_if_the_server_signs(fleet: Fleet) -> None:
     release = fleet.release()
     assert not fleet.vectors()
-    with pytest.raises(SecureSumError, match=r"0 devices take part, expected 5 to 100 \(6 nothing\)"):
+    with pytest.raises(
+        SecureSumError, match=r"0 devices take part, expected 5 to 100 \(6 with nothing to add\)"
+    ):
         fleet.sums.collect("statistics", release, LENGTH, QUICK)
 
 
@@ -350,11 +352,11 @@ def test_a_device_whose_folder_is_restored_from_a_backup_sends_no_picture_twice(
     fleet.start([VICTIM])
     eventually(lambda: fleet.settled(VICTIM))
     assert VICTIM in fleet.vectors()  # it would offer the same again
-    with pytest.raises(SecureSumError, match=r"0 devices take part.*\(5 nothing, 1 restored\)"):
+    with pytest.raises(SecureSumError, match=r"0 devices take part.*\(5 with nothing to add, 1 restored\)"):
         fleet.sums.collect("statistics", release, LENGTH, QUICK)
     assert not fleet.vectors()
     assert "restored from a backup" in read_record(fleet.home / VICTIM).declined
-    with pytest.raises(SecureSumError, match=r"\(6 nothing\)"):
+    with pytest.raises(SecureSumError, match=r"\(6 with nothing to add\)"):
         fleet.sums.collect("statistics", release, LENGTH, QUICK)
 
 

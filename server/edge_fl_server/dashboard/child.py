@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,15 @@ def dashboard(port: int | None, registry: str, fleet: str, home: Path) -> Iterat
         return
     Database.open(registry).close()  # create it: the dashboard does not
     options = ["--database", registry, "--fleet", fleet, "--home", os.fspath(home), "--port", str(port)]
-    child = Child(
-        "dashboard", ["server", "dashboard", *options], lambda line: print_status(f"dashboard: {line}"), {}
-    )
+    ending = threading.Event()  # what it prints then is that it was ended
+
+    def show(line: str) -> None:
+        if not ending.is_set():
+            print_status(f"dashboard: {line}")
+
+    child = Child("dashboard", ["server", "dashboard", *options], show, {})
     try:
         yield
     finally:
+        ending.set()
         child.end()

@@ -43,6 +43,7 @@ from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.stages import cause
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.selectors import fleet as selectors
@@ -276,9 +277,8 @@ class Deployment(RunHooks):
         stages = rollout.stages
         if stages and stages.state != "completed" and (stages.gated or stages.state != "running"):
             where = f"{stages.state} in stage {stages.stage + 1} of {len(stages.shares)}"
-            self._progress.print(
-                f"release {stages.release}: {where} ({stages.reason}); see 'edge-fl release list'"
-            )
+            why = cause(stages.reason, stages.stage)
+            self._progress.print(f"release {stages.release}: {where} ({why}); see 'edge-fl release list'")
 
     def _make_rollout(self, home: Path) -> RolloutCoordinator | None:
         """None for a method without an extractor to release: head-only devices rest then."""

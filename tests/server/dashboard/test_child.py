@@ -51,3 +51,6 @@ def test_the_dashboard_answers_while_a_run_goes_on_and_ends_with_it(
     with pytest.raises(httpx.TransportError):
         httpx.get(home)
     assert list_runs(tmp_path / "runs")[0].state == "stopped"
+    assert not [
+        line for line in output if line.startswith("dashboard: edge-fl")
+    ]  # that it was ended is no news

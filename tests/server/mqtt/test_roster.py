@@ -98,6 +98,16 @@ def test_a_deadline_error_names_the_known_devices(bench):
         bench.roster.wait_for(full=1, deadline_s=0.1)
 
 
+def test_a_deadline_error_names_devices_that_are_online_and_do_not_count_first(bench):
+    for id in ("d1", "d2", "d3"):
+        bench.device(id)
+    bench.wait_for(full=3)
+    bench.inbox.journal.quarantine("d3", "3 reports rejected")
+    expected = r"2 full and .* known: d3 \(full, ready, quarantined\), d1 \(full, ready\), d2 \(full, ready\)"
+    with pytest.raises(DeadlineError, match=expected):
+        bench.roster.wait_for(full=3, deadline_s=0.05)
+
+
 def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)

@@ -84,7 +84,7 @@ def test_a_present_device_is_waited_for_though_enough_have_reported(stage, none_
 def test_a_release_that_failed_on_all_devices_is_paused_and_named(stage, none_request, tmp_path, capsys):
     stage.head("h1", tmp_path, error="worse"), stage.head("h2", tmp_path, error="canary_failed")
     finished(none_request)
-    expected = "release 1: paused in stage 1 of 1 (stage 1: 0 of 2 devices succeeded, 0 did not report)"
+    expected = "release 1: paused in stage 1 of 1 (0 of 2 devices succeeded, 0 did not report)"
     assert expected in capsys.readouterr().err
 
 

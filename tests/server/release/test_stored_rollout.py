@@ -49,6 +49,13 @@ def test_devices_that_reported_and_left_still_count(db: Database) -> None:
     assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == failed
 
 
+def test_the_log_names_the_stage_of_a_pause_once(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    ended(db, reported(db, "pi-0"), "pi-1", "pi-2")
+    assert caplog.messages[-1] == (
+        f"release 1: paused, stage 1 of {len(PLAN.stages)}, 2 of 3 devices succeeded, 0 did not report"
+    )
+
+
 def test_a_quarantined_device_does_not_count_in_the_stage(db: Database) -> None:
     devices.quarantine(db, "main", "pi-0", "outliers")
     assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == "completed: 2 of 2 devices succeeded"

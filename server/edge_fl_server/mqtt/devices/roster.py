@@ -173,7 +173,12 @@ class Roster:
         return f" (full ones of {self._trained.text!r})" if self._trained else ""
 
     def _summary(self) -> str:
-        known = [f"{id} ({_description(device)})" for id, device in sorted(self._devices.items())]
+        """The known devices; first those that are online and do not count, with why."""
+        blocked = self._journal.blocked
+        devices = sorted(
+            self._devices.items(), key=lambda item: (not (item[1].ready and blocked(item[0])), item[0])
+        )
+        known = [f"{id} ({', '.join(filter(None, (_description(it), blocked(id))))})" for id, it in devices]
         return ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "") or "none"
 
     def _on_message(self, received: Received) -> None:

@@ -45,7 +45,7 @@ from edge_fl_server.release.publish import store
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.director import Director
-from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
+from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, cause
 from edge_fl_server.release.rollout.stored_rollout import request
 
 POLL_S = 0.2
@@ -346,4 +346,5 @@ def _same(kept: Manifest, manifest: Manifest) -> bool:
 def _status(record: RolloutRecord) -> str:
     shares = record.shares
     share = f"stage {record.stage + 1} of {len(shares)} ({shares[min(record.stage, len(shares) - 1)]:.0%})"
-    return f"{record.state}, {share}{', ' + record.reason if record.reason else ''}"
+    why = cause(record.reason, record.stage)
+    return f"{record.state}, {share}{', ' + why if why else ''}"

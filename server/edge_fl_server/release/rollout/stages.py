@@ -134,6 +134,11 @@ def _paused(stages: Stages, why: str) -> Stages:
     return replace(stages, state="paused", reason=f"stage {stages.stage + 1}: {why}")
 
 
+def cause(reason: str, stage: int) -> str:
+    """The reason of a pause without its stage, for texts that name the stage already."""
+    return reason.removeprefix(f"stage {stage + 1}: ")
+
+
 def steered(stages: Stages, desired: RolloutState) -> Stages:
     """Apply a desired state: "paused" and "running" can alternate, "aborted" and "rolled_back" are final."""
     if stages.over or desired in (stages.state, "completed"):

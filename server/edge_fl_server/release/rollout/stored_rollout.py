@@ -25,6 +25,7 @@ from edge_fl_server.release.rollout.stages import (
     ALL_AT_ONCE,
     Stages,
     advanced,
+    cause,
     resolved,
     steered,
     widened,
@@ -149,8 +150,9 @@ class StoredRollout:
                 self._stored = now
                 level = logging.INFO if now[0] in ("running", "completed") else logging.WARNING
                 what = f"{'agent ' if self._subject == 'agent' else ''}release {self.stages.release}"
-                status = what, now[0], now[1] + 1, len(self.stages.shares), self.stages.reason
-                log.log(level, "%s: %s, stage %d of %d %s", *status)
+                why = cause(self.stages.reason, self.stages.stage)
+                status = what, now[0], now[1] + 1, len(self.stages.shares), f", {why}" if why else ""
+                log.log(level, "%s: %s, stage %d of %d%s", *status)
             return resumed or now != before
 
     def _apply_desired(self) -> None:
