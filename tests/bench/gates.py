@@ -2,7 +2,7 @@
 
 Roll-outs in the default stages, thousands at once: numpy adds up the evidence that the product's gates give to each possible report. Each
 device's accuracy changes by a normal number with standard deviation CHANGE, minus the harm; CHANGED of its predictions change by chance,
-FAILED of the devices fail for other reasons, and latencies vary by LATENCY. `earlier` are the gates of before: they look for one loss and
+FAILED of the devices fail for other reasons, and latencies vary by LATENCY. `earlier` are the former gates: they look for one loss and
 take the variance from the predictions that changed.
 """
 
@@ -116,7 +116,7 @@ def product(test: str, images: int) -> np.ndarray:
 
 @cache
 def earlier(test: str, images: int) -> np.ndarray:
-    """What the gates of before add, [lost, gained, 1]."""
+    """What the earlier gates add, [lost, gained, 1]."""
     share, loss = {"mean": (0.5, 0.03), "decile": (0.1, 0.1)}[test]
     lost, gained = np.arange(images + 1)[:, None], np.arange(images + 1)
     variance = (lost + gained) / images**2 + SETTINGS.spread**2
@@ -143,7 +143,7 @@ def failures() -> tuple[float, float]:
 
 
 def rolled_out(devices: int, images: int, harm: float, runs: int) -> tuple[Ended, Ended]:
-    """The same roll-outs with the gates of before and with the product's."""
+    """The same roll-outs with the earlier gates and with the product's."""
     rng = np.random.default_rng([devices, images, round(1000 * harm)])
     before, after = [], []
     for start in range(0, runs, BATCH):

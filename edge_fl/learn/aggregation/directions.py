@@ -2,7 +2,7 @@
 
 Correct devices with different classes conflict, but each has a few similar peers. With a flipped sign the similar peers become opposite
 ones. The alignment of a device is the mean of its PEERS largest cosines with the others' changes plus the mean of its PEERS smallest; the
-device with the worst alignment is judged first, and the others without it. A change that is unrelated to all others is noise: cosines of
+device with the worst alignment is compared first, then the others without it. A change that is unrelated to all others is noise: cosines of
 changes that were trained differ from 0 in both directions.
 
 Two trained changes are never the same, so that copies are made by colluders, or by devices with the same pictures. Copies in a minority are
@@ -36,7 +36,7 @@ LAST_ROUNDS = 5
 SAME, SAME_OF_USUAL = 0.05, 0.2
 """Distance of two changes of length 1 below which they are copies; the second one relative to the median distance of nearest ones."""
 
-Verdict = tuple[float, str]  # outlier score, reason
+Finding = tuple[float, str]  # outlier score, reason
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Directions:
         last = self._last.get(client)
         return fmean(one.middle for one in last) if last else 0.0
 
-    def judged(
+    def findings(
         self, sketches: Mapping[str, Tensor], outliers: Collection[str], noise: float
-    ) -> dict[str, Verdict]:
-        """Verdicts on the changes of a round; empty for a cohort below MIN_DIRECTIONS.
+    ) -> dict[str, Finding]:
+        """Findings on the changes of a round; empty for a cohort below MIN_DIRECTIONS.
 
         `outliers` are left out. `noise`: standard error of a cosine of two sketches.
         """
@@ -74,23 +74,23 @@ class Directions:
         left = [row for row, client in enumerate(clients) if client not in outliers]
         for client in clients:
             self._last.setdefault(client, deque(maxlen=LAST_ROUNDS)).append(_Direction(0.0, 0.0, 1.0))
-        verdicts: dict[str, Verdict] = {}
+        findings: dict[str, Finding] = {}
         while len(left) >= MIN_DIRECTIONS:
             for row in left:
                 self._last[clients[row]][-1] = _direction(row, left, cosines, copies)
-            found = self._verdicts([clients[row] for row in left], noise)
+            found = self._of_clients([clients[row] for row in left], noise)
             worst = max(left, key=lambda row: found[clients[row]][0])
-            verdicts |= found
+            findings |= found
             if found[clients[worst]][0] < 1 / 3:
                 break
             left.remove(worst)
-        return verdicts
+        return findings
 
-    def _verdicts(self, clients: Sequence[str], noise: float) -> dict[str, Verdict]:
+    def _of_clients(self, clients: Sequence[str], noise: float) -> dict[str, Finding]:
         now = [self._last[client][-1] for client in clients]
         comparable = median(one.alignment for one in now) > ALIKE
         usual = median(one.spread for one in now)
-        found: dict[str, Verdict] = {}
+        found: dict[str, Finding] = {}
         for client in clients:
             last = self._last[client]
             alignment, spread = fmean(one.alignment for one in last), fmean(one.spread for one in last)

@@ -21,10 +21,10 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from edge_fl.learn.aggregation.directions import Verdict
+from edge_fl.learn.aggregation.directions import Finding
 
 MIN_RESPONSES = 2
-"""Responses from which on a device is judged by them."""
+"""Responses from which on they count."""
 MEMORY = 0.95
 """Weight of an earlier round relative to the next one."""
 AGAINST = 0.8
@@ -40,7 +40,7 @@ FIXED, REPEATED = 0.12, 0.4
 TURNS = 0.15
 """How much the response of parts that are sent again may differ from 1."""
 MOVING = 0.05
-"""Median difference below which a cohort has converged, so that nobody is judged by it."""
+"""Median difference below which a cohort has converged, so that differences say nothing."""
 NOTABLE = 1 / 6
 """Outlier score below which a device counts as typical."""
 REVERSED, STEADY = -0.5, 0.3
@@ -95,8 +95,8 @@ class History:
         """Note that the client's last change was used."""
         self._past[client].used = self._past[client].change
 
-    def judged(self, opposition: Mapping[str, float]) -> dict[str, Verdict]:
-        """Verdicts on the devices of a cohort. `opposition`: the mean over rounds of the median cosine of a device's changes with the
+    def findings(self, opposition: Mapping[str, float]) -> dict[str, Finding]:
+        """Findings on the devices of a cohort. `opposition`: the mean over rounds of the median cosine of a device's changes with the
         others', by device.
         """
         cohort = {client: self._past[client] for client in opposition if client in self._past}
@@ -109,25 +109,25 @@ class History:
         steady = median(past.cosine for past in known.values()) > STEADY
         found = self._unresponsive(known)
         for client, past in known.items():
-            verdicts = [found[client]] if client in found else []
+            findings = [found[client]] if client in found else []
             below = (usual - opposition[client]) / (OPPOSED_AGAIN if past.opposed else OPPOSED)
             past.opposed |= below >= 1
             text = f"opposite to most others (median cosine {opposition[client]:.2f}, usual {usual:.2f})"
-            verdicts.append(((1 + 4 * (below - 1)) / 3, text))
+            findings.append(((1 + 4 * (below - 1)) / 3, text))
             if differences > MOVING and past.difference < FIXED * differences:
                 text = f"the same change again (differs by {past.difference:.3f}, usual {differences:.2f})"
-                verdicts.append((1.0, text))
+                findings.append((1.0, text))
             again = past.moved > 0 and abs(past.turned / past.moved - 1) < TURNS
             if again and news > MOVING and past.news < REPEATED * news:
-                verdicts.append(
+                findings.append(
                     (1.0, f"an earlier update again (differs by {past.news:.3f}, usual {news:.2f})")
                 )
             if steady and past.cosine < REVERSED:
-                verdicts.append((1.0, f"the opposite of its own earlier change (cosine {past.cosine:.2f})"))
-            found[client] = max(verdicts)
-        return {client: verdict for client, verdict in found.items() if verdict[0] > NOTABLE}
+                findings.append((1.0, f"the opposite of its own earlier change (cosine {past.cosine:.2f})"))
+            found[client] = max(findings)
+        return {client: finding for client, finding in found.items() if finding[0] > NOTABLE}
 
-    def _unresponsive(self, known: Mapping[str, _Past]) -> dict[str, Verdict]:
+    def _unresponsive(self, known: Mapping[str, _Past]) -> dict[str, Finding]:
         responses = {c: past.turned / past.moved for c, past in known.items() if past.moved > 0}
         usual = median(responses.values()) if responses else 0.0
         if usual <= 0:

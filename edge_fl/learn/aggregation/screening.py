@@ -22,7 +22,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from edge_fl.learn.aggregation.directions import Directions, Verdict, copied
+from edge_fl.learn.aggregation.directions import Directions, Finding, copied
 from edge_fl.learn.aggregation.history import History
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.sizes import FALL, MIN_COHORT, OUTLIER, Sizes
@@ -66,25 +66,27 @@ class Screen:
 
     def round(self, updates: Iterable[Update], shared: Parts) -> Iterator[Update]:
         """One round's updates: oversized changes are reduced, suspicious updates left out."""
-        cohort, received, kept = self._sized(updates, shared)
-        sketches = {}
+        cohort, received = self._received(updates, shared)
+        norms, sketches = {}, {}
         for update in cohort:
-            change = changes(update, received[update.client], self._networks)
-            if change is not None and 0 < float(change.norm()) < math.inf:
-                sketches[update.client] = sketch(change)
-                start = values(update, received[update.client], self._networks)
-                self._history.add(update.client, sketch(start), sketches[update.client])
+            if (change := changes(update, received[update.client], self._networks)) is not None:
+                norms[update.client] = norm = float(change.norm())
+                if 0 < norm < math.inf:
+                    sketches[update.client] = sketch(change)
+                    start = values(update, received[update.client], self._networks)
+                    self._history.add(update.client, sketch(start), sketches[update.client])
+        kept = self._sized(cohort, received, norms)
         copies = copied(sketches)
         for client, others in copies.items():
             if 2 * (len(others) + 1) < len(sketches):
-                self._judge(client, (1.0, f"the same change as that of {others[0]}"))
-        for client, verdict in self._directions.judged(sketches, self.outliers, SKETCH**-0.5).items():
-            self._judge(client, verdict)
+                self._note(client, (1.0, f"the same change as that of {others[0]}"))
+        for client, finding in self._directions.findings(sketches, self.outliers, SKETCH**-0.5).items():
+            self._note(client, finding)
         opposition = {client: self._directions.middle(client) for client in sketches}
         outliers = self.outliers
-        for client, verdict in self._history.judged(opposition).items():
+        for client, finding in self._history.findings(opposition).items():
             if client not in outliers:
-                self._judge(client, verdict)
+                self._note(client, finding)
         for update in kept:
             if update.client in self.dropped:
                 continue
@@ -96,39 +98,42 @@ class Screen:
 
     def final(self, updates: Iterable[Update], shared: Parts) -> Iterator[Update]:
         """The updates of final personalisation, which have no earlier ones to compare with: sizes alone count."""
-        cohort = list(updates)
-        _, _, sized = self._sized((update for update in cohort if update.parts), shared)
-        reduced = {update.client: update for update in sized}
-        for update in cohort:
-            if update.client not in self.dropped:
-                yield reduced.get(update.client, update)
-
-    def _sized(
-        self, updates: Iterable[Update], shared: Parts
-    ) -> tuple[list[Update], dict[str, Parts], list[Update]]:
-        """Judge sizes -> the updates, what their clients received, and the updates with oversized changes reduced."""
-        cohort = list(updates)
-        self.scores, self.dropped = {update.client: 0.0 for update in cohort}, {}
-        received = {update.client: self._broadcast(shared, update.client) for update in cohort}
-        oversized = self._sizes.compare(cohort, received)
-        for client, (score, size, (part, key)) in oversized.worst.items():
-            self._judge(client, (score, f"{part}/{key} deviates {size:.3g} times as much as the cohort's"))
+        updates = list(updates)
+        cohort, received = self._received((update for update in updates if update.parts), shared)
         norms = {
             update.client: float(change.norm())
             for update in cohort
             if (change := changes(update, received[update.client], self._networks)) is not None
         }
+        reduced = {update.client: update for update in self._sized(cohort, received, norms)}
+        for update in updates:
+            if update.client not in self.dropped:
+                yield reduced.get(update.client, update)
+
+    def _received(self, updates: Iterable[Update], shared: Parts) -> tuple[list[Update], dict[str, Parts]]:
+        """Begin a cohort -> its updates, and what each of their clients received."""
+        cohort = list(updates)
+        self.scores, self.dropped = {update.client: 0.0 for update in cohort}, {}
+        return cohort, {update.client: self._broadcast(shared, update.client) for update in cohort}
+
+    def _sized(
+        self, cohort: list[Update], received: Mapping[str, Parts], norms: Mapping[str, float]
+    ) -> list[Update]:
+        """Compare sizes -> the updates with oversized changes reduced. `norms`: of the changes to networks."""
+        oversized = self._sizes.compare(cohort, received)
+        for client, (score, size, (part, key)) in oversized.worst.items():
+            self._note(client, (score, f"{part}/{key} deviates {size:.3g} times as much as the cohort's"))
         relative = self._relative_sizes(norms)
         for client, size in relative.items():
             score = size / (OUTLIER * self._max_norm) if size > self._max_norm else 0.0
-            self._judge(client, (score, f"change of {size:.3g} times the cohort's median norm"))
+            self._note(client, (score, f"change of {size:.3g} times the cohort's median norm"))
         kept = []
         for update in cohort:
             reduced, size = oversized.without(update), relative.get(update.client, 1.0)
             if size > self._max_norm:
                 reduced = scaled(reduced, received[update.client], self._max_norm / size, self._networks)
             kept.append(reduced)
-        return cohort, received, kept
+        return kept
 
     def _relative_sizes(self, norms: Mapping[str, float]) -> dict[str, float]:
         """Norms relative to their median; NaN counts as infinite, and all are 1 in a cohort that is too small to compare."""
@@ -141,9 +146,9 @@ class Screen:
             for client, norm in norms.items()
         }
 
-    def _judge(self, client: str, verdict: Verdict) -> None:
+    def _note(self, client: str, finding: Finding) -> None:
         """Note a client's worst score, and why its update is dropped."""
-        score, why = verdict
+        score, why = finding
         score = MAX_SCORE if math.isnan(score) else min(score, MAX_SCORE)
         if score > self.scores[client]:
             self.scores[client] = score
