@@ -35,6 +35,8 @@ OPPOSED = 0.18
 """Opposition from which on an update is dropped: how far the median cosine with the others' changes is below the cohort's, over rounds."""
 OPPOSED_AGAIN = 0.13
 """As OPPOSED, for a device that was opposed before: a direction that is fixed in advance opposes the others less as the model changes."""
+CONFLICT = -0.18
+"""Median cosine above which a device does not oppose the others, however alike these are: one with other classes is less alike."""
 FIXED, REPEATED = 0.12, 0.4
 """Difference of a change, and of what is sent, to the time before, relative to the cohort's median, below which it is the same again."""
 TURNS = 0.15
@@ -111,6 +113,7 @@ class History:
         for client, past in known.items():
             findings = [found[client]] if client in found else []
             below = (usual - opposition[client]) / (OPPOSED_AGAIN if past.opposed else OPPOSED)
+            below = below if opposition[client] < CONFLICT else 0.0
             past.opposed |= below >= 1
             text = f"opposite to most others (median cosine {opposition[client]:.2f}, usual {usual:.2f})"
             findings.append(((1 + 4 * (below - 1)) / 3, text))
