@@ -55,7 +55,7 @@ def acting(
     db: Database, fleet: str, action: str, target: str, folder: Path | None = None
 ) -> Iterator[Person]:
     """Run the block as who runs the command, with a row in the audit log. Raises NotPermittedError."""
-    from edge_fl_server.registry.people import audit
+    from edge_fl_server.registry import audit
 
     person = acting_as(folder)
     with audit.acting(db, fleet, person, action, target):

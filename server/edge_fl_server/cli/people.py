@@ -148,7 +148,7 @@ def audit(
     """List what people did, newest first: who, known by what (certificate, token, sign-on, local user), on what, when, result."""
     from datetime import UTC, datetime
 
-    from edge_fl_server.registry.people import audit
+    from edge_fl_server.registry import audit
 
     try:
         start = datetime.fromisoformat(since) if since else None

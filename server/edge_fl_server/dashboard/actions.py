@@ -21,8 +21,7 @@ from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.mqtt.device_text import one_line
-from edge_fl_server.registry import devices, rollouts, runs, servers
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import audit, devices, rollouts, runs, servers
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request

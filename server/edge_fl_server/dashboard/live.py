@@ -19,7 +19,7 @@ from edge_fl_server.dashboard.actions import ACTIONS, Question, recorded_as, req
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages.charts import Chart
 from edge_fl_server.dashboard.pages.parts import Column, cells, place
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import audit
 from edge_fl_server.report.formatting import escape
 
 EVERY_S = 1.5

@@ -25,9 +25,8 @@ from edge_fl.outage import Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line
-from edge_fl_server.registry import Database, devices, reports, runs, servers
+from edge_fl_server.registry import Database, audit, devices, reports, runs, servers
 from edge_fl_server.registry import tags as registered_tags
-from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)

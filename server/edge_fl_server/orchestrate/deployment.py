@@ -36,8 +36,7 @@ from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
-from edge_fl_server.registry import Database, releases, runs
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import Database, audit, releases, runs
 from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website
 from edge_fl_server.release.export import Quantiser

@@ -15,8 +15,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.wire.messages import ServerState
 from edge_fl.wire.roles import local_person
-from edge_fl_server.registry import Database, devices, fleets, releases
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import Database, audit, devices, fleets, releases
 
 FILE = "registry"
 

@@ -10,8 +10,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.fleet.settings import Settings
-from edge_fl_server.registry import Database, devices
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import Database, audit, devices
 from edge_fl_server.registry.records import DeviceRecord
 
 APPLIED = {"serial": 2**52, "settings": {"keep": {"origin": "remote", "value": 5}}}

@@ -16,9 +16,8 @@ from edge_fl_server.dashboard.auth import Access
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages import releases as releases_page
 from edge_fl_server.dashboard.queries import releases
-from edge_fl_server.registry import Database, devices, rollouts, servers
+from edge_fl_server.registry import Database, audit, devices, rollouts, servers
 from edge_fl_server.registry import releases as released
-from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
 from edge_fl_server.release.rollout.stored_rollout import request

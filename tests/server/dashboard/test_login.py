@@ -20,8 +20,8 @@ from starlette.routing import Route
 from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 from edge_fl_server.dashboard import actions
 from edge_fl_server.dashboard.auth import ACCESS, Login
-from edge_fl_server.registry import Database, devices, rollouts
-from edge_fl_server.registry.people import audit, tokens
+from edge_fl_server.registry import Database, audit, devices, rollouts
+from edge_fl_server.registry.people import tokens
 from edge_fl_server.registry.tables import tokens as table
 from tests.browsing import dashboard, visiting
 from tests.server.dashboard import filled

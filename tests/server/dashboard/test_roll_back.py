@@ -22,9 +22,8 @@ from edge_fl_server.dashboard.pages import parts
 from edge_fl_server.dashboard.pages import releases as releases_page
 from edge_fl_server.dashboard.queries import fleet, log, overview, releases
 from edge_fl_server.dashboard.queries.fleet import FleetQuery
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, audit, devices, reports, rollouts, runs
 from edge_fl_server.registry import releases as released
-from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import (
     DeviceRecord,
     ReleaseRecord,

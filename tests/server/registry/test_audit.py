@@ -17,9 +17,8 @@ from edge_fl.errors import InputError, RunError
 from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.cli.connection import acting_as
-from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry import Database, audit, devices, rollouts
 from edge_fl_server.registry.database import MIGRATIONS
-from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.registry.tables import metadata
 from edge_fl_server.release.rollout.commands import ReleaseCommands

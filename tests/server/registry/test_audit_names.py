@@ -14,8 +14,7 @@ from edge_fl.fleet import actions as certificate_actions
 from edge_fl.wire.roles import ACTIONS, Person
 from edge_fl_server.dashboard import actions as dashboard
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import Database, devices, fleets
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import Database, audit, devices, fleets
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.repository import Repository
 

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from sqlalchemy import case, func, select
 
 from edge_fl_server.dashboard.queries import standing
-from edge_fl_server.registry import Database, releases, rollouts, servers
+from edge_fl_server.registry import Database, audit, releases, rollouts, servers
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.people import audit
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports

@@ -1,1 +1,1 @@
-"""People in the registry: their tokens, and the log of what they did."""
+"""People in the registry: their tokens."""

@@ -28,8 +28,7 @@ from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
-from edge_fl_server.registry import Database, releases, rollouts
-from edge_fl_server.registry.people import audit
+from edge_fl_server.registry import Database, audit, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import ownership
 from edge_fl_server.release.agents import signing
