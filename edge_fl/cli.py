@@ -59,7 +59,7 @@ IdentityOption = Annotated[
 
 def fleet_name(name: str | None) -> str | None:
     """Validate the fleet name of an option. Raises ConfigError if it cannot be part of a topic."""
-    from edge_fl.fleet.fields import EXPECTED_NAME
+    from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
 
     if name is not None and not NAME.match(name):

@@ -18,10 +18,10 @@ from msgspec import Meta, Struct
 from edge_fl import toml_tree
 from edge_fl.config_errors import explain, place
 from edge_fl.errors import ConfigError
+from edge_fl.fields import Name
 from edge_fl.files import paths, user_text
 from edge_fl.files.paths import composed
 from edge_fl.files.user_text import EncodingError
-from edge_fl.fleet.fields import Name
 from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import nearest
-from edge_fl.fleet.fields import EXPECTED_NAME, NAME
+from edge_fl.fields import EXPECTED_NAME, NAME
 
 
 def explain(message: str, tree: dict[str, Any], kind: type[Struct]) -> str:

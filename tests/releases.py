@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
-from edge_fl.wire.blob import describe, split
 from edge_fl_devices.storage.slots import Slots
 
 Payloads = dict[str, bytes]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from edge_fl.blob import CHUNK_BYTES
 from edge_fl.errors import DeadlineError
-from edge_fl.wire.blob import CHUNK_BYTES
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics

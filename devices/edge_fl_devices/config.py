@@ -13,9 +13,9 @@ from msgspec import Meta, Struct
 from edge_fl import config as settings
 from edge_fl import heads
 from edge_fl.errors import ConfigError
+from edge_fl.fields import Name
 from edge_fl.files import atomic
 from edge_fl.files.paths import is_utf8, text
-from edge_fl.fleet.fields import Name
 from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.secure.floors import SumFloors

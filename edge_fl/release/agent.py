@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, brief
-from edge_fl.fleet.fields import ServerSignature
+from edge_fl.fields import ServerSignature
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.blob import Blob
 
 FIELD = "agents"
 Number = Annotated[int, Meta(ge=0, le=2**40)]

@@ -13,12 +13,12 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 from numpy.typing import NDArray
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.files.paths import composed
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.blob import Blob
 
 Precision = Literal["fp32", "int8"]
 ExtraName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}\Z")]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from msgspec.structs import replace
 
+from edge_fl.blob import describe
 from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point, masks, noise, shares
 from edge_fl.secure.fixed_point import Numbers, Vector
@@ -26,7 +27,6 @@ from edge_fl.secure.masks import SEED_BYTES, Stream
 from edge_fl.secure.member import Member, require_signed
 from edge_fl.secure.noise import Noise
 from edge_fl.secure.terms import Terms, require_enough, survivors_content, threshold
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 

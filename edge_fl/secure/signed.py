@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edge_fl.errors import ProtocolError
-from edge_fl.fleet.fields import DeviceSignature, ServerSignature
+from edge_fl.fields import DeviceSignature, ServerSignature
 from edge_fl.secure.signatures import Authorities, Signer, canonical, require_signed
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode

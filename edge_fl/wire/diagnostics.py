@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from edge_fl.fleet.fields import Text
+from edge_fl.fields import Text
 from edge_fl.wire.messages import Capability, LogLevel
 
 MAX_LINES = 4096

@@ -34,9 +34,9 @@ from cryptography.x509.oid import NameOID
 from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.fields import EXPECTED_NAME
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
-from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire import login
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from edge_fl.blob import Blob, digest
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
-from edge_fl.fleet.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
+from edge_fl.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
 from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.blob import Blob, digest
 
 PROTOCOL = "1.2"
 BUDGET_EXHAUSTED = "budget_exhausted"

@@ -37,9 +37,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from edge_fl import fields
 from edge_fl.errors import InputError, ProtocolError
-from edge_fl.fleet import fields
-from edge_fl.fleet.fields import EXPECTED_NAME
+from edge_fl.fields import EXPECTED_NAME
 from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 
 MAJOR = 1

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edge_fl import heads
+from edge_fl.blob import split
 from edge_fl.config import DataConfig, ModelConfig, Recipe
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Manifest, scale
-from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.features.extractor import Extractor, usable_cores

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge_fl import heads
+from edge_fl.blob import split
 from edge_fl.release.manifest import scale
-from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto

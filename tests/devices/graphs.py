@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
-from edge_fl.wire.blob import describe
 
 INPUT = InputSpec((1, 4, 4))
 DIM = 3

@@ -20,9 +20,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
-from edge_fl.wire.blob import describe
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.release.repository import Repository

@@ -20,8 +20,8 @@ from urllib.parse import quote
 
 import urllib3
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, EdgeFLError
-from edge_fl.wire.blob import Blob
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edge_fl.blob import Assembly, describe, split
 from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.tensors import DTYPES, HEADER_BYTES
 from edge_fl_server.mqtt.updates.validation import Expected, RejectedError, parts_of
 from tests.fuzz.mutate import NO_JSON, mutated_text, mutated_trees, to_json

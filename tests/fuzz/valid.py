@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
+from edge_fl.blob import Blob, describe
 from edge_fl.inputs import InputSpec
-from edge_fl.wire.blob import Blob, describe
 
 
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:

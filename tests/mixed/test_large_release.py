@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from edge_fl.blob import describe
 from edge_fl.release.manifest import Manifest
-from edge_fl.wire.blob import describe
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport

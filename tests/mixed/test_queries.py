@@ -22,10 +22,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from edge_fl.blob import describe
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, TrustError
 from edge_fl.secure import signatures
-from edge_fl.wire.blob import describe
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.egress import ANSWERS, SETTINGS
 from edge_fl.wire.messages import Capability, DeviceState, Query, QueryReply, encode

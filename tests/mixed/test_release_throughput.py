@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl.wire.blob import describe
+from edge_fl.blob import describe
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet

@@ -17,10 +17,10 @@ import pytest
 from tuf.api.exceptions import RepositoryError
 from tuf.ngclient import Updater
 
+from edge_fl.blob import describe
 from edge_fl.cli import main
 from edge_fl.release.manifest import Manifest, paths
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import describe
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_server.release import website

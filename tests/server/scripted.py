@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_fl import metrics
+from edge_fl.blob import Assembly, describe, split
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.inputs import InputSpec
@@ -20,7 +21,6 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.seeds import generator
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import Assembly, describe, split
 from edge_fl.wire.messages import Ack, Assignment, Capability, DeviceState, Report, Round, decode, encode
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport

@@ -18,11 +18,11 @@ from typer.cli import get_docs_for_click
 from typer.main import get_command
 
 from edge_fl import cli, heads
+from edge_fl.blob import Blob
 from edge_fl.config import Recipe
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire import messages
-from edge_fl.wire.blob import Blob
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_server import research

@@ -27,10 +27,10 @@ from cryptography import x509
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError
+from edge_fl.fields import EXPECTED_NAME
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions
-from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from edge_fl.blob import Blob
 from edge_fl.config import MethodSpec
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.release.manifest import Manifest
-from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.outbox import Parcel
 

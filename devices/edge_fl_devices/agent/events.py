@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from edge_fl.blob import Blob
 from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.release.manifest import Manifest
-from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from edge_fl.blob import Blob
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec
 from edge_fl.release.manifest import Manifest
-from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent import outbox

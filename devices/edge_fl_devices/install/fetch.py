@@ -14,9 +14,9 @@ from typing import Protocol
 
 import msgspec
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
@@ -47,7 +47,7 @@ LIMITS = FetchLimits()
 
 
 class Sink(Protocol):
-    """Destination of verified chunks: `wire.blob.Assembly` in memory, `storage.slots.ChunkSink` on disk."""
+    """Destination of verified chunks: `blob.Assembly` in memory, `storage.slots.ChunkSink` on disk."""
 
     @property
     def missing(self) -> list[int]: ...

@@ -14,8 +14,8 @@ from pathlib import Path
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
-from edge_fl.wire.blob import Blob
 from edge_fl_devices.install.fetch import Sink
 
 log = logging.getLogger(__name__)

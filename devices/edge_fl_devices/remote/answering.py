@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from edge_fl import threads
+from edge_fl.blob import describe, split
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire import diagnostics
-from edge_fl.wire.blob import describe, split
 from edge_fl.wire.messages import MAX_ANSWER_BYTES, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.blob import Assembly, digest
 from edge_fl.console.progress import Count
 from edge_fl.errors import ArtefactError, ConnectError, EdgeFLError, ProtocolError
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
-from edge_fl.wire.blob import Assembly, digest
 from edge_fl.wire.messages import (
     MESSAGES,
     Ack,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from edge_fl.wire.blob import split
+from edge_fl.blob import split
 from edge_fl.wire.messages import encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import SAFETENSORS, Packet

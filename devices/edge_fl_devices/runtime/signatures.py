@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
-from edge_fl.fleet.fields import ServerSignature
+from edge_fl.fields import ServerSignature
 from edge_fl.secure import signed
 from edge_fl.secure.signatures import Signer
 from edge_fl.secure.signed import Statement

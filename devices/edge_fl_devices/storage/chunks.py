@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl.wire.blob import Blob
 
 
 class Chunks:

@@ -21,12 +21,12 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
 from edge_fl.release.manifest import Manifest, blobs, decode, encode
-from edge_fl.wire.blob import Blob
 from edge_fl_devices.storage import allowed, read_json
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 

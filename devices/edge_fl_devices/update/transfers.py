@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, DeadlineError, ProtocolError, StoppedError
-from edge_fl.wire.blob import Blob
 from edge_fl.wire.messages import Echo, decode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet

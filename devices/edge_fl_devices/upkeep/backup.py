@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from msgspec import Meta, Struct
 
 from edge_fl.errors import InputError
+from edge_fl.fields import Name
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl.fleet.fields import Name
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.upkeep.folder import give_to_owner, stopped

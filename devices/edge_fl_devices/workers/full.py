@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 import msgspec
 import torch
 
+from edge_fl.blob import describe
 from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.errors import PrivacyError, ProtocolError
 from edge_fl.learn.aggregation.mean import Update
@@ -23,7 +24,6 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import egress, steps, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment, Mode, Report
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.assignments import KINDS, MEASURES

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl import metrics
+from edge_fl.blob import Assembly, Blob, describe, digest
 from edge_fl.data import groups as grouping
 from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.heads import Head, Tuned
@@ -25,7 +26,6 @@ from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array
 from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifest import Manifest, Precision, blobs, paths
-from edge_fl.wire.blob import Assembly, Blob, describe, digest
 from edge_fl.wire.egress import STATISTICS, of_head
 from edge_fl.wire.messages import Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for

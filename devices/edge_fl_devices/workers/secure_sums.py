@@ -22,11 +22,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from edge_fl.blob import split
 from edge_fl.errors import EdgeFLError, SecureSumError
 from edge_fl.files.paths import text
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
-from edge_fl.wire.blob import split
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet

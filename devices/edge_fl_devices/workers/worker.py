@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from edge_fl.blob import Assembly, Blob
 from edge_fl.errors import (
     ArtefactError,
     ChildError,
@@ -26,7 +27,6 @@ from edge_fl.errors import (
     RunError,
 )
 from edge_fl.wire import messages
-from edge_fl.wire.blob import Assembly, Blob
 from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from edge_fl import config
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.fields import Name
 from edge_fl.files.paths import text
-from edge_fl.fleet.fields import Name
 from edge_fl_server.alerts.rules import KINDS
 from edge_fl_server.registry import Database
 from edge_fl_server.selectors import fleet as selectors

@@ -92,7 +92,7 @@ def save(
     home: HomeOption = HOME,
 ) -> None:
     """Save a selector as a group, or change a group; its devices follow from their tags and attributes at the time of use."""
-    from edge_fl.fleet.fields import EXPECTED_NAME
+    from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
     from edge_fl_server.registry import tags
     from edge_fl_server.selectors import fleet as selectors

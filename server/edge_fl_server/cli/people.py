@@ -68,7 +68,7 @@ def create(
     roles = [known for known in PERSON_ROLES if known in role]
     if unknown := [each for each in role if each not in PERSON_ROLES]:
         raise InputError(f"--role {unknown[0]}: expected {', '.join(PERSON_ROLES)}")
-    from edge_fl.fleet.fields import EXPECTED_NAME
+    from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
 
     if not NAME.match(name):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from edge_fl.config import RolloutConfig
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
+from edge_fl.fields import EXPECTED_NAME
 from edge_fl.fleet.actions import ACTING_FOR
-from edge_fl.fleet.fields import EXPECTED_NAME
 from edge_fl.wire.topics import NAME, checked_device
 from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from edge_fl.wire.blob import Blob, split
+from edge_fl.blob import Blob, split
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet, Transport
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_fl.wire.blob import CHUNK_BYTES, MAX_BLOB_BYTES
+from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.wire.topics import NAME, Topics, role_of
 from edge_fl.wire.transport import Packet
 

@@ -18,6 +18,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from edge_fl import blob
 from edge_fl.config import MethodSpec
 from edge_fl.errors import ArtefactError, MethodError
 from edge_fl.heads.plan import PLAIN, HeadPlan
@@ -31,7 +32,7 @@ from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import lora
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.seeds import seed_for
-from edge_fl.wire import blob, tensors
+from edge_fl.wire import tensors
 from edge_fl_server.release.onnx_graph import IR_VERSION, OPSET
 from edge_fl_server.release.onnx_session import Session, quiet
 

@@ -17,10 +17,10 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference, version_converter
 
+from edge_fl.blob import MAX_BLOB_BYTES
 from edge_fl.errors import InputError, brief
 from edge_fl.files.paths import text
 from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
-from edge_fl.wire.blob import MAX_BLOB_BYTES
 from edge_fl_server.release.onnx_graph import (
     IR_VERSION,
     OPSET,

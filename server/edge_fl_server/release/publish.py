@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from edge_fl.blob import Blob, digest
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import ArtefactError, EdgeFLError, InputError
 from edge_fl.files import atomic
@@ -18,7 +19,6 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifest import Manifest, blobs
-from edge_fl.wire.blob import Blob, digest
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, Packet, Transport
 from edge_fl_server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, numbered, send_chunks

@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from edge_fl.blob import digest
 from edge_fl.errors import ArtefactError, EdgeFLError, RunError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import digest
 from edge_fl_server.training.rounds import Plan, Reports
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_fl.wire.blob import describe
+from edge_fl.blob import describe
 from edge_fl.wire.messages import (
     Ack,
     Capability,

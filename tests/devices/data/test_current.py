@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edge_fl.blob import describe
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.effects import Train

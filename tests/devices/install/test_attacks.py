@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from tuf.api.metadata import Metadata, Root, Timestamp
 
+from edge_fl.blob import CHUNK_BYTES, split
 from edge_fl.release.manifest import Manifest
-from edge_fl.wire.blob import CHUNK_BYTES, split
 from edge_fl.wire.transport import UNTYPED, Packet
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from edge_fl.blob import split
 from edge_fl.config import ModelConfig
 from edge_fl.errors import ArtefactError, KilledError
-from edge_fl.wire.blob import split
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE, CanaryLimits
 from edge_fl_devices.storage.slots import Slots

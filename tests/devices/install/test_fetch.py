@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from edge_fl.blob import Assembly, Blob, describe, split
 from edge_fl.errors import ArtefactError
-from edge_fl.wire.blob import Assembly, Blob, describe, split
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe

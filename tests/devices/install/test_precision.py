@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from edge_fl.blob import describe
 from edge_fl.release.manifest import Manifest, Variant, blobs, decode, encode
-from edge_fl.wire.blob import describe
 from edge_fl_devices.install.precision import PrecisionLimits, choose
 from tests.devices.graphs import graph, manifest_for
 

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
+from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, canary_images
-from edge_fl.wire.blob import describe, split
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.capture.pool import Pool
 from edge_fl_devices.capture.settings import CaptureConfig

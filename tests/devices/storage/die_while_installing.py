@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import Canary, Manifest, blobs
-from edge_fl.wire.blob import describe, split
 from edge_fl_devices.storage.slots import Slots, is_intact
 
 CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")

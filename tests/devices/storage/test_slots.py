@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edge_fl.blob import describe, split
 from edge_fl.errors import ArtefactError
-from edge_fl.wire.blob import describe, split
 from edge_fl_devices.storage.slots import Slots
 
 HERE = Path(__file__).parent

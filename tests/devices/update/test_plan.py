@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from packaging.tags import Tag
 
+from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError
 from edge_fl.release.agent import AgentRelease, AgentWheel
-from edge_fl.wire.blob import describe
 from edge_fl_devices.config import UpdateConfig
 from edge_fl_devices.update import environment, plan
 from edge_fl_devices.update.environment import Distribution

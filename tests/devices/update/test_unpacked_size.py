@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release.agent import AgentWheel
 from edge_fl.release.wheels import MAX_FILES, MAX_UNPACKED_BYTES, UNDECLARED, declared_bytes, unpacked_bytes
-from edge_fl.wire.blob import describe
 from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.update import environment
 from edge_fl_server.release.agents import signing

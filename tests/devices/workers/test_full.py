@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from edge_fl import metrics
+from edge_fl.blob import describe
 from edge_fl.config import (
     CompressionConfig,
     MethodConfig,
@@ -29,7 +30,6 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.metrics import EPSILON
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.effects import Fit, Train

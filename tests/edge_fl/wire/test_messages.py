@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, inspect
 
+from edge_fl.blob import describe
 from edge_fl.errors import ProtocolError
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import (
     MAX_JSON_BYTES,
     MAX_JSON_DEPTH,

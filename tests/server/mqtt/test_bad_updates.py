@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edge_fl.blob import describe, split
 from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.aggregation.robust import Robust
@@ -18,7 +19,6 @@ from edge_fl.log_limit import AT_ONCE, EVERY_S
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import describe, split
 from edge_fl.wire.messages import Log, Report, encode
 from edge_fl.wire.transport import SAFETENSORS
 from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from edge_fl.blob import describe
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, same
 from edge_fl.methods import METHODS, build_method
 from edge_fl.methods.contract import steps, tiers
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.updates.head_updates import STALE, HeadUpdates
 from edge_fl_server.training import rounds

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.config import CohortConfig
 from edge_fl.methods import build_method
-from edge_fl.wire.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_server.mqtt import rate_limit

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from edge_fl.blob import describe
 from edge_fl.config import CohortConfig
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire import identity, tensors
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings

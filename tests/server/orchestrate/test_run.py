@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import metrics
+from edge_fl.blob import describe
 from edge_fl.config import (
     DataConfig,
     ReleaseConfig,
@@ -21,7 +22,6 @@ from edge_fl.errors import ConfigError, ConnectError, InputError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import describe
 from edge_fl.wire.messages import Assignment, ServerState, decode
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected

@@ -8,9 +8,9 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
-from edge_fl.wire.blob import describe
 from edge_fl.wire.topics import TUF_FILE
 from edge_fl_devices.install.trust import Trust
 from edge_fl_server.release.repository import LIFETIME_DAYS, Repository, now, superseded

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from edge_fl.blob import Assembly
 from edge_fl.errors import (
     ConnectError,
     DeadlineError,
@@ -27,7 +28,6 @@ from edge_fl.errors import (
     TrustError,
 )
 from edge_fl.secure.signatures import Authorities, require_signed
-from edge_fl.wire.blob import Assembly
 from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import (

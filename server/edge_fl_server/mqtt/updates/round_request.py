@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edge_fl.blob import Assembly
 from edge_fl.errors import ArtefactError, EdgeFLError
 from edge_fl.learn.tree import Parts
-from edge_fl.wire.blob import Assembly
 from edge_fl.wire.messages import Mode, Report
 from edge_fl_server.mqtt.updates.validation import RejectedError, Validator
 

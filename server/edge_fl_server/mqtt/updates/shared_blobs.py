@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from edge_fl.blob import Blob, describe
 from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import Blob, describe
 from edge_fl_server.mqtt.chunks import clear_chunks, numbered, send_chunks
 from edge_fl_server.mqtt.connection import ServerConnection
 

@@ -16,12 +16,12 @@ from typing import Self
 import msgspec
 
 from edge_fl import threads
+from edge_fl.blob import split
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire import tensors
-from edge_fl.wire.blob import split
 from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport

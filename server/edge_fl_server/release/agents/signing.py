@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
+from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError, InputError, brief
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
@@ -19,7 +20,6 @@ from edge_fl.files.paths import text
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease, AgentWheel
 from edge_fl.release.wheels import unpacked_bytes
-from edge_fl.wire.blob import describe
 from edge_fl_server.release.repository import Repository
 
 AGENT = "edge-fl"

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from edge_fl import threads
+from edge_fl.blob import describe
 from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
@@ -25,7 +26,6 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.outage import Outage
 from edge_fl.release.manifest import Manifest, blobs, extends
-from edge_fl.wire.blob import describe
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import Received

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from tuf.api.metadata import Role, Timestamp
 
 from edge_fl.errors import InputError
+from edge_fl.fields import ServerSignature
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.fleet.fields import ServerSignature
 from edge_fl.fleet.settings import Settings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_fl.blob import MAX_BLOB_BYTES, Assembly, Blob, describe, split
 from edge_fl.errors import ArtefactError
-from edge_fl.wire.blob import MAX_BLOB_BYTES, Assembly, Blob, describe, split
 
 SMALL = 1024
 payloads = st.builds(
@@ -119,7 +119,7 @@ def test_a_descriptor_with_a_wrong_field_is_refused(field: str, value: object) -
 
 
 def test_nothing_and_too_much_are_not_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_fl.wire.blob.MAX_BLOB_BYTES", 10)
+    monkeypatch.setattr("edge_fl.blob.MAX_BLOB_BYTES", 10)
     for payload in (b"", bytes(11)):
         with pytest.raises(ArtefactError, match="expected 1 to 10; not sent"):
             describe(payload)
