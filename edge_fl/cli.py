@@ -24,7 +24,7 @@ from typer.main import get_command
 from edge_fl import __version__
 from edge_fl.console.help import CONTEXT, Command, Group
 from edge_fl.console.output import QUIET, Format
-from edge_fl.errors import ConfigError, EdgeFLError, InputError
+from edge_fl.errors import ConfigError, EdgeFLError, InputError, encodable
 from edge_fl.files import paths
 from edge_fl.interrupts import interrupting
 
@@ -269,7 +269,7 @@ def _output_lost(error: OSError) -> int:
 
 def _fail(message: str, code: int) -> int:
     with suppress(OSError):
-        print("edge-fl:", paths.encodable(" ".join(message.split())), file=sys.stderr)
+        print("edge-fl:", encodable(" ".join(message.split())), file=sys.stderr)
     _flush(sys.stderr)
     return code
 
@@ -298,7 +298,7 @@ def _bug(error: BaseException) -> str:
     place = hashlib.blake2b(
         "".join(f"{f.filename}:{f.lineno}" for f in frames).encode(), digest_size=4
     ).hexdigest()
-    lines = paths.encodable("".join(traceback.format_exception(error)))
+    lines = encodable("".join(traceback.format_exception(error)))
     for folder in (cache_folder(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True)

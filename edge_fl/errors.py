@@ -30,8 +30,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from edge_fl.files.paths import encodable
-
 MAX_REASON = 200  # characters
 MAX_KNOWN = 32  # names
 
@@ -150,6 +148,19 @@ class DataError(InputError):
 
 class MethodError(InputError):
     """An invalid method or hyper-parameter, or a model that does not support the method."""
+
+
+def encodable(text: str) -> str:
+    r"""Return a text with \xNN instead of bytes that are not UTF-8: for what was formatted without `edge_fl.files.paths.text`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        try:
+            found = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:  # surrogates that are no bytes of a path
+            found = text.encode("utf-8", "surrogatepass")
+        return found.decode("utf-8", "backslashreplace")
+    return text
 
 
 def brief(reason: object) -> str:

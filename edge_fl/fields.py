@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -15,6 +16,13 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 Text = Annotated[str, Meta(max_length=2000)]
 Hex = Annotated[str, Meta(pattern=r"^[0-9a-f]{2,1024}\Z")]
 Version = Annotated[str, Meta(max_length=32)]
+
+
+class Tier(StrEnum):
+    """Device tier: fit a head on a frozen extractor, or train parts of the model."""
+
+    HEAD = "head"
+    FULL = "full"
 
 
 class ServerSignature(Struct, frozen=True):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from edge_fl.files.paths import encodable
+from edge_fl.errors import encodable
 
 FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child processes
 _context: dict[str, Any] = {}

@@ -35,8 +35,8 @@ from edge_fl.errors import (
     RunError,
     StoppedError,
     brief,
+    encodable,
 )
-from edge_fl.files.paths import encodable
 
 T = TypeVar("T")
 FRAME = struct.Struct("<BQ")  # an index of ERRORS or PROGRESS, then the length of the payload in bytes

@@ -17,7 +17,8 @@ from typing import Any
 from edge_fl import logs
 from edge_fl.console.layout import fitted
 from edge_fl.console.tables import Columns, Table, aligned_lines, listing, titled
-from edge_fl.files.paths import encodable, text
+from edge_fl.errors import encodable
+from edge_fl.files.paths import text
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
 

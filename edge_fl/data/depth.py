@@ -8,41 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from edge_fl.data.limits import LIMITS, PictureLimits
+from edge_fl.data import pictures
+from edge_fl.data.limits import FULL_BITS, LIMITS, Depth, PictureLimits
 
-FULL_BITS = 16
 RANGES = (8, 10, 12, 14, FULL_BITS)
 SUFFIXES = frozenset({".png", ".tif", ".tiff", ".pgm", ".ppm"})
 HEADERS, DECODED = 64, 16
 """Files of a folder whose headers are read, and 16-bit pictures among them that are decoded."""
-
-
-class Depth(NamedTuple):
-    """The bits that the 16-bit pictures of a source use, 0 if it has none; `colour`: whether one of them has colours."""
-
-    bits: int = 0
-    colour: bool = False
-
-    @property
-    def scale(self) -> int:
-        """The bits, or 0 where pixels are those of pictures that use all of them."""
-        return self.bits % FULL_BITS
-
-    @property
-    def remark(self) -> str:
-        """What the owner should know, or ""."""
-        if self.bits in (0, FULL_BITS):
-            return ""
-        lost = (
-            ", of which colour pictures keep the upper 8 of 16: store them as 8 bits" if self.colour else ""
-        )
-        return f"16-bit pictures use {self.bits} bits: scaled by {1 << FULL_BITS - self.bits}{lost}"
-
-
-UNKNOWN = Depth()
-"""Of a source without 16-bit pictures."""
 
 
 Used = tuple[int, bool]
@@ -67,8 +40,6 @@ def inspect(
 
     `known` returns what is known of a file, which is not opened then. A file is opened inside `marked`.
     """
-    from edge_fl.data import pictures  # here, so that who passes a Depth on does not load Pillow
-
     sample = _evenly([path for path in files if path.suffix.lower() in SUFFIXES], HEADERS)
     wide = []
     for path in sample:

@@ -1,16 +1,18 @@
-"""Limits of pictures; separate from `pictures`, so that who passes them on does not load Pillow."""
+"""Limits of pictures and the depth of 16-bit ones; separate from `pictures`, so that who passes them on does not load Pillow."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
-from edge_fl.capability import total_memory_mb
+from edge_fl.memory import total_memory_mb
 
 MB = 1024**2
 SHARE = 1 / 2
 """Of the board's memory for decoding one picture; the rest is for the system, the agent and an extractor."""
 LEAST_BYTES, MOST_BYTES = 128 * MB, 512 * MB
+FULL_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,29 @@ def board_bytes() -> int:
 
 
 LIMITS = PictureLimits()
+
+
+class Depth(NamedTuple):
+    """The bits that the 16-bit pictures of a source use, 0 if it has none; `colour`: whether one of them has colours."""
+
+    bits: int = 0
+    colour: bool = False
+
+    @property
+    def scale(self) -> int:
+        """The bits, or 0 where pixels are those of pictures that use all of them."""
+        return self.bits % FULL_BITS
+
+    @property
+    def remark(self) -> str:
+        """What the owner should know, or ""."""
+        if self.bits in (0, FULL_BITS):
+            return ""
+        lost = (
+            ", of which colour pictures keep the upper 8 of 16: store them as 8 bits" if self.colour else ""
+        )
+        return f"16-bit pictures use {self.bits} bits: scaled by {1 << FULL_BITS - self.bits}{lost}"
+
+
+UNKNOWN_DEPTH = Depth()
+"""Of a source without 16-bit pictures."""

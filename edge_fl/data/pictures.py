@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from edge_fl.data import decoding_cost, formats
-from edge_fl.data.depth import FULL_BITS
 from edge_fl.data.formats import SUFFIXES as SUFFIXES
 from edge_fl.data.formats import PictureFormat
-from edge_fl.data.limits import LIMITS, MB, PictureLimits
+from edge_fl.data.limits import FULL_BITS, LIMITS, MB, PictureLimits
 from edge_fl.errors import DataError, brief
 from edge_fl.files import paths
 from edge_fl.files.folder import unusable

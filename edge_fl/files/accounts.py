@@ -1,13 +1,22 @@
-"""What an account of this machine may not do with a file, and which account may."""
+"""Accounts of this machine: who runs this process, and who may do what it may not."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import pwd
 from contextlib import suppress
 from pathlib import Path
 
 from edge_fl.files import paths
+
+
+def local_user() -> str:
+    """Who runs this process, for records of what people did: the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
 
 
 def not_allowed(path: Path, do: str = "read") -> str:

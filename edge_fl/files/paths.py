@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import unicodedata
 
+from edge_fl.errors import encodable
+
 JOINERS = "\u200c\u200d"  # part of words in Persian and Hindi, and of emoji
 
 
 def text(path: str | os.PathLike[str]) -> str:
     r"""Return the path as text that any output, log, JSON or message takes: what is not UTF-8 or not printable as \xNN or \uNNNN."""
-    return printable(_bytes(os.fspath(path)).decode("utf-8", "backslashreplace"))
+    return printable(encodable(os.fspath(path)))
 
 
 def raw(path: str | os.PathLike[str]) -> bytes:
@@ -43,19 +45,3 @@ def printable(text: str) -> str:
         char if char.isprintable() or char in JOINERS else char.encode("unicode_escape").decode("ascii")
         for char in text
     )
-
-
-def encodable(text: str) -> str:
-    r"""Return a text with \xNN instead of bytes of a path that are not UTF-8: for whatever was formatted without `text`, by a library."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return _bytes(text).decode("utf-8", "backslashreplace")
-    return text
-
-
-def _bytes(path: str) -> bytes:
-    try:
-        return path.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # surrogates that are no bytes of a path
-        return path.encode("utf-8", "surrogatepass")

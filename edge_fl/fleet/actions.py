@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from edge_fl.files.accounts import local_user
 from edge_fl.files.paths import text
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.roles import local_user
 
 log = logging.getLogger(__name__)
 

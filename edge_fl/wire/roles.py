@@ -6,13 +6,12 @@ identity `operator` next to the certificate authority may do everything here, li
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from edge_fl.errors import EdgeFLError
+from edge_fl.files.accounts import local_user
 
 PersonRole = Literal["viewer", "operator", "releaser"]
 PERSON_ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
@@ -106,14 +105,6 @@ class Person:
 LOCAL_USER, ADMINISTRATOR = "local user", "administrator's certificate"
 UNLIMITED = frozenset({LOCAL_USER, ADMINISTRATOR})
 """What those are known by who may do everything: they can write the registry, or have the fleet's CA."""
-
-
-def local_user() -> str:
-    """Who runs this process, for records of what people did: the user of the operating system."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid {os.getuid()}"
 
 
 def local_person() -> Person:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from edge_fl.capability import Tier
+from edge_fl.fields import Tier
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signatures import Signer
 from edge_fl.secure.signed import stated

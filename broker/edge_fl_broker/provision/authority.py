@@ -29,13 +29,14 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError
 from edge_fl.fields import EXPECTED_NAME
 from edge_fl.files import atomic
+from edge_fl.files.accounts import local_user
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions
 from edge_fl.fleet.tags import TAGS_FILE, Tags
 from edge_fl.wire import hosts as host_names
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
-from edge_fl.wire.roles import PERSON_DAYS, PersonRole, local_user
+from edge_fl.wire.roles import PERSON_DAYS, PersonRole
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.register import PERSONAL, Issued, Register, Rows, denied

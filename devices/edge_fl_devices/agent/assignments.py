@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from edge_fl.capability import Tier
+from edge_fl.fields import Tier
 from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
 from edge_fl_devices.agent.outbox import Parcel

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edge_fl.blob import Blob
-from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec
+from edge_fl.fields import Tier
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
 from edge_fl.wire.topics import Topics

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from edge_fl.capability import Tier
+from edge_fl.fields import Tier
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.messages import (
     PROTOCOL,

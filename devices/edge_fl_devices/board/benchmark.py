@@ -20,10 +20,10 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import heads
-from edge_fl.capability import version
 from edge_fl.files import atomic
 from edge_fl.files.shared import make_folder
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.storage import read_json
 from edge_fl_devices.storage.slots import Installed

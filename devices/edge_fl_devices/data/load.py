@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from edge_fl import __version__
-from edge_fl.capability import version
 from edge_fl.data import pictures
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.inputs import InputSpec
+from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources

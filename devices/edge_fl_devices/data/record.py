@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
-from edge_fl.data.depth import Depth
+from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.files import atomic
 from edge_fl_devices.agent.events import KILLED

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edge_fl.data import groups as grouping
-from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
-from edge_fl.data.depth import Depth
 from edge_fl.data.groups import Groups
+from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.samples import Labels
 from edge_fl.files import paths
 

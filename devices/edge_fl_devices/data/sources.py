@@ -19,9 +19,8 @@ from msgspec import structs
 
 from edge_fl.data import arrays, depth, npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
-from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
-from edge_fl.data.depth import Depth
 from edge_fl.data.groups import Groups
+from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples
 from edge_fl.errors import DataError

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_fl.data.depth import UNKNOWN as UNKNOWN_DEPTH
-from edge_fl.data.depth import Depth
 from edge_fl.data.groups import Groups, alone
-from edge_fl.data.limits import LIMITS, PictureLimits
+from edge_fl.data.limits import LIMITS, UNKNOWN_DEPTH, Depth, PictureLimits
 from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec

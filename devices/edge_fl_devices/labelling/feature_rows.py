@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data import groups
-from edge_fl.data.depth import FULL_BITS
 from edge_fl.data.groups import Groups, Thumbnails
+from edge_fl.data.limits import FULL_BITS
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text

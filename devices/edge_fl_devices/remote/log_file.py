@@ -20,9 +20,8 @@ from typing import cast
 import msgspec
 from msgspec import Struct
 
-from edge_fl.errors import EdgeFLError, InputError
+from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
-from edge_fl.files.paths import encodable
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.endpoint import Endpoint

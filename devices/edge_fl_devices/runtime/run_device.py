@@ -13,17 +13,18 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from edge_fl import capability as capabilities
 from edge_fl import threads
-from edge_fl.capability import Tier
 from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, EdgeFLError
+from edge_fl.fields import Tier
 from edge_fl.files import disk
+from edge_fl.memory import total_memory_mb
 from edge_fl.wire import identity
 from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent.events import DataChanged
+from edge_fl_devices.board import capability as capabilities
 from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
@@ -283,7 +284,7 @@ def _make_head_worker(
         guard=config.guard,
         root=read_root(Path(config.root)) if config.root else None,
         check=check,
-        precision=PrecisionLimits(config.precision, capabilities.total_memory_mb(), config.latency_ms),
+        precision=PrecisionLimits(config.precision, total_memory_mb(), config.latency_ms),
         mirror=Mirror(config.mirror) if config.mirror else None,
     )
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from edge_fl import capability
-from edge_fl.capability import Tier
 from edge_fl.data import datasets
 from edge_fl.data.partition import split_clients
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, ConfigError, ProtocolError
+from edge_fl.fields import Tier
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics, checked
+from edge_fl_devices.board import capability
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install import canary

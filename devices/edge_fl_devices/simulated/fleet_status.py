@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_fl import metrics
-from edge_fl.capability import Tier
+from edge_fl.fields import Tier
 from edge_fl_devices.runtime.device import Device
 
 

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from edge_fl import __version__
 from edge_fl.blob import Blob
-from edge_fl.capability import total_memory_mb
 from edge_fl.errors import ArtefactError, EdgeFLError, StoppedError, TrustError
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
+from edge_fl.memory import total_memory_mb
 from edge_fl.release.agent import AgentRelease, AgentUpdate, AgentWheel, UpdateStatus
 from edge_fl.release.wheels import declared_bytes
 from edge_fl_devices.config import UpdateConfig

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.capability import Tier
 from edge_fl.config import BrokerConfig
 from edge_fl.console import units
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
+from edge_fl.fields import Tier
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import with_bounded_weight

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl.capability import Tier
+from edge_fl.fields import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
 from edge_fl_server.runs.results import SumRecord

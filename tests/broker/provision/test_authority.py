@@ -12,9 +12,9 @@ from cryptography import x509
 
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl.files.accounts import local_user
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
-from edge_fl.wire.roles import local_user
 from edge_fl_broker.provision import certificates
 from edge_fl_broker.provision.authority import LIFE, MAX_HOLDING, Authority, RequestRejectedError
 from edge_fl_broker.provision.register import denied, named

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import depth, pictures
-from edge_fl.data.depth import Depth
+from edge_fl.data import depth, limits, pictures
+from edge_fl.data.limits import Depth
 from edge_fl.data.pictures import PictureError
 from edge_fl.inputs import InputSpec
 
@@ -60,7 +60,7 @@ def test_all_bits_are_the_default_and_another_picture_does_not_change(tmp_path: 
         assert np.array_equal(pictures.decode(path, None, bits=bits)[0], RAMP << 2)
     path = saved(tmp_path / "8.png", RAMP.astype(np.uint8))
     assert np.array_equal(pictures.decode(path, None, bits=12)[0], RAMP)
-    assert depth.inspect([path]) == depth.UNKNOWN == Depth(0)
+    assert depth.inspect([path]) == limits.UNKNOWN_DEPTH == Depth(0)
 
 
 def test_a_dark_picture_stays_dark_beside_a_bright_one(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from edge_fl.capability import Tier
 from edge_fl.cli import main
 from edge_fl.console.tables import listing
+from edge_fl.fields import Tier
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics

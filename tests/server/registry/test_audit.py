@@ -14,7 +14,8 @@ from sqlalchemy import text
 from edge_fl.cli import main
 from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError, RunError
-from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person, local_user
+from edge_fl.files.accounts import local_user
+from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.cli.connection import acting_as
 from edge_fl_server.registry import Database, audit, devices, rollouts

@@ -15,8 +15,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as replace_fields
 
-from edge_fl.capability import Tier
 from edge_fl.errors import DeadlineError
+from edge_fl.fields import Tier
 from edge_fl.untrusted import whole
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import Received, ServerConnection

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from edge_fl import threads
 from edge_fl.blob import describe
-from edge_fl.capability import Tier
 from edge_fl.config import MethodSpec, RolloutConfig
 from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.fields import Tier
 from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edge_fl import capability
-from edge_fl.capability import FULL_MIN_MEMORY_MB, Tier
+from edge_fl.fields import Tier
 from edge_fl.wire import messages
+from edge_fl_devices.board import capability
+from edge_fl_devices.board.capability import FULL_MIN_MEMORY_MB
 
 
 def test_a_device_with_torch_and_memory_is_full() -> None:
@@ -37,7 +38,7 @@ def test_a_measurement_describes_this_machine(tmp_path: Path) -> None:
 
 def test_measuring_imports_nothing_heavy(tmp_path: Path) -> None:
     script = f"""
-import sys; from pathlib import Path; from edge_fl import capability
+import sys; from pathlib import Path; from edge_fl_devices.board import capability
 capability.measure(folder=Path({str(tmp_path)!r}))
 print([name for name in ("torch", "sklearn", "onnxruntime", "onnx") if name in sys.modules])
 """

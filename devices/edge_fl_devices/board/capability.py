@@ -9,30 +9,21 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-import os
 import platform
 import shutil
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 
 from edge_fl import __version__
 from edge_fl.config import MAX_CLASSES
+from edge_fl.fields import Tier
+from edge_fl.memory import total_memory_mb
 from edge_fl.wire.messages import Capability
 
 FULL_MIN_MEMORY_MB = 900
 """A torch process needs about 220 MB before it has a model, and the training step of a small network as much again."""
-
-
 FULL_MIN_GFLOPS = 4.0
 """About half the speed of one Raspberry Pi 4 core; a slower device misses the deadline of a round even with a small network."""
-
-
-class Tier(StrEnum):
-    """Device tier: fit a head on a frozen extractor, or train parts of the model."""
-
-    HEAD = "head"
-    FULL = "full"
 
 
 def measure(
@@ -85,16 +76,6 @@ def choose_tier(
     if gflops < FULL_MIN_GFLOPS:
         return Tier.HEAD, f"head: {gflops:.1f} GFLOP/s, full needs {FULL_MIN_GFLOPS:g}"
     return Tier.FULL, f"full: torch and {memory_mb} MB of memory"
-
-
-def total_memory_mb() -> int:
-    """Physical memory in MB, or the cgroup's limit if that is lower."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):
-        limit = physical
-    return min(physical, limit) >> 20
 
 
 def free_disk_mb(folder: Path) -> int:
