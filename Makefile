@@ -58,7 +58,7 @@ nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of eve
 
 mutation: venv ## change 300 random places of the code in turn; count the changes that the tests notice (hours)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutation]'
-	$(BIN)/python -m tests.mutation $(ARGS)
+	$(BIN)/python -m tools.mutation $(ARGS)
 
 check: venv ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .
@@ -71,24 +71,24 @@ format: venv ## format the code and fix lint errors
 	$(BIN)/ruff format .
 
 docs: venv ## build the documentation site in build/docs/site; a broken link is an error
-	$(BIN)/python -m tests.site
+	$(BIN)/python -m tools.site
 
 bench: venv ## benchmark of this machine, in under ten minutes; results in runs/bench/
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m tools.bench $(ARGS)
 
 bench-full: venv ## the same with more turns per figure
-	$(BIN)/python -m tests.bench --full $(ARGS)
+	$(BIN)/python -m tools.bench --full $(ARGS)
 
 bench-gpu: venv ## benchmark on this machine's GPU, also against PFLlib with PFLLIB=DIR (a checkout); tiny without a GPU
 	test -z '$(PFLLIB)' || $(BIN)/pip install --quiet -c constraints.txt calmsize cvxpy h5py
-	$(BIN)/python -m tests.bench --gpu --pfllib '$(PFLLIB)' $(ARGS)
+	$(BIN)/python -m tools.bench --gpu --pfllib '$(PFLLIB)' $(ARGS)
 
 bench-peers: venv ## edge-fl, PFLlib, Flower and pfl-research in turns (PFLLIB=DIR: a checkout of PFLlib)
 	@test -d '$(PFLLIB)/system/flcore' || { echo "make: bench-peers needs PFLLIB=DIR, a clone of PFLlib at the commit" \
 	  "that docs/pfllib.md names, not '$(PFLLIB)'" >&2; exit 1; }
 	@for peer in flower pfl-research; do \
 	  $(MAKE) $(PEERS)/$$peer/.stamp || echo "make: $$peer is not installed; it is left out" >&2; done
-	$(BIN)/python -m tests.bench.peers --pfllib '$(PFLLIB)' $(ARGS)
+	$(BIN)/python -m tools.bench.peers --pfllib '$(PFLLIB)' $(ARGS)
 
 $(RAY)/.stamp: NEEDS := -c constraints.txt -e .[scale]
 $(PEERS)/flower/.stamp: NEEDS := flwr[simulation]>=1.41,<2
@@ -101,11 +101,11 @@ $(PEERS)/%/.stamp: $(STAMP)
 	@touch $@
 
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.study $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.study $(ARGS)
 
 dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a checkout; PREVIOUS=DIR: an earlier dossier)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dossier]'
-	$(BIN)/python -m tests.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
+	$(BIN)/python -m tools.dossier --tuf-conformance '$(TUF_CONFORMANCE)' --previous '$(PREVIOUS)' $(ARGS)
 
 clean: ## remove the virtual environment and all caches; keep runs/ and .data/
 	rm -rf $(VENV) $(FLOWER) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

@@ -12,7 +12,7 @@ Near duplicates are found by thumbnails: SIDE x SIDE grey means, of which mean a
 one's, that of a picture with noise of 6 grey levels is 8 bits from its own. With the thumbnails, of up to 10,000 clean pictures 0.12 % of
 Fashion-MNIST are in a group, none of MNIST, 0.30 % of PACS photos, 0.54 % of paintings, 1.2 % of cartoons (some are there twice) and
 0.59 % of sketches, in groups of at most 3; of 30 frames that a trembling hand takes of a photo 99 % are in one group
-(`python -m tests.study.groups`). Small pictures need the lower limit NEAR_SMALL: with NEAR 36 % of Fashion-MNIST would be in groups of up
+(`python -m tools.study.groups`). Small pictures need the lower limit NEAR_SMALL: with NEAR 36 % of Fashion-MNIST would be in groups of up
 to 2,614; so a shift of such a picture by one of its 28 pixels is not noticed.
 """
 

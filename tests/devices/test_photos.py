@@ -22,9 +22,9 @@ from edge_fl.data.pictures import ORIENTATION
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.release.repository import Repository
-from tests.bench import backbone
 from tests.devices.scripted import TOPICS, ScriptedServer
 from tests.devices.test_figures import MEGABYTE, Scales, resident
+from tools.bench import backbone
 
 DEVICE = "pi-photos"
 SHAPE = (4000, 3000)

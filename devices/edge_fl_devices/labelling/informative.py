@@ -4,7 +4,7 @@ A picture is covered as far as it is similar to a labelled or an already chosen 
 is chosen next that adds most to the sum of the pictures' covers, weighted by 1 plus their uncertainty (1 minus the difference of the
 two highest probabilities). So it is far from the labelled pictures, typical of others that are, too, and among those that the head
 confuses. Without a head all weights are equal: this is the facility location problem, whose greedy solution is within a factor 1 - 1/e
-of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `python -m tests.study.label_selection` compares it with a
+of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `python -m tools.study.label_selection` compares it with a
 random choice.
 """
 

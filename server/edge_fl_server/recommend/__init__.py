@@ -1,1 +1,1 @@
-"""Which method to use, from the evidence of a study (`python -m tests.study`; docs/choosing-a-method.md)."""
+"""Which method to use, from the evidence of a study (`python -m tools.study`; docs/choosing-a-method.md)."""

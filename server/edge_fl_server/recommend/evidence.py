@@ -1,4 +1,4 @@
-"""The evidence: accuracies of tuned methods in simulated federations, written by `python -m tests.study` into evidence.json."""
+"""The evidence: accuracies of tuned methods in simulated federations, written by `python -m tools.study` into evidence.json."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from edge_fl.errors import ArtefactError, KilledError
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE, CanaryLimits
 from edge_fl_devices.storage.slots import Slots
-from tests.bench import backbone
 from tests.devices import graphs
 from tests.devices.deadly import deadly
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 from tests.sample import sample
+from tools.bench import backbone
 
 BACKBONES = ["efficientnet-lite0", "timm:vit_small_patch14_dinov2.lvd142m"]
 TIGHT = CanaryLimits(memory_bytes=128 * MEBIBYTE, cpu_s=2, deadline_s=100)

@@ -30,9 +30,9 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.labelling.feature_rows import FeatureRows, file_key
 from edge_fl_devices.storage.store import Store
-from tests.bench import backbone
 from tests.devices.labelling.fruit import CAPTURE, fruit, install
 from tests.leftovers import processor_s
+from tools.bench import backbone
 
 CLASSES = [f"class {number}" for number in range(10)]
 PICTURES, LABELS = 2000, 20

@@ -19,7 +19,7 @@ from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
 from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.fleet import Fleet
-from tests.bench import workloads
+from tools.bench import workloads
 
 LONG = Effort(10**6)
 

@@ -1,1 +1,0 @@
-"""Supply-chain evidence in one folder (`make dossier`): python -m tests.dossier."""

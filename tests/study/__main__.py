@@ -1,8 +1,0 @@
-"""`python -m tests.study`."""
-
-import logging
-
-from tests.study.cli import main
-
-logging.getLogger("edge_fl_server").setLevel(logging.ERROR)  # of this process only: tests call `main`
-main()

@@ -1,0 +1,1 @@
+"""Supply-chain evidence in one folder (`make dossier`): python -m tools.dossier."""
