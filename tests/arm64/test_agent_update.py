@@ -21,7 +21,6 @@ from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update.launcher import MAX_STARTS
 from edge_fl_server.release import website
-from edge_fl_server.release.agents import signing
 from edge_fl_server.release.rollout.director import Director
 from tests import agents
 from tests.agents import eventually, own_files
@@ -55,7 +54,7 @@ def test_a_flashed_board_survives_power_cuts_during_an_agent_update(
     Store(home).keep_privacy_spent(b"spent")
     pi.run("chown", "-R", "edge-fl:edge-fl", "/var/lib/edge-fl")
     wheel = agents.wheel(tmp_path / "wheels", "0.2.0")
-    (signed,) = signing.sign(repository, [wheel]).wheels
+    (signed,) = agent_releases.sign(repository, [wheel]).wheels
     update = Director(repository, TOPICS.fleet).sign("agent", site.DEVICE, AgentUpdate("agent-1", 1))
     log, began_s = tmp_path / "agent.log", time.monotonic()
     with Disk(tmp_path / "disk.img", home, 512) as disk, site.serving(broker, issue, repository) as server:

@@ -42,8 +42,8 @@ from edge_fl_devices.storage.sums import read as read_record
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_server.mqtt.connector import connector, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from edge_fl_server.registry import Database
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository

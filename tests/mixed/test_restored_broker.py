@@ -16,8 +16,8 @@ from edge_fl_broker.config import MosquittoLimits, Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.mqtt import older_messages
 from edge_fl_server.mqtt.connector import fleet_authorities
-from edge_fl_server.mqtt.devices import older_messages
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database, devices, reports

@@ -42,12 +42,12 @@ from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
+from edge_fl_server.mqtt import secure_sums
 from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.mqtt.updates import secure_sums
-from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.edge_fl.secure.cohorts import encodings

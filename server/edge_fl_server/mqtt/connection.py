@@ -31,10 +31,10 @@ from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerSta
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
-from edge_fl_server.mqtt.devices.statements import OUTDATED, Statements
 from edge_fl_server.mqtt.malformed import MalformedPackets, kind_of
 from edge_fl_server.mqtt.rate_limit import IsBlocked, OnExcess, RateLimit
 from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
+from edge_fl_server.mqtt.statements import OUTDATED, Statements
 
 log = logging.getLogger(__name__)
 

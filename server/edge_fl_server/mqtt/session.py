@@ -15,9 +15,9 @@ from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsForD
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.devices.settings import SettingsPublisher
-from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.mqtt.updates.workers import SharedInbox
 from edge_fl_server.registry import fleets

@@ -21,7 +21,7 @@ from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.engines.calibration.record import Calibration
+from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.study import Study
 
 

@@ -37,8 +37,8 @@ from edge_fl.secure.server import Sum
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.identity import CA_FILE
+from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.mqtt.updates.secure_sums import SecureSums, SumOptions
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from edge_fl_server.runs.results import SumRecord
 

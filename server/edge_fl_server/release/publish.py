@@ -22,8 +22,7 @@ from edge_fl.release.manifest import Manifest, blobs
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, Packet, Transport
 from edge_fl_server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, numbered, send_chunks
-from edge_fl_server.release import website
-from edge_fl_server.release.agents import signing
+from edge_fl_server.release import agent_releases, website
 from edge_fl_server.release.repository import Repository, superseded
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,9 @@ class Publisher:
         """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
         known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
         known |= {
-            blob.sha256: blob for release in signing.listed(self._repository) for blob in _wheels(release)
+            blob.sha256: blob
+            for release in agent_releases.listed(self._repository)
+            for blob in _wheels(release)
         }
         blob = known.get(sha256)
         if blob is None or not (payload := self.kept(blob)):
@@ -153,7 +154,7 @@ class Publisher:
 
     def _send_agents(self) -> None:
         """Publish the chunks of agent releases that were not sent yet; delete those that are no longer kept."""
-        kept = {release.number: release for release in signing.listed(self._repository)}
+        kept = {release.number: release for release in agent_releases.listed(self._repository)}
         for number in kept.keys() - self._agents.keys():
             self._send_blobs(f"agent release {number}", _wheels(kept[number]))
         needed = {blob.sha256 for release in kept.values() for blob in _wheels(release)}

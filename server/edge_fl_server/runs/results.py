@@ -41,7 +41,7 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
 from edge_fl_server.runs.tracking import Opener, Tracking
-from edge_fl_server.training.engines.calibration.record import Calibration
+from edge_fl_server.training.engine_timing import Calibration
 
 FOLDERS = ("checkpoints", "artefacts")
 Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.engines.calibration.record import Calibration
+from edge_fl_server.training.engine_timing import Calibration
 
 ClientId = str
 Step = Literal["train", "personalise", "evaluate", "compare"]

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.engines.calibration.record import Calibration
+from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
 
 

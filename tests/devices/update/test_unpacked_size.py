@@ -15,7 +15,6 @@ from edge_fl.release.agent import AgentWheel
 from edge_fl.release.wheels import MAX_FILES, MAX_UNPACKED_BYTES, UNDECLARED, declared_bytes, unpacked_bytes
 from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.update import environment
-from edge_fl_server.release.agents import signing
 from edge_fl_server.release.repository import Repository
 
 NAME = "edge_fl-9.0-py3-none-any.whl"
@@ -59,7 +58,7 @@ def module(tmp_path: Path) -> list[Path]:
 def test_the_signed_size_is_that_of_all_files_and_enough_to_install_it(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(payload := built(bytes(10 * MB)))
     assert len(payload) < 20_000
-    (wheel,) = signing.sign(Repository(tmp_path / "server"), [tmp_path / NAME]).wheels
+    (wheel,) = agent_releases.sign(Repository(tmp_path / "server"), [tmp_path / NAME]).wheels
     with zipfile.ZipFile(tmp_path / NAME) as archive:
         assert wheel.unpacked == sum(len(archive.read(name)) for name in archive.namelist()) > 10 * MB
     folder = build(tmp_path, payload, declared_bytes(wheel))
@@ -88,7 +87,7 @@ def test_a_wheel_that_states_a_smaller_size_than_it_has_is_refused(tmp_path: Pat
     assert sum(path.stat().st_size for path in module(tmp_path)) <= MB + 5000
     (tmp_path / NAME).write_bytes(payload)
     with pytest.raises(InputError, match="expected a wheel; nothing was signed"):
-        signing.sign(Repository(tmp_path / "server"), [tmp_path / NAME])
+        agent_releases.sign(Repository(tmp_path / "server"), [tmp_path / NAME])
 
 
 def test_unpacking_stops_at_the_limit(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_no_wheel_has_more_than_a_gibibyte_or_too_many_files(tmp_path: Path) -> 
             unpacked_bytes("x", files)
     (tmp_path / NAME).write_bytes(lying(built(bytes(700_001)), 700_001, MAX_UNPACKED_BYTES + 1))
     with pytest.raises(InputError, match=r"expected at most 20,000 of 1\.0 GiB"):
-        signing.sign(Repository(tmp_path / "server"), [tmp_path / NAME])
+        agent_releases.sign(Repository(tmp_path / "server"), [tmp_path / NAME])
 
 
 def test_a_wheel_that_was_signed_without_its_size_may_have_six_times_its_own() -> None:

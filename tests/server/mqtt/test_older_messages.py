@@ -6,8 +6,8 @@ import pytest
 
 from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import Capability, DeviceState
-from edge_fl_server.mqtt.devices.older_messages import SETTLE_S, OlderMessages, Standing
-from edge_fl_server.mqtt.devices.signature_log import FORGET_S, GATHER_S, PAUSE_S, SignatureLog
+from edge_fl_server.mqtt.older_messages import SETTLE_S, OlderMessages, Standing
+from edge_fl_server.mqtt.signature_log import FORGET_S, GATHER_S, PAUSE_S, SignatureLog
 from tests.clock import Clock
 
 INIT, READY = DeviceState("init", "b"), DeviceState("ready", "b")

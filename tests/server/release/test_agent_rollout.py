@@ -11,10 +11,10 @@ from edge_fl.config import RolloutConfig
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.messages import Capability, DeviceState, Status, decode, encode
 from edge_fl.wire.transport import Packet
-from edge_fl_server.release.agents.rollout import AgentRollout
-from edge_fl_server.release.agents.signing import listed, sign
+from edge_fl_server.release.agent_releases import listed, sign
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.stored_rollout import request
 from tests import agents
 from tests.server.conftest import Bench

@@ -26,8 +26,8 @@ from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices import settings_list
 from edge_fl_server.mqtt.devices.roster import Device, fold
-from edge_fl_server.mqtt.devices.statements import is_will, numbers_of
 from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
+from edge_fl_server.mqtt.statements import is_will, numbers_of
 from edge_fl_server.registry.records import DeviceRecord
 
 

@@ -27,11 +27,11 @@ from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.device_text import decode_cleaned
-from edge_fl_server.mqtt.devices.statements import Statements
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.malformed import MalformedPackets
 from edge_fl_server.mqtt.rate_limit import RateLimit
 from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Verdict
 from edge_fl_server.mqtt.updates.validation import Terms, Validator, expected_of, parts_check

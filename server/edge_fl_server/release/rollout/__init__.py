@@ -1,1 +1,1 @@
-"""Roll-out of a release in stages: gates, pause, abort, roll back."""
+"""Roll-out of a release, of an extractor or of the agent, in stages: gates, pause, abort, roll back."""

@@ -30,8 +30,7 @@ from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, audit, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
-from edge_fl_server.release import ownership
-from edge_fl_server.release.agents import signing
+from edge_fl_server.release import agent_releases, ownership
 from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
     Description,
@@ -182,7 +181,7 @@ class ReleaseCommands:
         """The kept agent releases, newest first, each with the state of its last roll-out."""
         records = rollouts.listed(self.db, self.fleet, "agent")
         rows = []
-        for release in reversed(signing.listed(self.repository)):
+        for release in reversed(agent_releases.listed(self.repository)):
             record = next((record for record in records if record.release == release.number), None)
             rows.append(
                 {
@@ -210,14 +209,14 @@ class ReleaseCommands:
                 "publish",
                 f"agent release: {', '.join(text(each.name) for each in wheels)}",
             ):
-                release = signing.sign(repository, wheels, downgrade=downgrade)
+                release = agent_releases.sign(repository, wheels, downgrade=downgrade)
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
                 return self._audited(
                     "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
                 )
-            release = _kept_agent(signing.listed(self.repository), targets)
+            release = _kept_agent(agent_releases.listed(self.repository), targets)
         write = partial(request, self.db, self.fleet, release.number, plan, "agent")
         return self._audited("start", f"agent release {release.number}", write)
 

@@ -36,11 +36,11 @@ from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.registry import rollouts
 from edge_fl_server.release import export
-from edge_fl_server.release.agents.rollout import AgentRollout
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout import panel as panels
+from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import NO_DATA, Stages
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id

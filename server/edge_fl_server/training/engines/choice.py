@@ -24,10 +24,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import folders, processes, vector
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
-from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.engines.pool import PoolFleet
 from edge_fl_server.training.engines.ray import RayFleet
 from edge_fl_server.training.engines.sequential import SequentialFleet

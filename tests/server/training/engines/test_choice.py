@@ -14,10 +14,10 @@ from edge_fl.config import CohortConfig, PrivacyConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
-from edge_fl_server.training.engines.calibration.record import Calibration
 from edge_fl_server.training.fleet import Fleet
 from tools.bench import workloads
 

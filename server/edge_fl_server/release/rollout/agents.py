@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.release.agents import signing
+from edge_fl_server.release import agent_releases
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.gates import Outcome
@@ -48,7 +48,7 @@ class AgentRollout:
             stages = self._rollout.stages
             self._repository.reload()
             if stages and stages.state in WITHDRAWN:
-                signing.withdraw(self._repository, stages.release)
+                agent_releases.withdraw(self._repository, stages.release)
             self._publisher.publish_agents()
         for device, status in self._updatable():
             self._ask(device.id, status)

@@ -18,9 +18,9 @@ from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import STATEMENTS, ForgedError, require_stated
 from edge_fl.wire.messages import Capability, DeviceState, Report
 from edge_fl.wire.topics import Address
-from edge_fl_server.mqtt.devices.older_messages import OlderMessages
-from edge_fl_server.mqtt.devices.signature_log import SignatureLog
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.older_messages import OlderMessages
+from edge_fl_server.mqtt.signature_log import SignatureLog
 from edge_fl_server.registry import devices
 from edge_fl_server.registry.records import DeviceRecord
 
