@@ -20,7 +20,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update.launcher import MAX_STARTS
-from edge_fl_server.release import website
+from edge_fl_server.release import agent_releases, website
 from edge_fl_server.release.rollout.director import Director
 from tests import agents
 from tests.agents import eventually, own_files

@@ -15,6 +15,7 @@ from edge_fl.release.agent import AgentWheel
 from edge_fl.release.wheels import MAX_FILES, MAX_UNPACKED_BYTES, UNDECLARED, declared_bytes, unpacked_bytes
 from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.update import environment
+from edge_fl_server.release import agent_releases
 from edge_fl_server.release.repository import Repository
 
 NAME = "edge_fl-9.0-py3-none-any.whl"
