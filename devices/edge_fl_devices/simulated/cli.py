@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -178,7 +179,7 @@ def up(
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
     from edge_fl_devices.runtime.connector import connector, fleet_connector
-    from edge_fl_devices.simulated.chaos import profile
+    from edge_fl_devices.simulated.chaos import injector, profile
     from edge_fl_devices.simulated.fleet import run_fleet
     from edge_fl_devices.simulated.fleet_config import FleetConfig, tier_counts
     from edge_fl_devices.simulated.fleet_status import DeviceResult, unmeasured
@@ -224,8 +225,8 @@ def up(
         wait_s=wait_s,
         ids=ids,
         identities=identities,
-        chaos=profile.load(chaos) if chaos else None,
     )
+    faults = partial(injector.FaultInjector, profile.load(chaos)) if chaos else None
     log_warnings()
     worker = full_worker() if trains else None
     print_status(
@@ -234,7 +235,9 @@ def up(
     )
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
-        results = run_fleet(config, connect, full_worker=worker, show=show, on_start=stop_on_signal)
+        results = run_fleet(
+            config, connect, full_worker=worker, show=show, on_start=stop_on_signal, faults=faults
+        )
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)
     if reason := unmeasured(results):

@@ -1,20 +1,22 @@
 """Run a fleet of simulated devices: many agents of both tiers in one process, over a real broker, with the code of real devices.
 
 Device i owns the data of client i of a partition. The full devices are drawn from the seed; the head-only ones use the kinds of heads in
-turn. A chaos profile adds bad connections and crashes, after which devices restart on their own folders.
+turn. Faults may be added from outside: bad connections, wrong clocks, and crashes after which devices restart on their own folders.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
 
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files import descriptors
+from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.simulated.chaos.injector import FaultInjector, Restart
 from edge_fl_devices.simulated.device_factory import DeviceFactory
 from edge_fl_devices.simulated.fleet_config import FleetConfig
 from edge_fl_devices.simulated.fleet_status import DeviceResult, device_result
@@ -22,7 +24,18 @@ from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker
 
 CHECK_S = 0.25e-3  # time per device to check the end condition and to show the progress
-INJECT_S = 0.25  # interval of the fault injector
+INJECT_S = 0.25  # interval at which faults are injected
+
+
+class Faults(Protocol):
+    """Faults of a fleet: they wrap its connections, change its clocks, and act on its devices (`simulated.chaos.injector`)."""
+
+    @property
+    def is_over(self) -> bool: ...
+    def connect(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport: ...
+    def clock(self, name: str) -> Callable[[], datetime]: ...
+    def advance(self, runner: Runner, make: Callable[[str], Device]) -> None: ...
+    def close(self) -> None: ...
 
 
 def run_fleet(
@@ -33,13 +46,13 @@ def run_fleet(
     show: Callable[[Sequence[Device]], None] = lambda devices: None,
     on_start: Callable[[Runner], None] = lambda runner: None,
     every_s: float = 0.5,
-    restarts: Mapping[str, Restart] | None = None,
+    faults: Callable[[Sequence[str], DeviceConnect], Faults] | None = None,
 ) -> list[DeviceResult]:
     """Run the fleet until it ends; return the devices' results, sorted by name.
 
     `full_worker` is `workers.full.FullWorker`, a parameter so that head-only fleets do not import torch. `show` is called with the
-    devices every `every_s`, `on_start` with the runner, which can be stopped. `restarts` take "broker" and "server" down where the chaos
-    profile has no commands for it. Raises ConnectError when the broker is not reached within `wait_s` or denies access.
+    devices every `every_s`, `on_start` with the runner, which can be stopped, `faults` with the devices' names and `connect`.
+    Raises ConnectError when the broker is not reached within `wait_s` or denies access.
     """
     if config.full and full_worker is None:
         raise ConfigError(f"{config.full} full devices, but no worker that trains; expected full_worker")
@@ -47,7 +60,7 @@ def run_fleet(
     make = DeviceFactory(config, fitter, full_worker)
     descriptors.require(len(make.names), f"a fleet of {len(make.names)} devices")
     every_s = max(every_s, len(make.names) * CHECK_S)
-    injector = FaultInjector(config.chaos, make.names, connect, restarts) if config.chaos else None
+    injector = faults(make.names, connect) if faults else None
     if injector:
         connect, make.clock, every_s = injector.connect, injector.clock, min(every_s, INJECT_S)
     end = _EndCondition(runner, config)

@@ -11,7 +11,6 @@ from edge_fl.errors import ConfigError
 from edge_fl.seeds import generator
 from edge_fl_devices.agent import state
 from edge_fl_devices.agent.state import AgentLimits
-from edge_fl_devices.simulated.chaos.profile import Chaos
 
 PREFIX = "sim-"
 
@@ -39,7 +38,6 @@ class FleetConfig:
     root: bytes | None = None
     ids: tuple[str, ...] = ()
     identities: Path | None = None
-    chaos: Chaos | None = None
     limits: AgentLimits = state.LIMITS
 
 

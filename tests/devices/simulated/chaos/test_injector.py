@@ -12,6 +12,7 @@ import pytest
 
 from edge_fl.config import DataConfig
 from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.simulated.chaos.injector import FaultInjector
 from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from edge_fl_devices.simulated.fleet import run_fleet
 from edge_fl_devices.simulated.fleet_config import FleetConfig, names
@@ -32,7 +33,7 @@ def broker() -> Iterator[InMemoryBroker]:
 class Fleet:
     """A head-only fleet with a profile, in a thread, and a scripted server."""
 
-    def __init__(self, broker: InMemoryBroker, folder: Path, chaos: Chaos, **options: Any) -> None:
+    def __init__(self, broker: InMemoryBroker, folder: Path, chaos: Chaos, restarts: Any = None) -> None:
         connect = partial(InMemoryTransport, broker)
         self.server = ScriptedServer(connect)
         self.server.online()
@@ -42,11 +43,11 @@ class Fleet:
             folder=folder,
             fleet="test",
             limits=AgentLimits(settle_s=0.05),
-            chaos=chaos,
         )
+        faults = partial(FaultInjector, chaos, restarts=restarts)
         self.results: list[DeviceResult] = []
         self._runners: list[Any] = []
-        run = partial(run_fleet, config, connect, on_start=self._runners.append, every_s=0.02, **options)
+        run = partial(run_fleet, config, connect, faults=faults, on_start=self._runners.append, every_s=0.02)
         self._thread = threading.Thread(target=lambda: self.results.extend(run()))
         self._thread.start()
 
