@@ -33,7 +33,6 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from sqlalchemy.pool import StaticPool
 
 from edge_fl.errors import ConfigError, ConnectError, RunError
-from edge_fl_server.registry.tables import metadata
 
 FILE = "registry.sqlite"
 IN_MEMORY = "sqlite://"
@@ -67,7 +66,13 @@ class Database:
 
         Raises ConfigError, and ConnectError for a PostgreSQL that cannot be reached.
         """
-        return cls._upgraded(where, _engine(where))
+        engine = _engine(where)
+        with (
+            _opening(where, engine, "expected a registry or an empty database, that can be written"),
+            engine.begin() as connection,
+        ):
+            _migrate(connection, where)
+        return cls(engine)
 
     @classmethod
     def existing(cls, where: str | Path) -> Database:
@@ -76,30 +81,13 @@ class Database:
             return cls.open(where)
         engine = _engine(where, create=False)
         expected = "expected the one that 'edge-fl server run' or 'server up' writes (--database)"
-        try:
+        with _opening(where, engine, expected):
             if engine.dialect.name == "sqlite" and not _file(engine).is_file():
                 raise ConfigError(f"registry {shown(where)}: not there; {expected}")
-            if not inspect(engine).has_table("alembic_version"):
-                raise ConfigError(f"registry {shown(where)}: not a registry of edge-fl; {expected}")
-        except DBAPIError as error:
-            engine.dispose()
-            raise _not_opened(where, error, expected) from error
-        except ConfigError:
-            engine.dispose()
-            raise
-        return cls._upgraded(where, engine)
-
-    @classmethod
-    def _upgraded(cls, where: str | Path, engine: Engine) -> Database:
-        try:
             with engine.begin() as connection:
-                if str(where) == IN_MEMORY:
-                    metadata.create_all(connection)
-                else:
-                    _upgrade(connection, shown(where))
-        except DBAPIError as error:
-            engine.dispose()
-            raise _not_opened(where, error, "expected a database that can be written") from error
+                if not inspect(connection).has_table("alembic_version"):
+                    raise ConfigError(f"registry {shown(where)}: not a registry of edge-fl; {expected}")
+                _migrate(connection, where)
         return cls(engine)
 
     @contextmanager
@@ -207,20 +195,24 @@ def _engine(where: str | Path, *, create: bool = True) -> Engine:
     return engine
 
 
-def _not_opened(where: str | Path, error: DBAPIError, expected: str) -> ConfigError | ConnectError:
-    """ConnectError for a database server that is not there or does not let us in, otherwise ConfigError."""
-    message = f"registry {shown(where)}: {_reason(error)}"
-    sqlstate = getattr(error.orig, "sqlstate", None) or ""
-    if (
-        "://" in str(where)
-        and isinstance(error, OperationalError)
-        and sqlstate[:2] in ("", "08", "28", "3D", "57")
-    ):
-        return ConnectError(
-            f"{message}; expected a PostgreSQL that runs there, with this database, and lets this user in",
-            consequence="nothing was changed",
-        )
-    return ConfigError(f"{message}; {expected}")
+@contextmanager
+def _opening(where: str | Path, engine: Engine, expected: str) -> Iterator[None]:
+    """Close the engine if the block fails. ConnectError for a database server that is not there or does not let us in, else ConfigError."""
+    try:
+        yield
+    except (DBAPIError, ConfigError) as error:
+        engine.dispose()
+        if isinstance(error, ConfigError):
+            raise
+        message = f"registry {shown(where)}: {_reason(error)}"
+        sqlstate = getattr(error.orig, "sqlstate", None) or ""
+        unreachable = isinstance(error, OperationalError) and sqlstate[:2] in ("", "08", "28", "3D", "57")
+        if "://" in str(where) and unreachable:
+            raise ConnectError(
+                f"{message}; expected a PostgreSQL that runs there, with this database, and lets this user in",
+                consequence="nothing was changed",
+            ) from error
+        raise ConfigError(f"{message}; {expected}") from error
 
 
 def _file(engine: Engine) -> Path:
@@ -240,27 +232,27 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
 
-def _upgrade(connection: Connection, where: str) -> None:
-    """Create the tables of a new database at the newest version; apply the missing migrations to an existing one."""
+def _migrate(connection: Connection, where: str | Path) -> None:
+    """Apply the migrations that a database lacks: to a new one all. Raises ConfigError for one with other tables than these."""
     from alembic import command  # imported late: it is slow to import
     from alembic.config import Config
-    from alembic.util import CommandError
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", os.fspath(MIGRATIONS))
     config.attributes["connection"] = connection
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
-    try:
-        if inspect(connection).has_table("alembic_version"):
-            command.upgrade(config, "head")
-        else:
-            metadata.create_all(connection)
-            command.stamp(config, "head")
-    except CommandError as error:
+    version = MigrationContext.configure(connection).get_current_revision()
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if version not in (None, *known):
         raise ConfigError(
-            f"registry {where}: {error}; expected the tables of this version of edge-fl"
-        ) from error
+            f"registry {shown(where)}: tables of version {version!r}, expected {known[0]!r}: a development version before the first"
+            " release wrote it, or a newer edge-fl",
+            "nothing was changed; open it with the edge-fl that wrote it, or give a new --database and 'edge-fl server up --adopt'",
+        )
+    command.upgrade(config, "head")
 
 
 def shown(where: str | Path) -> str:

@@ -1,13 +1,12 @@
 """The registry's current tables, most of them with a column per field of a record. Times are UTC text, for display only.
 
-A new database gets these tables; `migrations/` upgrades one of an earlier version of edge-fl.
+`migrations/` creates them, and changes those of an earlier release; a test compares both.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct, inspect
 from sqlalchemy import (
-    DDL,
     JSON,
     BigInteger,
     Boolean,
@@ -21,7 +20,6 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    event,
 )
 
 from edge_fl_server.registry import records
@@ -190,21 +188,3 @@ shared_reports = Table(
     Column("payload", LargeBinary),
     UniqueConstraint("fleet", "device", "id", name="shared_report_once"),
 )
-
-APPEND_ONLY = {
-    "sqlite": [
-        f"CREATE TRIGGER audit_{verb.lower()} BEFORE {verb} ON audit"
-        " BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END"
-        for verb in ("UPDATE", "DELETE")
-    ],
-    "postgresql": [
-        "CREATE FUNCTION audit_append_only() RETURNS trigger LANGUAGE plpgsql"
-        " AS $$ BEGIN RAISE EXCEPTION 'the audit log is append-only'; END $$",
-        "CREATE TRIGGER audit_append_only BEFORE UPDATE OR DELETE OR TRUNCATE ON audit"
-        " FOR EACH STATEMENT EXECUTE FUNCTION audit_append_only()",
-    ],
-}
-"""Dialect -> statements after which rows of the audit log can only be added."""
-for _dialect, _statements in APPEND_ONLY.items():
-    for _statement in _statements:
-        event.listen(audit, "after_create", DDL(_statement).execute_if(dialect=_dialect))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import text
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
@@ -188,35 +187,3 @@ def test_metrics_for_prometheus_are_of_the_last_evaluated_round_with_their_clien
         families[name].samples for name in ("edge_fl_accuracy", "edge_fl_accuracy_clients")
     )
     assert (accuracy.value, clients.value, clients.labels["metric"]) == (0.9, 27, BEFORE)
-
-
-def test_a_registry_of_the_first_version_gets_the_numbers_of_clients(tmp_path: Path) -> None:
-    path = tmp_path / "old.sqlite"
-    old = Database.open(path)
-    with old.writing() as connection:
-        for later in (
-            "servers",
-            "tags",
-            "groups",
-            "boots",
-            "alerts",
-            "alert_deliveries",
-            "silences",
-            "tokens",
-            "audit",
-            "settings",
-            "fleets",
-            "sums",
-            "verdict_counts",
-        ):
-            connection.execute(text(f"DROP TABLE {later}"))
-        connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
-        connection.execute(text("ALTER TABLE rounds DROP COLUMN clients"))
-        for later in ("removed", "signed_state", "signed_meta"):
-            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
-        connection.execute(text("INSERT INTO rounds VALUES ('toy', 1, 3, 2, 1.0, 0, 0, '{\"a\": 0.5}', '')"))
-    old.close()
-    db = Database.open(path)
-    (record,) = runs.rounds_of(db, "toy")
-    assert (record.metrics, record.clients) == ({"a": 0.5}, {})

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import inspect
 
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, RunError
@@ -39,9 +40,13 @@ def report(id="r1-1", **fields):
     return Report(id, "update", "b1", 20, {"loss": 0.5}, **fields)
 
 
-def test_a_new_registry_has_the_current_tables(db):
+def test_the_migrations_make_the_tables_that_the_code_uses(db):
     with db.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        found = inspect(connection)
+        for table in metadata.sorted_tables:
+            key = [column.name for column in table.primary_key]
+            assert found.get_pk_constraint(table.name)["constrained_columns"] == key
 
 
 def test_servers_that_start_at_the_same_time_create_the_tables_once(new_postgresql_database):
@@ -62,13 +67,32 @@ def test_opening_again_keeps_everything(tmp_path):
     assert sqlite3.connect(path).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_a_registry_of_an_unknown_version_is_a_config_error(tmp_path):
+@pytest.mark.parametrize("opened", [Database.open, Database.existing])
+@pytest.mark.parametrize("version", ["0013", "v9"])  # of a development version, of a later release
+def test_a_registry_of_another_version_is_named_and_stays_as_it_is(tmp_path, version, opened):
     path = tmp_path / "registry.sqlite"
-    Database.open(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    with pytest.raises(ConfigError, match=r"9999.*expected the tables of this version"):
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("INSERT INTO alembic_version VALUES (?)", (version,))
+        connection.execute("CREATE TABLE devices (device TEXT)")
+        connection.execute("INSERT INTO devices VALUES ('pi-07')")
+        before = list(connection.iterdump())
+    expected = rf"{path}: tables of version '{version}', expected 'v1'.*nothing was changed; open it with"
+    with pytest.raises(ConfigError, match=expected):
+        opened(path)
+    with sqlite3.connect(path) as connection:
+        assert list(connection.iterdump()) == before
+
+
+def test_tables_of_another_program_are_not_touched(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE runs (distance_km REAL)")
+        before = list(connection.iterdump())
+    with pytest.raises(ConfigError, match=r"other.sqlite: table runs already exists; expected"):
         Database.open(path)
+    with sqlite3.connect(path) as connection:
+        assert list(connection.iterdump()) == before
 
 
 def test_messages_of_a_device_do_not_change_its_quarantine(db):

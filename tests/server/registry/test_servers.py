@@ -6,14 +6,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import Database, rollouts, servers
+from edge_fl_server.registry import Database, servers
 from edge_fl_server.registry.servers import SILENT_S, Presence
-from edge_fl_server.registry.tables import metadata
 from edge_fl_server.registry.tables import servers as table
 
 
@@ -53,43 +50,3 @@ def test_a_replaced_server_does_not_end_its_successor(db: Database) -> None:
     servers.begin(db, "main", 2)
     servers.end(db, "main", 1)
     assert servers.presence(db, "main").online
-
-
-def test_roll_outs_of_an_earlier_version_that_a_newer_one_replaced_are_no_longer_aborted(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "old.sqlite"
-    old = Database.open(path)
-    for reason in ("replaced by release 3", "by hand"):
-        number = rollouts.begin(old, "main", 2)
-        record = rollouts.get(old, number)
-        assert record is not None
-        rollouts.advance(old, record, state="aborted", reason=reason)
-    with old.writing() as connection:
-        for later in (
-            "servers",
-            "fleets",
-            "tags",
-            "groups",
-            "boots",
-            "alerts",
-            "alert_deliveries",
-            "silences",
-            "tokens",
-            "audit",
-            "settings",
-            "sums",
-            "verdict_counts",
-        ):
-            connection.execute(text(f"DROP TABLE {later}"))
-        for later in ("signed_state", "signed_meta"):
-            connection.execute(text(f"ALTER TABLE devices DROP COLUMN {later}"))
-        connection.execute(text("ALTER TABLE devices DROP COLUMN removed"))
-        connection.execute(text("ALTER TABLE rollouts DROP COLUMN subject"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0002'"))
-    old.close()
-    db = Database.open(path)
-    assert [record.state for record in rollouts.listed(db, "main")] == ["aborted", "replaced"]
-    assert servers.presence(db, "main") == Presence()
-    with db.reading() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
