@@ -13,6 +13,7 @@ from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from edge_fl_server.cli.release_rollouts import WAIT_S, Wait, carry_out, commands, rollout_plan
 
 if TYPE_CHECKING:
     from edge_fl_server.release.export import Description, Exported, QuantisedExtractor
@@ -169,16 +170,7 @@ def publish(
             help="Growing shares of the fleet, comma-separated; the last is 1 [by its size].",
         ),
     ] = "",
-    wait_s: Annotated[
-        float,
-        typer.Option(
-            "--wait",
-            metavar="SECONDS",
-            rich_help_panel="Roll-out",
-            min=0,
-            help="Seconds to wait for the end of the roll-out.",
-        ),
-    ] = 3600.0,
+    wait_s: Wait = WAIT_S,
     home: HomeOption = HOME,
     fleet: FleetOption = "main",
     database: DatabaseOption = "",
@@ -189,15 +181,14 @@ def publish(
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
     from edge_fl.data.arrays import shortened
     from edge_fl.data.class_names import require_class_names
-    from edge_fl_server.cli import release as group
     from edge_fl_server.release.foreign import ForeignInput
 
     if (file is None) == (not model):
         raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
     names = [name.strip() for name in classes.split(",")] if classes else []
     names = require_class_names(names, "release publish, --classes")
-    plan = group.rollout_plan(stages)
-    with group.commands(home, fleet, database, host, port, identity, new=True) as releases:
+    plan = rollout_plan(stages)
+    with commands(home, fleet, database, host, port, identity, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
             if weights:
@@ -223,7 +214,7 @@ def publish(
             print_status(f"release {manifest.release}: rolled out before")
             print("completed")
             return
-        group.carry_out(releases, releases.roll_out(manifest.release, plan), wait_s)
+        carry_out(releases, releases.roll_out(manifest.release, plan), wait_s)
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from edge_fl.config import RolloutConfig
 from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
-from edge_fl_server.cli import release
+from edge_fl_server.cli import release_rollouts
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, reports, rollouts
@@ -110,12 +110,12 @@ def test_a_roll_out_that_does_not_complete_is_an_error_of_its_command(
         return number
 
     with pytest.raises(RunError) as raised:
-        release.carry_out(releases, stopped, WAIT_S)
+        release_rollouts.carry_out(releases, stopped, WAIT_S)
     assert str(raised.value) == f"release 2: {ends}, by hand; {consequence}"
     assert raised.value.exit_code == 1
     assert capsys.readouterr().out == f"{ends}\n"
     if ends == "paused":
-        release.carry_out(releases, releases.steer("aborted"), WAIT_S, "aborted")
+        release_rollouts.carry_out(releases, releases.steer("aborted"), WAIT_S, "aborted")
 
 
 def test_a_running_server_carries_out_commands(releases, bench: Bench, tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_without_a_broker_nothing_is_requested(releases) -> None:
 
     offline = replace(releases, connect=refused)
     with pytest.raises(ConnectError, match="Connection refused; nothing was requested"):
-        release.carry_out(offline, offline.roll_out(2, STAGED), 1.0)
+        release_rollouts.carry_out(offline, offline.roll_out(2, STAGED), 1.0)
     assert rollouts.current(releases.db, "main") is None
 
 
