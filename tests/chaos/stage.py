@@ -47,7 +47,7 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.runs.results import Results
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")
 QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1, grace_s=2.0)

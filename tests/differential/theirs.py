@@ -29,38 +29,17 @@ from edge_fl.errors import InputError
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.tree import BUFFER, Params
 from tests.differential.ours import RECIPE, Hits, Ours, tensors
+from tools.bench.peers.pfllib_arguments import DEFAULTS
 
 LR = RECIPE.method.optimiser.lr
-DEFAULTS: dict[str, Any] = {
-    "device": "cpu",
+ARGUMENTS: dict[str, Any] = {
+    **DEFAULTS,
     "dataset": "ours",
-    "algorithm": "ours",
-    "goal": "test",
-    "save_folder_name": "items",
     "num_clients": RECIPE.data.clients,
     "global_rounds": RECIPE.rounds,
     "local_epochs": RECIPE.method.epochs,
     "local_learning_rate": LR,
-    "learning_rate_decay": False,
-    "learning_rate_decay_gamma": 1.0,
-    "join_ratio": 1.0,
-    "random_join_ratio": False,
-    "few_shot": 0,
-    "time_select": False,
-    "time_threthold": 1e9,
-    "top_cnt": 100,
-    "auto_break": False,
-    "eval_gap": 1,
-    "client_drop_rate": 0.0,
-    "train_slow_rate": 0.0,
-    "send_slow_rate": 0.0,
-    "dlg_eval": False,
-    "dlg_gap": 100,
-    "batch_num_per_client": 2,
-    "num_new_clients": 0,
-    "fine_tuning_epoch_new": 0,
 }
-"""The arguments of PFLlib's main.py that its base classes read."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +86,7 @@ def run(method: Theirs, ours: Ours, changes: Iterable[Callable[[Any], None]] = (
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
-        arguments = {**DEFAULTS, "num_classes": ours.classes, "batch_size": 10_000, **method.arguments}
+        arguments = {**ARGUMENTS, "num_classes": ours.classes, "batch_size": 10_000, **method.arguments}
         server = _server_class(method)(Namespace(**arguments, model=_model(ours)), 0)
         if method.start:
             method.start(server, ours)

@@ -42,7 +42,7 @@ from edge_fl_server.mqtt.updates.round_request import RoundRequest
 from edge_fl_server.mqtt.updates.validation import Expected, Terms, Validator
 from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 SPEC = MethodSpec(ModelConfig(), InputSpec((1, 8, 8)), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")

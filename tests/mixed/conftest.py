@@ -45,7 +45,7 @@ from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 TOPICS = Topics("main")

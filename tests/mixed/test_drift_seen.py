@@ -37,7 +37,7 @@ from tests.devices.conftest import folder
 from tests.devices.images import X
 from tests.devices.scripted import eventually
 from tests.devices.site import QUICK
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 __all__ = ["folder"]
 

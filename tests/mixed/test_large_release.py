@@ -46,7 +46,7 @@ from tests.conftest import Issue
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually
 from tests.devices.site import DATA
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 MEGABYTES = 45
 QUICK = AgentLimits(settle_s=0.05, resend_s=5.0, retry_s=0.1, return_s=0.1)

@@ -51,7 +51,7 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector, sole_user
 from edge_fl_server.mqtt.devices import queries
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 pytestmark = pytest.mark.broker
 TOPICS = Topics("main")

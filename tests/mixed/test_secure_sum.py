@@ -51,7 +51,7 @@ from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.edge_fl.secure.cohorts import encodings
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")
 QUICK = AgentLimits(settle_s=0.05, return_s=0.1)

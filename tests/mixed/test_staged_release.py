@@ -38,7 +38,7 @@ from edge_fl_server.release.rollout.stages import rank
 from edge_fl_server.release.rollout.stored_rollout import request
 from edge_fl_server.selectors import SelectorError
 from tests.devices import graphs
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 QUICK = AgentLimits(settle_s=0.05, resend_s=2.0, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(quiet_s=0.05)

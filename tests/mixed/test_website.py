@@ -29,7 +29,7 @@ from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, ScriptedServer, eventually, running
 from tests.devices.site import big, head_device
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 
 class Handler(SimpleHTTPRequestHandler):

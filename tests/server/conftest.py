@@ -36,8 +36,8 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.inbox import Inbox
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
 from tests.server.scripted import ScriptedDevice, ScriptedHead, client_of, data_of, spec_of
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 # A beat in time is certain even if this process does not run for seconds.
 QUICK = reader.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=30.0)

@@ -19,10 +19,10 @@ from edge_fl.wire.topics import Topics
 from edge_fl_server.release.export import ReleaseOrigin, release
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
 from tools.bench import workloads
 from tools.bench.figures import Figure
 from tools.bench.measure import MEGABYTE, take_turns
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 SIZES = ((200, 128), (2000, 512))  # samples, features
 MODELS = ("cnn2", "resnet18")

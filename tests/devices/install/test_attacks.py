@@ -27,7 +27,7 @@ from edge_fl_server.release.repository import Repository, now
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import DATA, Site, big, head_device, site_over
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 TIGHT = canary.CanaryLimits(memory_bytes=128 * MEBIBYTE, cpu_s=1, deadline_s=100)
 Files = dict[str, bytes]

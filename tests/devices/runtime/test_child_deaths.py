@@ -26,7 +26,7 @@ from tests.devices.deadly import deadly
 from tests.devices.images import X, Y
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import FAST, QUICK, Site, site_over
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 FEATURES, FIT = "features.child_main", "workers.head_fitting"
 FEW = replace(QUICK, max_kills=2)

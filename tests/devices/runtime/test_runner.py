@@ -22,7 +22,7 @@ from edge_fl_devices.serving.predict import Predictor
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, eventually, running
 from tests.devices.site import DATA, Site, big, expected, head_device, samples, site_over
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 
 @pytest.fixture

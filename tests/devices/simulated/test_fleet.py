@@ -37,7 +37,7 @@ from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.scripted import ScriptedServer, eventually
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 INPUT = InputSpec((1, 8, 8))
 DIGITS = [str(digit) for digit in range(10)]

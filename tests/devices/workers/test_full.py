@@ -43,7 +43,7 @@ from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_devices.workers.worker import attempt
 from tests.devices.scripted import TOPICS, ScriptedServer, running
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 NO_NOISE = PrivacyConfig()
 

@@ -30,7 +30,7 @@ from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
 from tests.devices.site import FAST, QUICK, Site, big, expected, samples, site_over
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 FIRST = ClientData(samples(20, 0), samples(12, 1), samples(10, 2))
 MORE = ClientData(samples(30, 3), samples(12, 1), samples(10, 2))

@@ -15,7 +15,7 @@ from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
 from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, FaultyTransport
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event
 SETTLE_S = 0.2

@@ -13,7 +13,7 @@ import pytest
 
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
-from tests.memory_broker import matches
+from tools.memory_broker import matches
 
 Connect = Callable[..., Any]
 

@@ -13,7 +13,7 @@ from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 from tests.devices import graphs
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 
 @pytest.fixture

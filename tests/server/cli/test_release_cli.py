@@ -23,8 +23,8 @@ from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator
 from edge_fl_server.release.rollout.commands import Request
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import WAIT_S, Bench
+from tools.memory_broker import InMemoryTransport
 
 AT_ONCE = RolloutConfig(stages=(1.0,))
 STAGED = RolloutConfig(stages=(0.5, 1.0))

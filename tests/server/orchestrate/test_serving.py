@@ -26,8 +26,8 @@ from edge_fl_server.release.rollout import stored_rollout
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from tests.devices import graphs
-from tests.memory_broker import InMemoryTransport
 from tests.server.conftest import FAR_S, WAIT_S, Stage
+from tools.memory_broker import InMemoryTransport
 
 ONE_RUN = RunRecord("toy-1", "main", "fedavg", "toy", "fleet", 3, "runs/toy-1")
 

@@ -19,7 +19,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_server.mqtt.chunks import ChunkLimits, clear_chunks, numbered, send_chunks
 from edge_fl_server.release.publish import Publisher, store
 from edge_fl_server.release.repository import Repository
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("test")
 HEAD = np.random.default_rng(99).bytes(200)  # an extra part that every release has

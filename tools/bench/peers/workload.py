@@ -13,11 +13,11 @@ from edge_fl.learn.tree import BUFFER
 from edge_fl.methods import build_method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.study import Study
-from tests.differential.theirs import DEFAULTS
 from tools.bench.peers import split
 from tools.bench.peers.cases import CASES, Case
 from tools.bench.peers.job import CLASSES, DATASET
 from tools.bench.peers.ours import recipe
+from tools.bench.peers.pfllib_arguments import DEFAULTS
 from tools.bench.workloads import LR, images
 
 SEED = 1

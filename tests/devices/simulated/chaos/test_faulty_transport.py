@@ -21,7 +21,7 @@ from edge_fl_devices.simulated.chaos.faulty_transport import (
     corrupt,
     draw_fault,
 )
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 BORN, BACK = Connected(session_present=False), Connected(session_present=True)
 WILD = Faults(drop=0.2, duplicate=0.2, reorder=0.2, corrupt=0.2, delay_s=0.02, reorder_s=0.05)

@@ -18,7 +18,7 @@ from edge_fl_devices.simulated.fleet import run_fleet
 from edge_fl_devices.simulated.fleet_config import FleetConfig, names
 from edge_fl_devices.simulated.fleet_status import DeviceResult
 from tests.devices.scripted import ScriptedServer, eventually
-from tests.memory_broker import InMemoryBroker, InMemoryTransport
+from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 DEVICES = 3
 
