@@ -26,7 +26,6 @@ from edge_fl.inputs import InputSpec
 
 S = TypeVar("S", bound=Struct)
 Source = Literal["simulated", "fleet", "hybrid", "none"]
-Engine = Literal["auto", "sequential", "pool", "vector", "ray"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Option = bool | int | float | str | Annotated[list[bool | int | float | str], Meta(max_length=1024)]
@@ -297,7 +296,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Annotated[int, Meta(ge=0)] = 5
     source: Source = "simulated"
     device: str = "auto"
-    engine: Engine = "auto"
+    engine: str = "auto"
     precision: Precision = "fp32"
     evaluate_every: Annotated[int, Meta(ge=0)] = 1
     heads: list[str] = []

@@ -167,7 +167,7 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
         ),
         best_round=best[0] if best else 0,
         best=best[1] if best else {},
-        clients={id: dict(report) for id, report in {**reports, **outcome.unseen}.items()},
+        clients={id: dict(report) for id, report in reports.items()},
     )
 
 

@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from edge_fl import metrics
+from edge_fl import metrics, plugins
 from edge_fl.console.progress import Watch, unwatched
-from edge_fl.errors import BudgetExhaustedError
+from edge_fl.errors import BudgetExhaustedError, ConfigError
 from edge_fl.learn.network import precision
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
-from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.runs import statistics
 from edge_fl_server.runs.checkpoint import Checkpoint
-from edge_fl_server.training import heads, newcomers, rounds
+from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.delayed import DelayedFleet
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.calibration.measure import Effort
 from edge_fl_server.training.fleet import Fleet
-from edge_fl_server.training.rounds import FinalResult, Plan, Reports, RunHooks
+from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Plan, Reports, RunHooks
 from edge_fl_server.training.study import Study
 from edge_fl_server.training.unreliable import UnreliableFleet, drawn
 
 log = logging.getLogger(__name__)
 
+HOOKS = "edge_fl.run_hooks"
+"""The entry-point group of hooks that measure more: setting of a recipe -> class, called with the study and the torch device."""
+
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a run: shared parts, metrics of each evaluated round, of the final personalisation and of unseen clients.
+    """The outcome of a run: shared parts, metrics of each evaluated round, and those after it, also of clients that never trained.
 
     `exhausted` is set if the privacy budget ended the run before its last round.
     """
@@ -43,7 +46,6 @@ class RunResult:
     shared: Parts
     evaluated: Mapping[int, Reports]
     final: Reports
-    unseen: Reports = field(default_factory=dict)
     exhausted: BudgetExhaustedError | None = None
 
     def reports(self) -> dict[str, dict[str, float]]:
@@ -53,8 +55,7 @@ class RunResult:
 
     def last(self) -> dict[str, Summary]:
         """Each metric over all clients after the last round and the final personalisation."""
-        found = metrics.summarise_reports(list(self.reports().values()))
-        return {**found, **metrics.summarise_reports(list(self.unseen.values()))}
+        return metrics.summarise_reports(list(self.reports().values()))
 
     def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
         """The round with the highest mean validation accuracy, and its metrics (`statistics.best_by_validation`)."""
@@ -76,6 +77,7 @@ def execute(
     Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
     """
     method, recipe = setup.method, setup.recipe
+    hooks = CombinedHooks(hooks, *_measuring(setup))
     if resumed:
         fleet.restore(iter(resumed.own.items()))
     shared = to_device(resumed.shared if resumed else steps.start(method), setup.device)
@@ -98,11 +100,11 @@ def execute(
     method = method.at(max(reached, 1))
     hooks.before_final(method, shared, reached)
     shared, final = rounds.final_personalisation(method, fleet, shared, reached, hooks, watch)
-    final = _with_heads(setup, method, shared, final)
-    hooks.after_final(FinalResult(reached, method, shared, final), fleet)
-    unseen = _unseen(setup, method, shared, fleet, trained)
+    end = FinalResult(reached, method, shared, final, frozenset(trained))
+    end = replace(end, metrics=rounds.merged(final, hooks.measure(end, fleet)))
+    hooks.after_final(end, fleet)
     exhausted = rounds.with_epsilon(exhausted, final) if exhausted else None
-    return RunResult(method, shared, evaluated, final, unseen, exhausted)
+    return RunResult(method, shared, evaluated, end.metrics, exhausted)
 
 
 def simulate(
@@ -141,29 +143,13 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
     )
 
 
-def _with_heads(
-    setup: RunSetup, method: Method, shared: Parts, final: Reports
-) -> dict[str, Mapping[str, float]]:
-    """Add the accuracies of the recipe's heads to the metrics of the simulated clients."""
-    if not (setup.recipe.heads and setup.study):
-        return dict(final)
-    data, seed = setup.study.data(), setup.recipe.seed
-    found = heads.fitted(setup.recipe.heads, method, shared, data, seed, setup.device)
-    return {id: {**report, **found.get(id, {})} for id, report in final.items()}
-
-
-def _unseen(setup: RunSetup, method: Method, shared: Parts, fleet: Fleet, trained: set[str]) -> Reports:
-    """Metrics of the clients that never train, where all training clients are simulated here."""
-    study = setup.study
-    if study is None or setup.recipe.source != "simulated" or not (unseen := study.unseen_data()):
-        return {}
-    samples = {id: len(data.train) for id, data in study.data().items() if id in trained}
-    model = newcomers.newcomers_model(method, shared, fleet.personal_state(), samples)
-    reports = newcomers.meet(model, unseen, setup.device) if model else {}
-    if epochs := setup.recipe.data.unseen_epochs:
-        kind = setup.recipe.method.batch_size, setup.recipe.seed, setup.device
-        clients = [Client(id, data, len(setup.spec.classes), *kind) for id, data in unseen.items()]
-        own = fleet.personal_state()
-        after = newcomers.fine_tuned(method, shared, own, samples, clients, epochs)
-        reports = {id: {**reports.get(id, {}), **report} for id, report in after.items()}
-    return reports
+def _measuring(setup: RunSetup) -> list[RunHooks]:
+    """The hooks of other packages whose setting the recipe has. Raises ConfigError if one cannot be imported."""
+    if setup.study is None:
+        return []
+    return [
+        make(setup.study, setup.device)
+        for name in plugins.names(HOOKS)
+        if attrgetter(name)(setup.recipe)
+        and (make := plugins.registered(HOOKS, name, "setting", ConfigError))
+    ]

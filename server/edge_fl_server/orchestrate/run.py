@@ -109,9 +109,7 @@ def _simulate(
     recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, every_round=False)
     try:
         fleet = simulated_fleet(setup, progress.print)
-        outcome = execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
-        totals.measure(outcome.unseen)
-        return outcome
+        return execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
     finally:
         recorder.conclude({})
 

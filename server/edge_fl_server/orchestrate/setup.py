@@ -22,6 +22,7 @@ from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engine_timing import Calibration
+from edge_fl_server.training.engines import choice
 from edge_fl_server.training.study import Study
 
 
@@ -107,6 +108,7 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
         precision.require_trainable(recipe.precision, device)
     cohort.require_bufferable(recipe.cohort, method, recipe.source)
     cohort.require_simulable(recipe)
+    choice.require(recipe.engine)
     _require_heads(recipe)
     if recipe.statistics.sums != "none":
         from edge_fl_server.orchestrate import statistics

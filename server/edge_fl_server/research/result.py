@@ -127,7 +127,7 @@ class ResultHooks(RunHooks):
         """The result of the run."""
         if self.final is None:
             raise InputError("the run did not reach its final personalisation")
-        last = {**outcome.reports(), **outcome.unseen}
+        last = outcome.reports()
         names = dict.fromkeys(name for report in last.values() for name in report)
         clients = tuple(sorted(last))
         return Result(

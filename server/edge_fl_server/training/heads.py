@@ -12,10 +12,22 @@ from edge_fl.heads.plan import PLAIN
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training import newcomers
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks
+from edge_fl_server.training.study import Study
 
 log = logging.getLogger(__name__)
 
-Reports = dict[str, dict[str, float]]  # metrics by client
+
+class HeadsHook(RunHooks):
+    """Measures the heads that a recipe names on the simulated clients."""
+
+    def __init__(self, study: Study, device: str) -> None:
+        self._study, self._device = study, device
+
+    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+        recipe, data = self._study.recipe, self._study.data()
+        return fitted(recipe.heads, result.method, result.shared, data, recipe.seed, self._device)
 
 
 def fitted(
@@ -35,7 +47,7 @@ def fitted(
         log.warning("%s: shares no extractor; no heads are fitted on it", method.title)
         return {}
     kinds = [heads.resolve(name) for name in names]
-    reports: Reports = {}
+    reports = {}
     for id, data in clients.items():
         z, test = (
             newcomers.features(method, shared, part, device).cpu().numpy() for part in (data.train, data.test)

@@ -8,7 +8,7 @@ extractor stays frozen, and every client of another task fits a new head, batch 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,9 @@ from edge_fl.learn.tree import Params, Parts, parameters, to_device
 from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import BatchNorm, Method
-from edge_fl.seeds import generator
+from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks, merged
+from edge_fl_server.training.study import Study
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +40,6 @@ Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classe
 Model = Callable[
     [Tensor], Predict
 ]  # a new client's training pixels, uint8, without labels -> its prediction function
-Reports = dict[str, dict[str, float]]  # metrics by client
 HIDDEN = 256  # docs/methods.md, "Heads"
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
@@ -46,14 +47,26 @@ HEADS: dict[str, Callable[[int, int], nn.Module]] = {
 }
 
 
-def draw(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
-    """Draw `count` clients that never train, ascending. Raises DataError if no client would be left."""
-    if not count:
-        return ()
-    if count >= len(clients):
-        raise DataError(f"[data] unseen = {count} of {len(clients)} clients, expected fewer")
-    chosen = generator(seed, "unseen").choice(len(clients), size=count, replace=False)
-    return tuple(sorted(clients[row] for row in chosen))
+class NewcomersHook(RunHooks):
+    """Measures the clients that never train (`[data] unseen`), where all training clients are simulated here."""
+
+    def __init__(self, study: Study, device: str) -> None:
+        self._study, self._device = study, device
+
+    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+        recipe, unseen, device = self._study.recipe, self._study.unseen_data(), self._device
+        if recipe.source != "simulated":
+            return {}
+        method, shared = result.method, result.shared
+        samples = {id: len(data.train) for id, data in self._study.data().items() if id in result.trained}
+        model = newcomers_model(method, shared, fleet.personal_state(), samples)
+        reports: Reports = meet(model, unseen, device) if model else {}
+        if epochs := recipe.data.unseen_epochs:
+            kind = recipe.method.batch_size, recipe.seed, device
+            clients = [Client(id, data, len(self._study.spec.classes), *kind) for id, data in unseen.items()]
+            own = fleet.personal_state()
+            reports = merged(reports, fine_tuned(method, shared, own, samples, clients, epochs))
+        return reports
 
 
 def newcomers_model(
@@ -152,7 +165,7 @@ def learn_new_task(
     training: HeadTraining,
     device: str = "cpu",
     watch: Watch = unwatched,
-) -> dict[int, Reports]:
+) -> Mapping[int, Reports]:
     """Fit a new head for every client on the frozen extractor -> test accuracy by iteration and client. The task may have other classes.
 
     Raises MethodError for a method that shares no extractor or an unknown head, DataError for images of another shape.
@@ -165,7 +178,7 @@ def learn_new_task(
     def step(carry: tuple[Params, Any], batch: Batch) -> tuple[Params, Any]:
         return descend(loss, *carry, batch, training.optimiser)
 
-    reports: dict[int, Reports] = {}
+    reports: dict[int, dict[str, Mapping[str, float]]] = {}
     for fitted, (id, data) in enumerate(clients.items()):
         watch(Count("heads", fitted, len(clients)))
         train = features(method, shared, data.train, device)

@@ -38,6 +38,14 @@ Reports = Mapping[ClientId, Mapping[str, float]]
 """Metrics by client: client id -> metric name (`edge_fl.metrics`) -> value."""
 
 
+def merged(*reports: Reports) -> Reports:
+    """The metrics of all reports, by client; of the same metric the last one counts."""
+    found: dict[ClientId, Mapping[str, float]] = {}
+    for each in reports:
+        found |= {id: {**found.get(id, {}), **report} for id, report in each.items()}
+    return found
+
+
 @dataclass(frozen=True)
 class Plan:
     """How many rounds, with which cohorts, from which seed; `evaluate_every` rounds all clients are evaluated (0: never).
@@ -98,12 +106,16 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class FinalResult:
-    """The outcome of the final personalisation after round `round`: the method as it was then, shared parts, metrics by client."""
+    """The outcome of the final personalisation after round `round`: the method as it was then, shared parts, metrics by client.
+
+    `trained` are the clients that responded in any round.
+    """
 
     round: int
     method: Method
     shared: Parts
     metrics: Reports
+    trained: frozenset[ClientId] = frozenset()
 
 
 class RunHooks:
@@ -129,6 +141,10 @@ class RunHooks:
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Called before the final personalisation, after round `round`."""
+
+    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+        """Return more metrics by client, also of clients that did not train; they are added to those of the final personalisation."""
+        return {}
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         """Called after the final personalisation."""
@@ -164,6 +180,9 @@ class CombinedHooks(RunHooks):
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         for hooks in self._hooks:
             hooks.before_final(method, shared, round)
+
+    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+        return merged(*(hooks.measure(result, fleet) for hooks in self._hooks))
 
     def after_final(self, result: FinalResult, fleet: Fleet) -> None:
         for hooks in self._hooks:
@@ -261,7 +280,7 @@ def _round(
         aggregated, verdict = gate.decide(candidate)
     due = plan.evaluate_every and number % plan.evaluate_every == 0
     metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
-    metrics |= {id: {**metrics.get(id, {}), **found} for id, found in collected.local.items()} if due else {}
+    metrics = merged(metrics, collected.local) if due else {}
     return RoundResult(
         round=number,
         shared=aggregated,
@@ -366,9 +385,7 @@ def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
     return exhausted
 
 
-def evaluate(
-    method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched
-) -> dict[ClientId, Mapping[str, float]]:
+def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched) -> Reports:
     """Metrics of every idle client with the just-aggregated parts (`post_agg`, docs/methods.md G13)."""
     working = fleet.at_work()
     clients = [client for client in fleet.clients() if client not in working]
@@ -384,7 +401,7 @@ def final_personalisation(
     round: int,
     hooks: RunHooks | None = None,
     watch: Watch = unwatched,
-) -> tuple[Parts, dict[ClientId, Mapping[str, float]]]:
+) -> tuple[Parts, Reports]:
     """Personalise on every client, then finalise on the server -> (shared parts, metrics before and after by client)."""
     clients = fleet.clients()
     broadcasts = Broadcasts(method, shared, clients)
@@ -404,8 +421,8 @@ def final_personalisation(
     for _ in updates:
         pass
     if final is not shared:  # clients now predict with other shared parts
-        for client, report in evaluate(method, fleet, final, round, watch).items():
-            metrics[client] = {**metrics.get(client, {}), **afterwards(report)}
+        again = evaluate(method, fleet, final, round, watch)
+        return final, merged(metrics, {client: afterwards(report) for client, report in again.items()})
     return final, metrics
 
 

@@ -14,10 +14,10 @@ from edge_fl.config import MethodConfig, MethodSpec, Recipe
 from edge_fl.data import datasets, partition, pictures, split_file
 from edge_fl.data.class_names import require_class_names
 from edge_fl.data.samples import ClientData, Dataset, Samples
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import PRETRAINED
-from edge_fl_server.training import newcomers
+from edge_fl.seeds import generator
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Study:
     @property
     def unseen(self) -> tuple[str, ...]:
         """The clients that never train; usually none."""
-        return newcomers.draw(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
+        return draw_unseen(self.split.clients, self.recipe.data.unseen, self.recipe.seed)
 
     def data(self) -> dict[str, ClientData]:
         """The data of the clients that train, by client."""
@@ -66,6 +66,16 @@ class Study:
     def with_method(self, method: msgspec.Struct) -> Study:
         """The same data and split with another method."""
         return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
+
+
+def draw_unseen(clients: Sequence[str], count: int, seed: int) -> tuple[str, ...]:
+    """Draw `count` clients that never train, ascending. Raises DataError if no client would be left."""
+    if not count:
+        return ()
+    if count >= len(clients):
+        raise DataError(f"[data] unseen = {count} of {len(clients)} clients, expected fewer")
+    chosen = generator(seed, "unseen").choice(len(clients), size=count, replace=False)
+    return tuple(sorted(clients[row] for row in chosen))
 
 
 def prepare(recipe: Recipe) -> Study:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -18,8 +20,9 @@ from edge_fl_server.orchestrate.execute import RunResult, simulate
 from edge_fl_server.training import cohort
 from edge_fl_server.training import newcomers as newclients
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.newcomers import HeadTraining, draw, learn_new_task, meet, newcomers_model
+from edge_fl_server.training.newcomers import HeadTraining, learn_new_task, meet, newcomers_model
 from edge_fl_server.training.rounds import RoundResult
+from edge_fl_server.training.study import draw_unseen
 from tests.rounds_seen import RoundsSeen
 
 TINY = config.with_settings(
@@ -41,13 +44,22 @@ def run(method: str) -> tuple[studies.Study, list[RoundResult], RunResult]:
     return study, seen.results, outcome
 
 
+def met(outcome: RunResult) -> dict[str, Mapping[str, float]]:
+    """The metrics of the clients that never trained."""
+    return {
+        id: report
+        for id, report in outcome.final.items()
+        if report.keys() & {metrics.UNSEEN_TEST, metrics.UNSEEN_AFTER}
+    }
+
+
 def test_clients_left_out_never_train_and_are_all_met() -> None:
     study, seen, outcome = run("fedavg")
     newcomers = set(study.unseen)
     assert len(newcomers) == 2 and len(study.data()) == 3
     assert all(not newcomers & set(result.selected) for result in seen)
-    assert outcome.final.keys() == study.data().keys()
-    assert outcome.unseen.keys() == newcomers
+    assert outcome.final.keys() == set(study.split.clients)
+    assert met(outcome).keys() == newcomers
     assert outcome.last()[metrics.UNSEEN_TEST].clients == 2
     assert outcome.last()["global.test_acc"].clients == 3
 
@@ -59,7 +71,7 @@ def test_newcomers_get_the_global_model_without_any_adaptation() -> None:
     for id, data in study.unseen_data().items():
         with torch.no_grad():
             found = model(torch.empty(0))(torch.from_numpy(data.test.x) / 255).argmax(1).numpy()
-        assert outcome.unseen[id][metrics.UNSEEN_TEST] == metrics.accuracy(found, data.test.y)
+        assert outcome.final[id][metrics.UNSEEN_TEST] == metrics.accuracy(found, data.test.y)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper", "fedcrc", "local"])
@@ -71,7 +83,7 @@ def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None
     if method == "local":  # it shares no extractor
         assert metrics.UNSEEN_AFTER not in tuned.last()
         return
-    found = [report[metrics.UNSEEN_AFTER] for report in tuned.unseen.values()]
+    found = [report[metrics.UNSEEN_AFTER] for report in met(tuned).values()]
     assert len(found) == 2 and tuned.last()[metrics.UNSEEN_AFTER].mean > 0.2  # 0.1 by chance
     if metrics.UNSEEN_TEST in plain.last():
         assert tuned.last()[metrics.UNSEEN_TEST] == plain.last()[metrics.UNSEEN_TEST]
@@ -100,7 +112,7 @@ def test_a_method_without_a_model_for_new_clients_gives_no_number_and_says_so(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, outcome = run(method)
-    assert outcome.unseen == {} and metrics.UNSEEN_TEST not in outcome.last()
+    assert met(outcome) == {} and metrics.UNSEEN_TEST not in outcome.last()
     assert f"{outcome.method.title}: has no model for new clients" in caplog.text
 
 
@@ -109,7 +121,7 @@ def test_every_method_runs_with_clients_that_never_train() -> None:
     study = studies.prepare(config.with_settings(TINY, settings))
     for name in names():
         outcome = simulate(study.with_method(config.MethodConfig(name)))
-        assert outcome.unseen.keys() in (set(), set(study.unseen)), name
+        assert met(outcome).keys() in (set(), set(study.unseen)), name
 
 
 @pytest.mark.parametrize(("layers", "measured"), [(0, False), (1, True), (2, False)])
@@ -117,7 +129,7 @@ def test_averaged_heads_need_a_whole_shared_extractor(layers: int, measured: boo
     study = studies.prepare(
         config.with_settings(TINY, ["method.name=fedper", f"method.options.personal_layers={layers}"])
     )
-    assert bool(simulate(study).unseen) == measured
+    assert bool(met(simulate(study))) == measured
 
 
 def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
@@ -128,17 +140,21 @@ def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
     assert model is not None
     x = torch.from_numpy(data.test.x) / 255
     own = model(torch.from_numpy(data.train.x))(x)
-    assert outcome.unseen[first][metrics.UNSEEN_TEST] == metrics.accuracy(own.argmax(1).numpy(), data.test.y)
+    assert outcome.final[first][metrics.UNSEEN_TEST] == metrics.accuracy(own.argmax(1).numpy(), data.test.y)
     assert not torch.allclose(own, model(torch.zeros(4, 1, 8, 8, dtype=torch.uint8))(x), atol=1e-3)
 
 
 def test_the_same_clients_are_left_out_whatever_the_method() -> None:
     clients = [f"c{n:03d}" for n in range(100)]
-    assert draw(clients, 40, seed=1) == draw(clients, 40, seed=1) != draw(clients, 40, seed=2)
-    assert len(set(draw(clients, 40, seed=1))) == 40
-    assert draw(clients, 0, seed=1) == ()
+    assert (
+        draw_unseen(clients, 40, seed=1)
+        == draw_unseen(clients, 40, seed=1)
+        != draw_unseen(clients, 40, seed=2)
+    )
+    assert len(set(draw_unseen(clients, 40, seed=1))) == 40
+    assert draw_unseen(clients, 0, seed=1) == ()
     with pytest.raises(DataError, match="expected fewer"):
-        draw(clients, 100, seed=1)
+        draw_unseen(clients, 100, seed=1)
 
 
 def test_an_accuracy_of_newcomers_is_over_their_own_test_sets() -> None:

@@ -10,31 +10,26 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from edge_fl.config import Engine
-from edge_fl.errors import ConfigError
+from edge_fl import plugins
+from edge_fl.errors import ConfigError, nearest
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import build_method
-from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engine_timing import Calibration
-from edge_fl_server.training.engines import folders, processes, vector
+from edge_fl_server.training.engines import processes, vector
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
 from edge_fl_server.training.engines.pool import PoolFleet
-from edge_fl_server.training.engines.ray import RayFleet
 from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.simulated import in_process
 from edge_fl_server.training.engines.vector import VectorFleet
 from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
 
-IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
 SHORT_S = 2.0  # shorter runs are not calibrated
 SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
 SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
@@ -42,6 +37,8 @@ CLEAR_LEAD = 1.3  # of the fastest engine after one round of each, at which no f
 MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
 
 Build = Callable[[ClientStore, Method], Fleet]
+ENTRY_POINTS = "edge_fl.engines"
+"""The entry-point group of further engines: name -> `Build`."""
 
 
 class ChosenFleet(WrappedFleet):
@@ -61,7 +58,7 @@ class ChosenFleet(WrappedFleet):
 
 
 def build(
-    engine: Engine,
+    engine: str,
     store: ClientStore,
     method: Method,
     effort: Effort,
@@ -73,8 +70,26 @@ def build(
         chosen = choose(store, method, effort)
         report(f"engine: {chosen}")
     if chosen is None:
-        return ENGINES[engine](store, method)
-    return ChosenFleet(ENGINES[chosen.engine](store, method), chosen)
+        return find(engine)(store, method)
+    return ChosenFleet(find(chosen.engine)(store, method), chosen)
+
+
+def require(engine: str) -> None:
+    """Raise ConfigError for an engine that does not exist."""
+    if engine != "auto":
+        find(engine)
+
+
+def find(engine: str) -> Build:
+    """The function that builds an engine's fleet. Raises ConfigError for an unknown one."""
+    if engine in ENGINES:
+        return ENGINES[engine]
+    if found := plugins.registered(ENTRY_POINTS, engine, "engine", ConfigError):
+        return found
+    known = ["auto", *ENGINES, *plugins.names(ENTRY_POINTS)]
+    raise ConfigError(
+        f"engine {engine!r}: unknown{nearest(engine, known)}; expected one of {', '.join(known)}"
+    )
 
 
 def choose(store: ClientStore, method: Method, effort: Effort) -> Calibration:
@@ -158,22 +173,8 @@ def _pool(store: ClientStore, method: Method) -> Fleet:
     return PoolFleet(store)
 
 
-def _in_process(kind: Any, store: ClientStore, method: Method) -> Fleet:
-    """A fleet with its clients' personal parts in memory, or in files if they are too large."""
-    processes.keep_memory()
-    clients = store if kind is RayFleet else dict(store)
-    size = size_bytes(steps.start_own(method, next(iter(clients))))
-    if size * len(clients) <= IN_MEMORY_BYTES:
-        return kind(clients, method)
-    folder = folders.create()
-    fleet = kind(clients, method, folder)
-    folders.remove_with(fleet, folder)
-    return fleet
-
-
 ENGINES: dict[str, Build] = {
-    "sequential": partial(_in_process, SequentialFleet),
+    "sequential": lambda store, method: in_process(SequentialFleet, dict(store), method),
     "pool": _pool,
-    "vector": partial(_in_process, VectorFleet),
-    "ray": partial(_in_process, RayFleet),
+    "vector": lambda store, method: in_process(VectorFleet, dict(store), method),
 }

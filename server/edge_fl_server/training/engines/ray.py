@@ -26,7 +26,7 @@ from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines import folders, processes, schedule
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.simulated import SimulatedFleet, with_epochs
+from edge_fl_server.training.engines.simulated import SimulatedFleet, in_process, with_epochs
 from edge_fl_server.training.engines.vector import VectorFleet
 from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Step
 
@@ -38,6 +38,12 @@ LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that other machin
 USER_HOME = "EDGE_FL_HOME"  # environment variable of a worker: the user's home
 
 Arrays = dict[str, dict[str, np.ndarray]]
+
+
+def build(store: ClientStore, method: Method) -> RayFleet:
+    """Build the fleet of the engine "ray", an entry point of `edge_fl.engines`."""
+    fleet: RayFleet = in_process(RayFleet, store, method)
+    return fleet
 
 
 class RayFleet(SimulatedFleet):

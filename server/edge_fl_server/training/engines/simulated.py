@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import Parts
+from edge_fl.learn.tree import Parts, size_bytes
+from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl_server.training.engines import folders, processes
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.fleet import ClientId, Fleet, Step
+
+IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
 
 
 def take_step(
@@ -52,3 +57,15 @@ class SimulatedFleet(Fleet):
     def restore(self, states: Iterable[tuple[ClientId, Parts]]) -> None:
         for client, own in states:
             self.personal.put(client, own)
+
+
+def in_process(kind: Any, clients: Mapping[ClientId, Client], method: Method) -> Any:
+    """A fleet `kind(clients, method)` with the personal parts in memory, or in files if they are too large."""
+    processes.keep_memory()
+    size = size_bytes(steps.start_own(method, next(iter(clients))))
+    if size * len(clients) <= IN_MEMORY_BYTES:
+        return kind(clients, method)
+    folder = folders.create()
+    fleet = kind(clients, method, folder)
+    folders.remove_with(fleet, folder)
+    return fleet

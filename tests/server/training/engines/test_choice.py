@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from edge_fl.config import CohortConfig, PrivacyConfig
+from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training.client_store import ClientStore
@@ -18,6 +20,7 @@ from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
+from edge_fl_server.training.engines.pool import PoolFleet
 from edge_fl_server.training.fleet import Fleet
 from tools.bench import workloads
 
@@ -176,3 +179,18 @@ def test_a_round_is_extrapolated_by_batches_and_evaluations() -> None:
     spec = msgspec.structs.replace(at.settings.spec, evaluate_every=2)
     often = ClientStore(msgspec.structs.replace(at.settings, spec=spec), at.x, at.y, at.split)
     assert measure.expected(RoundTime(3.0, 1.0), at, often, Effort(5)) == pytest.approx(3.0 + 1.0)
+
+
+def test_an_engine_of_another_package_is_found_by_name_and_an_unknown_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "own-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[{choice.ENTRY_POINTS}]\nmine = edge_fl_server.training.engines.pool:PoolFleet\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert choice.find("mine") is PoolFleet
+    with pytest.raises(ConfigError, match=r"engine 'mime': unknown .did you mean 'mine'"):
+        choice.require("mime")

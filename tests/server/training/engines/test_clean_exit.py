@@ -25,14 +25,14 @@ import sys
 import numpy as np
 from edge_fl.console import progress
 from edge_fl_server.research import run
-from edge_fl_server.training.engines import choice
+from edge_fl_server.training.engines import simulated
 
 def fail(number, frame):
     raise ValueError("on purpose")
 
 signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(0))
-choice.IN_MEMORY_BYTES = 0  # personal parts in files
+simulated.IN_MEMORY_BYTES = 0  # personal parts in files
 progress.EVERY_S = 0.1
 labels = np.arange(120) % 3
 images = np.random.default_rng(0).random((120, 1, 8, 8))
