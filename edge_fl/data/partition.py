@@ -9,21 +9,54 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from edge_fl.config import DataConfig
+from edge_fl.config import MAX_CLASSES, Fraction
 from edge_fl.data import npz, rules, split_file
 from edge_fl.data.arrays import shortened
 from edge_fl.data.datasets import DOMAINS
 from edge_fl.data.samples import Array, ClientData, Dataset, Indices, Labels
 from edge_fl.errors import DataError, nearest
-from edge_fl.files.paths import text
+from edge_fl.files.paths import composed, text
 from edge_fl.seeds import generator
 
 ClientId = str
 Sets = tuple[Indices, Indices, Indices]  # train, validation, test
 _PARTS = ("train", "validation", "test")
+
+
+class DataConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A dataset of `edge_fl.data`, split over clients; `fraction` is the share of samples to use.
+
+    `split` is a file that assigns each sample to a client and a set (`edge_fl.data.split_file`), instead of drawing them. `max_train`
+    limits the training samples per client, `shots` those of each class (0: no limit). Of the `clients`, `unseen` never train; the global
+    model is evaluated on them after the last round, and after they fine-tuned its head for `unseen_epochs` (0: not).
+
+    `classes` names the classes where the server has no dataset (`dataset = ""`), or only devices have data.
+    """
+
+    dataset: str = "digits"
+    data_dir: str = ".data"
+    clients: Annotated[int, Meta(ge=1)] = 12
+    partition: Literal["dirichlet", "dirichlet-clients", "pathological", "domain", "iid"] = "dirichlet"
+    beta: Annotated[float, Meta(gt=0)] = 0.3
+    classes_per_client: Annotated[int, Meta(ge=1)] = 2
+    test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.25
+    validation_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    max_train: Annotated[int, Meta(ge=0)] = 0
+    shots: Annotated[int, Meta(ge=0)] = 0
+    split: str = ""
+    unseen: Annotated[int, Meta(ge=0)] = 0
+    unseen_epochs: Annotated[int, Meta(ge=0)] = 0
+    fraction: Fraction = 1.0
+    classes: Annotated[list[str], Meta(max_length=MAX_CLASSES)] = []
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,8 @@ from typing import Self
 import torch
 from msgspec.structs import replace
 
-from edge_fl import config, heads, metrics
-from edge_fl.config import MethodConfig, Recipe
+from edge_fl import heads, metrics
+from edge_fl.config import MethodConfig
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.tables import Column, Columns
@@ -34,6 +34,7 @@ from edge_fl.metrics import summarise
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, Child, Children
 from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry.database import location
 from edge_fl_server.report import gains, page
 from edge_fl_server.runs import round_metrics
@@ -135,14 +136,14 @@ def recipe_of(options: DemoOptions) -> Recipe:
     }
     if options.rounds:
         settings |= {"rounds": options.rounds, "release.every": max(options.rounds - 1, 1)}
-    return config.with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
+    return with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
 
 
 def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, list[str]]:
     """The three commands by name. They may start in any order, but before the broker the others report a refused connection."""
     data, port = recipe.data, recipe.broker.port
     file = folder / "recipe.toml"
-    file.write_text(config.dump(recipe))
+    file.write_text(dump(recipe))
     devices = {
         "head": options.devices - options.full,
         "full": options.full,

@@ -15,15 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.config import (
-    CohortConfig,
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimiserConfig,
-    Recipe,
-    ReleaseConfig,
-)
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import EdgeFLError
 from edge_fl.seeds import generator
@@ -46,6 +39,7 @@ from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 

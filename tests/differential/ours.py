@@ -10,7 +10,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.learn.batches import Batches, as_tensor, pixels
 from edge_fl.learn.tree import Parts
@@ -18,6 +19,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds, study
 from edge_fl_server.training.rounds import Plan
 

@@ -22,17 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.config import (
-    CohortConfig,
-    CompressionConfig,
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimiserConfig,
-    Recipe,
-    ReleaseConfig,
-    ValidationConfig,
-)
+from edge_fl.config import CompressionConfig, MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
 from edge_fl.wire import identity
@@ -43,6 +34,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig, ValidationConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.runs.results import Results
 from tests.failures.points import Death, arm

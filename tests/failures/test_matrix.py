@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
@@ -26,6 +25,7 @@ from edge_fl.wire.transport import Connected, Packet
 from edge_fl_broker.config import Settings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet

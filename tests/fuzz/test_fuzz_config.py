@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from edge_fl import config, heads
-from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError
 from edge_fl_devices import config as device_config
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.simulated.chaos import profile
 from edge_fl_devices.simulated.chaos.profile import Chaos
+from edge_fl_server.recipes.recipe import Recipe, dump, load, parse, with_settings
 from tests.fuzz.mutate import NO_TOML, mutated_text, mutated_trees, to_toml
 from tests.fuzz.valid import structs
 
@@ -25,15 +25,15 @@ from tests.fuzz.valid import structs
 @given(data=st.data())
 def test_a_recipe_with_mutations_is_rejected_or_survives_a_round_trip(data: st.DataObject) -> None:
     recipe = data.draw(structs(Recipe))
-    assert config.parse(config.dump(recipe)) == recipe
+    assert parse(dump(recipe)) == recipe
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(recipe, data))
         try:
-            read = config.load(Path(file.name))
+            read = load(Path(file.name))
         except ConfigError as error:
             _require_helpful(error, file.name)
             return
-    assert config.parse(config.dump(read)) == read
+    assert parse(dump(read)) == read
 
 
 @given(data=st.data())
@@ -42,10 +42,10 @@ def test_a_setting_with_mutations_is_rejected_or_gives_a_recipe(data: st.DataObj
     text = _spoilt(data.draw(structs(Recipe)), data).decode("utf-8", "replace")
     settings = data.draw(st.lists(st.sampled_from(text.splitlines() or [""]), max_size=3))
     try:
-        recipe = config.with_settings(Recipe(), settings)
+        recipe = with_settings(Recipe(), settings)
     except ConfigError:
         return
-    assert config.parse(config.dump(recipe)) == recipe
+    assert parse(dump(recipe)) == recipe
 
 
 @given(data=st.data())

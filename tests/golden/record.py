@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 import torch
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import find
 from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, RunHooks

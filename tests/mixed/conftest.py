@@ -13,15 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_fl.config import (
-    CohortConfig,
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimiserConfig,
-    Recipe,
-    ReleaseConfig,
-)
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import Capability
@@ -43,6 +36,7 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport

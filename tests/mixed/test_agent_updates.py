@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl.config import RolloutConfig
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings
@@ -20,6 +19,7 @@ from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands

@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.cli import main
-from edge_fl.config import PrivacyConfig, Recipe
+from edge_fl.config import PrivacyConfig
 from edge_fl.errors import BudgetExhaustedError
 from edge_fl.learn.codec import privacy
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results, list_runs

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import heads
-from edge_fl.config import BrokerConfig, CohortConfig, DataConfig, Recipe, ReleaseConfig, StatisticsConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError
 from edge_fl.heads.statistics import class_statistics
@@ -33,6 +33,7 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
 from edge_fl_server.registry import Database, reports, rollouts
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.stages import rank

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.blob import Assembly
-from edge_fl.config import Recipe, ReleaseConfig
 from edge_fl.data import datasets
 from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, build_method, find, names
@@ -19,6 +18,7 @@ from edge_fl.methods.contract import norm
 from edge_fl.methods.contract.client import Client
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode
+from edge_fl_server.recipes.recipe import Recipe, ReleaseConfig
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.training import rounds
 from edge_fl_server.training import study as studies

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl.cli import main
-from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData
 from edge_fl.wire import identity
 from edge_fl.wire.transport import Transport
@@ -24,6 +23,7 @@ from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime.certificates import Renewal
 from edge_fl_devices.runtime.connector import connector as device_connector
 from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
 from tests.devices.scripted import eventually
 from tests.mixed.conftest import Site, data_of

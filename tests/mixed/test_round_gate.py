@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from edge_fl.config import MethodConfig, MethodSpec, OptimiserConfig, Recipe
+from edge_fl.config import MethodConfig, MethodSpec, OptimiserConfig
 from edge_fl.data import datasets
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, same, to_arrays
@@ -23,6 +23,7 @@ from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.effects import Train
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_server.dashboard import prometheus
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds

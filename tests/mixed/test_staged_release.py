@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from edge_fl import metrics
-from edge_fl.config import RolloutConfig
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Topics
@@ -30,6 +29,7 @@ from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, rollouts, tags
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.repository import Repository

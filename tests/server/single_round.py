@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge_fl.config import CohortConfig
 from edge_fl.methods import build_method
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.rounds import Plan

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from edge_fl import cli
-from edge_fl.config import DataConfig
 from edge_fl.data import datasets, pictures
-from edge_fl.data.partition import split_clients
+from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_server.dataset_convert import convert, convert_pictures

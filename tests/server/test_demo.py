@@ -20,7 +20,6 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.cli import App
-from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
 from edge_fl_broker.find import Program
@@ -28,6 +27,7 @@ from edge_fl_server import demo
 from edge_fl_server.children import Children
 from edge_fl_server.cli import demo as demo_command
 from edge_fl_server.demo import DemoOptions
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from edge_fl.config import CohortConfig, Recipe
 from edge_fl.wire import messages
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from tests.browsing import visiting
 from tools.site import reference
 from tools.site.build import ROOT, build

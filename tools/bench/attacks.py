@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from edge_fl import metrics
-from edge_fl.config import Recipe, with_settings
 from edge_fl.console.tables import Table, markdown
 from edge_fl.errors import EdgeFLError
 from edge_fl.learn.aggregation.mean import Update
@@ -31,6 +30,7 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.sequential import SequentialFleet

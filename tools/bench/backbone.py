@@ -16,7 +16,8 @@ from PIL import Image
 
 from edge_fl import heads
 from edge_fl.blob import split
-from edge_fl.config import DataConfig, ModelConfig, Recipe
+from edge_fl.config import ModelConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.release.manifest import Manifest, scale
@@ -25,6 +26,7 @@ from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.features.extractor import Extractor, usable_cores
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.release.export import ReleaseOrigin, release
 from edge_fl_server.training.study import without_data
 from tools.bench.figures import PLAIN, Figure

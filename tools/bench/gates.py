@@ -16,8 +16,8 @@ from functools import cache
 
 import numpy as np
 
-from edge_fl.config import GateConfig
 from edge_fl.console.tables import Table, markdown
+from edge_fl_server.recipes.recipe import GateConfig
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Outcome
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE

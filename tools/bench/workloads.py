@@ -10,10 +10,12 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Option, Recipe
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig, Option
 from edge_fl.data import partition
+from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.inputs import InputSpec
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.study import Study
 
 CLASSES = 10

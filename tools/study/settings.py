@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe, with_settings
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl_server.compare import grid
 from edge_fl_server.compare.grid import Cell
 from edge_fl_server.compare.tuning import Grid
 from edge_fl_server.recipes.changes import with_method
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from tools.study.images import KEPT
 
 IMAGES = {"digits": 1797, "mnist": KEPT, "fashion-mnist": KEPT, "cifar10": KEPT, "pacs": 9_991}

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_fl.config import DataConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.seeds import generator
 from edge_fl_devices.agent import state

@@ -119,17 +119,17 @@ def compare(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
-    from edge_fl import config
     from edge_fl.methods import names
     from edge_fl_server import recipes
     from edge_fl_server.compare import comparison, grid, paper, summary, tables, tuned, tuning
     from edge_fl_server.recipes.changes import scaled
+    from edge_fl_server.recipes.recipe import Recipe, with_settings
 
     if split and clients:
         raise InputError("--clients: the clients are those of the --split file")
     if against_paper and (not recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
-    base = recipes.find(recipe) if recipe else config.Recipe(name="compare")
+    base = recipes.find(recipe) if recipe else Recipe(name="compare")
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
     grids = tuning.parse_grids(tune_values or [])
@@ -144,7 +144,7 @@ def compare(
         "source": "simulated",
     }
     user_imports.allow()
-    base = config.with_settings(base, [*options.settings(given), *(settings or [])])
+    base = with_settings(base, [*options.settings(given), *(settings or [])])
     base = scaled(options.simulated(base, "compare"), scale)
     if not (methods or recipe):
         raise InputError("compare: no methods, expected --methods or --recipe")

@@ -13,7 +13,7 @@ from edge_fl.errors import ConfigError, DataError, MethodError
 from edge_fl.files import paths
 
 if TYPE_CHECKING:
-    from edge_fl.config import Recipe
+    from edge_fl_server.recipes.recipe import Recipe
 
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 NEXT = """\
@@ -48,10 +48,10 @@ def new(
     ] = "",
 ) -> None:
     """Write a recipe for devices with pictures: they fit personal classifiers on a pretrained network, the server needs no data."""
-    from edge_fl import config
     from edge_fl.config import ModelConfig
     from edge_fl.data.class_names import require_class_names
     from edge_fl_server.recipes import new as recipes
+    from edge_fl_server.recipes.recipe import parse
 
     name = name.removesuffix(".toml")
     if not NAME.fullmatch(name):
@@ -79,7 +79,7 @@ def new(
 
     has_input = backbone_input(ModelConfig(model)) is not None
     text = recipes.recipe_text(name, names, model, has_input=has_input)
-    missing = _missing(config.parse(text, paths.text(path)))
+    missing = _missing(parse(text, paths.text(path)))
     recipes.write(path, text)
     print_status(f"{paths.text(path)}: {len(names)} classes, model {model}; any text editor changes it")
     if not has_input:

@@ -13,7 +13,7 @@ from edge_fl.cli import fleet_name
 from edge_fl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edge_fl.config import Recipe
+    from edge_fl_server.recipes.recipe import Recipe
 
 HOME = Path("runs/releases")
 RUNS = Path("runs")

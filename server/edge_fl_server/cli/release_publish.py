@@ -37,11 +37,13 @@ def made_by_model(
     """Export a network that edge-fl builds."""
     from msgspec.structs import replace
 
-    from edge_fl.config import DataConfig, ModelConfig, Recipe
+    from edge_fl.config import ModelConfig
+    from edge_fl.data.partition import DataConfig
     from edge_fl.inputs import InputSpec
     from edge_fl.methods import build_method
     from edge_fl.methods.contract import steps
     from edge_fl.models import backbone_input
+    from edge_fl_server.recipes.recipe import Recipe
     from edge_fl_server.release import export
     from edge_fl_server.training import study
 
@@ -75,7 +77,7 @@ def made_elsewhere(
 
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
     """The int8 variant, calibrated on pictures; None if it misses its gate."""
-    from edge_fl.config import QuantiseConfig
+    from edge_fl_server.recipes.recipe import QuantiseConfig
     from edge_fl_server.release import calibration, quantise
 
     data = calibration.pictures(images, description.classes, description.input)

@@ -13,7 +13,7 @@ from edge_fl.errors import ConfigError, RunError
 from edge_fl_server.cli.connection import acting_as, connect_to
 
 if TYPE_CHECKING:
-    from edge_fl.config import RolloutConfig
+    from edge_fl_server.recipes.recipe import RolloutConfig
     from edge_fl_server.registry.records import RolloutState
     from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
 
@@ -79,7 +79,7 @@ def rollout_plan(stages: str, **fields: object) -> RolloutConfig:
     """Stages from an option: growing shares, or by the fleet's size if empty. Raises ConfigError."""
     import msgspec
 
-    from edge_fl.config import RolloutConfig
+    from edge_fl_server.recipes.recipe import RolloutConfig
 
     try:
         shares = [float(share) for share in stages.split(",")] if stages else "auto"

@@ -85,8 +85,9 @@ def newtask(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
-    from edge_fl import config, heads, metrics
+    from edge_fl import heads, metrics
     from edge_fl.console.progress import Progress
+    from edge_fl_server.recipes.recipe import with_settings
     from edge_fl_server.runs import trained
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import heads as heads_of
@@ -103,7 +104,7 @@ def newtask(
         "data.partition": "dirichlet",
         "data.unseen": 0,
     }
-    study = studies.prepare(config.with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
+    study = studies.prepare(with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
     classes, seed = len(study.dataset.classes), old.recipe.seed
     if head in newcomers.HEADS:
         training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)

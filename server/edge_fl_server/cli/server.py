@@ -29,6 +29,7 @@ from edge_fl_server.cli.options import (
     SetOption,
     TrackOption,
 )
+from edge_fl_server.recipes.recipe import with_settings
 
 AdoptOption = Annotated[
     bool,
@@ -103,7 +104,6 @@ def run(
     log_format: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
-    from edge_fl import config
     from edge_fl_server import recipes
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
@@ -118,7 +118,7 @@ def run(
         "broker.identity": os.fspath(identity) if identity else None,
         "device": device,
     }
-    chosen = config.with_settings(chosen, [*options.settings(given), *(settings or [])])
+    chosen = with_settings(chosen, [*options.settings(given), *(settings or [])])
     trackers = tracking.find(track or [])
     connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 

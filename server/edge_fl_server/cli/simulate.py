@@ -96,11 +96,11 @@ def simulate(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
-    from edge_fl import config
     from edge_fl_server import recipes
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate.setup import RunRequest
     from edge_fl_server.recipes.changes import scaled, with_method
+    from edge_fl_server.recipes.recipe import Recipe, with_settings
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import study as studies
@@ -113,7 +113,7 @@ def simulate(
     if resume:
         base = options.simulated(Results.open(resume).recipe(), "simulate --resume")
     else:
-        base = recipes.find(recipe) if recipe else config.Recipe(name="simulate")
+        base = recipes.find(recipe) if recipe else Recipe(name="simulate")
     given = {
         "data.dataset": dataset,
         "data.data_dir": data_dir,
@@ -132,7 +132,7 @@ def simulate(
     changes = [*options.settings(given), *(settings or [])]
     if resume and (recipe or method or scale != 1 or len(changes) > 1):
         raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
-    chosen = scaled(options.simulated(config.with_settings(base, changes), "simulate"), scale)
+    chosen = scaled(options.simulated(with_settings(base, changes), "simulate"), scale)
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))

@@ -17,7 +17,6 @@ import numpy as np
 from msgspec import Struct
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-from edge_fl.config import Recipe
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import Dataset
@@ -33,6 +32,7 @@ from edge_fl_server.compare.grid import Cell
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import torch_device
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.features import Probe, probe

@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 import edge_fl
-from edge_fl.config import DataConfig
 from edge_fl.console import tables as renderers
 from edge_fl.console.output import print_status
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import RunError
 from edge_fl.files import atomic, paths
 from edge_fl_server.compare import cell as cells_of

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import config, metrics
-from edge_fl.config import Recipe
 from edge_fl.console.tables import Table
 from edge_fl.errors import InputError, nearest
 from edge_fl_server import recipes
@@ -23,6 +22,7 @@ from edge_fl_server.compare.grid import Cell, parse_method
 from edge_fl_server.compare.summary import MeanStd, mean_std
 from edge_fl_server.compare.tables import percent
 from edge_fl_server.recipes.changes import differences, with_method
+from edge_fl_server.recipes.recipe import Recipe
 
 NUMBERS = {
     "personal": metrics.PERSONAL_AFTER,

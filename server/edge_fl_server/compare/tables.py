@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_fl import metrics
-from edge_fl.config import MethodConfig, Recipe
+from edge_fl.config import MethodConfig
 from edge_fl.console.tables import Table
 from edge_fl.console.units import counted
 from edge_fl_server.compare import paired
@@ -23,6 +23,7 @@ from edge_fl_server.compare.summary import (
     MeanStd,
     Row,
 )
+from edge_fl_server.recipes.recipe import Recipe
 
 Write = Callable[[MeanStd, int], str]
 

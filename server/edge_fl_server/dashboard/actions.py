@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_fl.config import RolloutConfig
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
 from edge_fl.fields import EXPECTED_NAME
@@ -21,6 +20,7 @@ from edge_fl_server.children import Children
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.queries import standing
 from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import audit, devices, rollouts, runs, servers
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL

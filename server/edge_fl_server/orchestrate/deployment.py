@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.config import BrokerConfig
 from edge_fl.console import units
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
@@ -36,6 +35,7 @@ from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
+from edge_fl_server.recipes.recipe import BrokerConfig
 from edge_fl_server.registry import Database, audit, releases, runs
 from edge_fl_server.registry.records import RoundRecord, RunRecord
 from edge_fl_server.release import quantise, website

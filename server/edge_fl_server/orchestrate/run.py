@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from edge_fl import logs
-from edge_fl.config import MAX_CLASSES, Recipe
+from edge_fl.config import MAX_CLASSES
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
@@ -24,6 +24,7 @@ from edge_fl.metrics import summarise_reports
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from edge_fl import heads
-from edge_fl.config import MethodSpec, Recipe
+from edge_fl.config import MethodSpec
 from edge_fl.errors import ConfigError
 from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_fl.config import Recipe, StatisticsConfig
 from edge_fl.errors import ConfigError, StatisticsError
 from edge_fl.heads.plan import Way
 from edge_fl.heads.statistics import bounds, class_statistics, comparison
@@ -39,6 +38,7 @@ from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.identity import CA_FILE
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from edge_fl_server.runs.results import SumRecord
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_fl import config
-from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, nearest
+from edge_fl_server.recipes.recipe import Recipe, convert
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER / "papers.toml"  # the figures that the tables print; not a recipe
@@ -26,12 +26,12 @@ def names() -> list[str]:
 def find(recipe: str) -> Recipe:
     """Read a built-in recipe by name, or a recipe file by path. Raises ConfigError."""
     if recipe in _built_in():
-        return config.convert(_resolved(_built_in()[recipe], recipe) | {"name": recipe}, recipe)
+        return convert(_resolved(_built_in()[recipe], recipe) | {"name": recipe}, recipe)
     if not recipe.endswith(".toml"):
         raise ConfigError(
             f"recipe {recipe!r}: unknown{nearest(recipe, names())}; expected a name of 'edge-fl recipes list' or the path of a .toml file"
         )
-    return config.convert(_resolved(config.read(Path(recipe)), recipe), recipe)
+    return convert(_resolved(config.read(Path(recipe)), recipe), recipe)
 
 
 def title(recipe: str) -> str:

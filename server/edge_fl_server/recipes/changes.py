@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from edge_fl.config import MethodConfig, OptimiserConfig, Option, Recipe
+from edge_fl.config import MethodConfig, OptimiserConfig, Option
 from edge_fl.methods import find
+from edge_fl_server.recipes.recipe import Recipe
 
 IGNORED = (
     "name",

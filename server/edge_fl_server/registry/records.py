@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from edge_fl.config import Source
 from edge_fl.wire.messages import Mode
+from edge_fl_server.recipes.recipe import Source
 
 RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
 RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]

@@ -24,13 +24,13 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edge_fl import heads
-from edge_fl.config import QuantiseConfig
 from edge_fl.console import units
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import scale
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release.export import QuantisedExtractor, Quantiser
 from edge_fl_server.release.onnx_session import Session, quiet
 

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl.config import Recipe
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.report import gains, sent
 from edge_fl_server.report.figure import Figure
 from edge_fl_server.report.gains import Group

@@ -10,9 +10,9 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from edge_fl.config import Recipe
 from edge_fl.errors import RunError
 from edge_fl_server.compare import comparison, grid, summary, tables
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.research.data import Clients, Data
 from edge_fl_server.research.settings import Settings, recipe_of, require_importable
 from edge_fl_server.research.single import quiet

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_fl.config import DataConfig, Recipe
 from edge_fl.data import arrays, datasets, npz, partition, split_file
-from edge_fl.data.partition import Split
+from edge_fl.data.partition import DataConfig, Split
 from edge_fl.data.samples import Array, Dataset, Indices, Samples
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError
 from edge_fl.seeds import generator
 from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.study import Study
 

@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edge_fl import config
-from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError
 from edge_fl_server import recipes
 from edge_fl_server.compare import grid
 from edge_fl_server.recipes.changes import with_method
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.research.data import NOTHING_RUN, Data
 
 MAIN = "__main__:"
@@ -47,7 +46,7 @@ def recipe_of(
         recipe = with_method(recipe, name)
         changes += grid.parse_settings(method)
         changes += _formatted({f"method.options.{key}": value for key, value in options.items()})
-    recipe = config.with_settings(recipe, changes)
+    recipe = with_settings(recipe, changes)
     if recipe.source != "simulated":
         raise ConfigError(f"source = {recipe.source!r}, expected simulated", NOTHING_RUN)
     return _importable(recipe)

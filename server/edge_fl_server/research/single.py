@@ -9,12 +9,12 @@ from pathlib import Path
 
 from numpy.typing import ArrayLike
 
-from edge_fl.config import Recipe
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.report import page
 from edge_fl_server.research.data import Clients, Data
 from edge_fl_server.research.result import Result, ResultHooks

@@ -30,13 +30,12 @@ from typing import Any, BinaryIO, Literal, Self
 import msgspec
 from msgspec import Struct
 
-from edge_fl import config
-from edge_fl.config import Recipe, Source
 from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.files import atomic, paths
 from edge_fl.metrics import Summary
 from edge_fl.untrusted import NOT_JSON
+from edge_fl_server.recipes.recipe import Recipe, Source, dump, load
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
@@ -125,7 +124,7 @@ class Results:
         try:
             for folder in FOLDERS:
                 (path / folder).mkdir(parents=True)
-            atomic.write(path / "config.toml", config.dump(recipe))
+            atomic.write(path / "config.toml", dump(recipe))
             atomic.write(path / "manifest.json", _json(manifest))
         except OSError as error:
             raise InputError(
@@ -257,7 +256,7 @@ class Results:
 
     def recipe(self) -> Recipe:
         """The run's recipe. Raises ConfigError."""
-        return config.load(self.path / "config.toml")
+        return load(self.path / "config.toml")
 
     def manifest(self) -> RunManifest:
         """The run's manifest. Raises InputError."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_fl.config import Recipe
 from edge_fl.errors import InputError
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results
 from edge_fl_server.training import study as studies

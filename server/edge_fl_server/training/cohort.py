@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from math import floor
 
-from edge_fl.config import CohortConfig, Recipe, Source
 from edge_fl.errors import ConfigError
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, Source
 
 
 def goal(clients: int, cohort: CohortConfig, seed: int, round: int) -> int:

@@ -32,13 +32,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, same, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPLES
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort as cohorts
 from edge_fl_server.training.fleet import ClientId, Fleet
 from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, Verdict

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from edge_fl import logs
-from edge_fl.config import CohortConfig, Recipe
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.errors import BudgetExhaustedError, RunError
 from edge_fl.learn.aggregation.mean import Update
@@ -26,6 +25,7 @@ from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, LOCAL, afterwards
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.fleet import ClientId, Fleet

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl import models
-from edge_fl.config import MethodConfig, MethodSpec, Recipe
+from edge_fl.config import MethodConfig, MethodSpec
 from edge_fl.data import datasets, partition, pictures, split_file
 from edge_fl.data.class_names import require_class_names
 from edge_fl.data.samples import ClientData, Dataset, Samples
@@ -18,6 +18,7 @@ from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import PRETRAINED
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import floor
 
-from edge_fl.config import CohortConfig
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.engines.simulated import with_epochs
 from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.hybrid import Subset

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.config import DataConfig, MethodConfig, MethodSpec, ModelConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree

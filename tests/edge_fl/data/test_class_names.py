@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl import config
 from edge_fl.data import datasets
 from edge_fl.data.class_names import (
     OUTSIDE,
@@ -23,6 +22,7 @@ from edge_fl.data.class_names import (
     similar,
     similar_remarks,
 )
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.files.folder import walk
 
@@ -56,7 +56,7 @@ def test_names_of_settings_are_composed_and_differ() -> None:
     assert require_class_names([APART, "glas"], "here") == ["müll", "glas"]
     with pytest.raises(ConfigError, match="class 'müll' occurs more than once"):
         require_class_names([APART, "müll"], "here")
-    assert config.parse(f'[data]\nclasses = ["{APART}", "glas"]').data.classes == ["müll", "glas"]
+    assert DataConfig(classes=[APART, "glas"]).classes == ["müll", "glas"]
     assert not flaw("👨\u200d👩\u200d👧") and flaw("a\u202eb")
 
 

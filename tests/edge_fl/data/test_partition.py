@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_fl.config import DataConfig
 from edge_fl.data import datasets, npz
-from edge_fl.data.partition import PARTITIONS, Split, cut, histogram, histogram_text, split_clients
+from edge_fl.data.partition import (
+    PARTITIONS,
+    DataConfig,
+    Split,
+    cut,
+    histogram,
+    histogram_text,
+    split_clients,
+)
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.errors import DataError
 

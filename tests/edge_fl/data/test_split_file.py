@@ -8,9 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edge_fl.config import DataConfig
 from edge_fl.data import datasets, split_file
-from edge_fl.data.partition import gaps, split_clients
+from edge_fl.data.partition import DataConfig, gaps, split_clients
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.errors import DataError
 

@@ -9,11 +9,11 @@ import unicodedata
 import pytest
 from PIL import Image
 
-from edge_fl import config
 from edge_fl.cli import main
 from edge_fl_server.cli import new
 from edge_fl_server.orchestrate import setup
 from edge_fl_server.recipes import find
+from edge_fl_server.recipes.recipe import parse
 
 SMALL = ["--model", "cnn-tiny"]
 
@@ -85,7 +85,7 @@ def test_the_recipe_loads_and_can_run_as_written(pictures):
     assert ready.spec.classes == ["cat", "dog", "Pferd 'grün'"]
     assert (ready.recipe.source, ready.recipe.rounds, ready.recipe.release.heads) == ("none", 0, 1)
     assert ready.spec.input.shape == (3, 64, 64)
-    assert config.parse((pictures.parent / "pets.toml").read_text()).model.train == "none"
+    assert parse((pictures.parent / "pets.toml").read_text()).model.train == "none"
 
 
 def test_nothing_is_overwritten(pictures, capsys):

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.config import RolloutConfig
 from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release_rollouts
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, reports, rollouts
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.data import npz
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.fleet import Fleet
@@ -94,7 +94,7 @@ def test_a_resumed_simulation_is_bit_identical_to_an_undisturbed_one(
 ) -> None:
     whole = simulate(*(argument for setting in settings for argument in ("--set", setting)))
     table = capsys.readouterr().out
-    recipe = config.with_settings(Recipe(name="simulate"), [*SMALL, *settings])
+    recipe = with_settings(Recipe(name="simulate"), [*SMALL, *settings])
     with pytest.raises(KeyboardInterrupt):
         orchestrator.run(RunRequest(recipe), Interrupt())
     (stopped,) = set(Path("runs").glob("simulate-*")) - {whole}
@@ -112,7 +112,7 @@ def test_a_run_is_resumed_with_its_own_settings_and_data_only(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     npz.write(folder / "own.npz", npz_of(0))
-    recipe = config.with_settings(
+    recipe = with_settings(
         Recipe(name="simulate"), ["data.dataset=own", "data.data_dir=.", "rounds=3", "data.clients=2"]
     )
     with pytest.raises(KeyboardInterrupt):
@@ -137,7 +137,7 @@ def test_another_model_or_method_does_not_inherit_options(folder: Path) -> None:
     (run,) = Path("runs").glob("demo-*")
     recipe = Results.open(run).recipe()
     assert recipe.method.options == {} and recipe.model.options == {"width": 32}  # the same model keeps them
-    changed = config.with_settings(recipe, ["model.options.feature_dim=4", "model.name=cnn4"])
+    changed = with_settings(recipe, ["model.options.feature_dim=4", "model.name=cnn4"])
     assert changed.model.options == {"feature_dim": 4}
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.config import Recipe
 from edge_fl.console import units
 from edge_fl.errors import RunError
 from edge_fl.wire.messages import Capability, DeviceState, encode
@@ -27,6 +26,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_devices.data.record import DataRecord
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands

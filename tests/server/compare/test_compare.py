@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.console.progress import Count
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
@@ -22,8 +21,9 @@ from edge_fl_server.compare.cell import CellResult, Point
 from edge_fl_server.compare.grid import ALWAYS, Cell, cells, parse_method, partition_label
 from edge_fl_server.compare.progress import Progress, about
 from edge_fl_server.recipes.changes import with_method
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"],
 )
@@ -58,7 +58,7 @@ def test_a_cells_key_depends_only_on_what_determines_its_numbers() -> None:
     (cell,) = [c for c in cells(TINY, ["fedrep"]) if c.label == "fedrep"]
 
     def key(*settings: str) -> str:
-        return Cell("other", config.with_settings(cell.recipe, list(settings))).key
+        return Cell("other", with_settings(cell.recipe, list(settings))).key
 
     assert key('name="x"', 'data.data_dir="/x"', "compare.seeds=9", "broker.port=1") == cell.key
     for decisive in ("seed=1", "rounds=2", "data.beta=0.2", "method.options.head_epochs=1", 'device="cpu"'):
@@ -141,7 +141,7 @@ def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cel
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     good, deadly = (
-        Cell(name, config.with_settings(TINY, [f"model.name={name}:build"])) for name in ("good", "deadly")
+        Cell(name, with_settings(TINY, [f"model.name={name}:build"])) for name in ("good", "deadly")
     )
     (tmp_path / "good.py").write_text("from edge_fl.models.cnn import tiny as build\n")
     found: dict[str, CellResult] = {}
@@ -246,7 +246,7 @@ def test_special_signs_survive_markdown_and_latex() -> None:
 
 
 def test_figures_are_compared_with_the_papers_and_changed_settings_are_listed() -> None:
-    base = config.with_settings(recipes.find("fedcrc-cifar10-dir01"), ["rounds=10"])
+    base = with_settings(recipes.find("fedcrc-cifar10-dir01"), ["rounds=10"])
     grid = cells(base, ["fedper", "fedrep"])
     after = {"fedavg": 0.5, "fedper": 0.6, "fedrep": 0.55}
     known = {c.key: result(c, after[c.label]) for c in grid if c.label in ("fedper", "fedrep")}

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import edge_fl
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.data import npz
 from edge_fl.errors import DataError, MethodError
 from edge_fl.methods import METHODS
 from edge_fl_server.compare import cell as cells_of
 from edge_fl_server.compare import comparison, inputs
 from edge_fl_server.compare.grid import Cell, cells
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 
 ROOT = Path(edge_fl.__file__).parent.parent
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"],
 )
@@ -97,7 +97,7 @@ def test_editing_a_method_reruns_exactly_its_cells_and_a_killed_comparison_keeps
         file.write("\n# edited\n")
     edited, said = again()
     changed = {key for key in whole if edited[key] != whole[key]}
-    recipe = config.with_settings(Recipe(name="compare"), ["data.clients=3", "data.fraction=0.2", "rounds=1"])
+    recipe = with_settings(Recipe(name="compare"), ["data.clients=3", "data.fraction=0.2", "rounds=1"])
     assert changed == {cell.key for cell in cells(recipe, ["fedrep"], seeds=2) if cell.label == "fedrep"}
     assert "rerun of 2 cells: source of method fedrep changed" in said
     assert again()[0] == edited
@@ -116,7 +116,7 @@ def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_ag
     squares = {"x": rng.integers(0, 99, (60, 8, 8)).astype(np.uint8), "y": np.arange(60) % 3}
     npz.write(tmp_path / "squares.npz", squares)
     settings = ["data.clients=2", "rounds=1", "data.dataset=squares", f'data.data_dir="{tmp_path}"']
-    recipe = config.with_settings(Recipe(name="tiny"), [*settings, "model.name=own:build"])
+    recipe = with_settings(Recipe(name="tiny"), [*settings, "model.name=own:build"])
     (cell,) = (cell for cell in cells(recipe, []) if cell.label == "local")
     out = tmp_path / "out"
 
@@ -134,7 +134,7 @@ def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_ag
     assert reasons() == "rerun of 1 cell: source of model own:build changed"
     npz.write(tmp_path / "squares.npz", {**squares, "x": squares["x"] + 1})
     assert reasons() == "rerun of 1 cell: data of squares changed"
-    vector = Cell(cell.label, config.with_settings(cell.recipe, ["engine=vector"]))
+    vector = Cell(cell.label, with_settings(cell.recipe, ["engine=vector"]))
     assert reasons(vector) == "rerun of 1 cell: engine changed"
     assert reasons(vector) == ""
 
@@ -154,7 +154,7 @@ def test_the_source_of_a_method_is_its_file_and_those_of_methods_that_it_imports
 
 def test_invalid_models_methods_and_data_are_reported_before_the_first_cell(tmp_path: Path) -> None:
     def run(*settings: str, methods: tuple[str, ...] = ()) -> None:
-        comparison.run(cells(config.with_settings(TINY, settings), list(methods), seeds=2), tmp_path / "out")
+        comparison.run(cells(with_settings(TINY, settings), list(methods), seeds=2), tmp_path / "out")
 
     with pytest.raises(MethodError, match="did you mean 'cnn-tiny'"):
         run("model.name=cnn-tinny")

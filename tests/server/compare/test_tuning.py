@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.errors import InputError, MethodError
 from edge_fl.methods import METHODS
 from edge_fl.methods.finetuned import FineTuned
@@ -20,8 +19,9 @@ from edge_fl_server.compare import paired, summary, tuned, tuning
 from edge_fl_server.compare.cell import CellResult, Point
 from edge_fl_server.compare.grid import Cell, cells
 from edge_fl_server.compare.tuning import Tuning
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"],
 )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.config import RolloutConfig
 from edge_fl.errors import InputError, RunError
 from edge_fl.wire.roles import Person
 from edge_fl_broker.provision.authority import Authority
@@ -16,6 +15,7 @@ from edge_fl_server.dashboard.auth import Access
 from edge_fl_server.dashboard.context import PageContext
 from edge_fl_server.dashboard.pages import releases as releases_page
 from edge_fl_server.dashboard.queries import releases
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, devices, rollouts, servers
 from edge_fl_server.registry import releases as released
 from edge_fl_server.registry.records import DeviceRecord, ReleaseRecord

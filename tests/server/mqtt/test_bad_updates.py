@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from edge_fl.blob import describe, split
-from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.aggregation.robust import Robust
 from edge_fl.learn.tree import same
@@ -22,6 +21,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import Log, Report, encode
 from edge_fl.wire.transport import SAFETENSORS
 from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import reports
 from edge_fl_server.training import rounds
 from edge_fl_server.training.rounds import Plan

@@ -13,17 +13,16 @@ import pytest
 import torch
 from msgspec.structs import replace as with_fields
 
-from edge_fl import config
-from edge_fl.config import Recipe
 from edge_fl.learn import tree
 from edge_fl.methods import names
 from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import study
 from tests.sample import sample
 from tests.server.mqtt.elsewhere import ELSEWHERE, There, elsewhere, held
 from tests.server.training.engines.test_engines import Build, outcome, sequential, store, vectorised
 
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     [
         "data.clients=4",
@@ -38,7 +37,7 @@ CLOSE = 0.02  # the layout of images in memory, and with it rounding, is a devic
 
 
 def run(device: str, *settings: str) -> RunResult:
-    recipe = config.with_settings(TINY, list(settings))
+    recipe = with_settings(TINY, list(settings))
     return simulate(study.prepare(with_fields(recipe, device=device)))
 
 

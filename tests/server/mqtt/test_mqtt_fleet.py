@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from edge_fl import metrics
-from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire.messages import Assignment, Report, Request, decode, encode
 from edge_fl.wire.transport import Packet
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
-from edge_fl.config import CohortConfig
 from edge_fl.methods import build_method
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_server.mqtt import rate_limit
 from edge_fl_server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import devices
 from edge_fl_server.training import rounds
 from edge_fl_server.training.rounds import Plan

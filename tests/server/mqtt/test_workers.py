@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from edge_fl.blob import describe
-from edge_fl.config import CohortConfig
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire import identity, tensors
@@ -30,6 +29,7 @@ from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.workers import UpdateWorker
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet

@@ -5,16 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_fl.config import (
-    CohortConfig,
-    DataConfig,
-    MethodConfig,
-    ModelConfig,
-    OptimiserConfig,
-    Recipe,
-    ReleaseConfig,
-)
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ from dataclasses import replace as changed
 
 import pytest
 
-from edge_fl.config import (
-    CohortConfig,
-)
 from edge_fl.errors import ConfigError, DeadlineError, RunError, StoppedError
 from edge_fl.learn.tree import same
 from edge_fl.wire.messages import ServerState, decode
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results

@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.config import BrokerConfig, CohortConfig, DataConfig, MethodConfig, QuantiseConfig, ReleaseConfig
+from edge_fl.config import MethodConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import setup
+from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, QuantiseConfig, ReleaseConfig
 from edge_fl_server.registry import Database, releases, runs
 from edge_fl_server.release import export
 from edge_fl_server.report import page as report

@@ -14,10 +14,7 @@ from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.blob import describe
-from edge_fl.config import (
-    DataConfig,
-    ReleaseConfig,
-)
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError, ConnectError, InputError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
@@ -26,6 +23,7 @@ from edge_fl.wire.messages import Assignment, ServerState, decode
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import deployment
+from edge_fl_server.recipes.recipe import ReleaseConfig
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from edge_fl_server.report import page as report

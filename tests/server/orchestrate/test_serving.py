@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import Report, ServerState, decode
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import serving as module
 from edge_fl_server.orchestrate.serving import FleetServer
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, reports, rollouts, runs
 from edge_fl_server.registry.records import RunRecord
 from edge_fl_server.release.repository import Repository

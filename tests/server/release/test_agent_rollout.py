@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.config import RolloutConfig
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.messages import Capability, DeviceState, Status, decode, encode
 from edge_fl.wire.transport import Packet
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.release.agent_releases import listed, sign
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository

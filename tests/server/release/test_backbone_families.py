@@ -14,11 +14,12 @@ import onnxruntime
 import pytest
 import torch
 
-from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, QuantiseConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models import backbone_input
 from edge_fl.release.manifest import scale
+from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
 from tests.sample import sample

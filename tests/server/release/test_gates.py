@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_fl import config, metrics
-from edge_fl.config import GateConfig, RolloutConfig
+from edge_fl import metrics
 from edge_fl.errors import ConfigError
+from edge_fl_server.recipes.recipe import GateConfig, RolloutConfig, parse
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import (
@@ -418,10 +418,10 @@ def test_false_reports_of_one_device_add_bounded_evidence(lies) -> None:
 @pytest.mark.parametrize("stages", ["[]", "[0.5]", "[0.5, 0.5, 1.0]", "[0.5, 0.2, 1.0]", "[0.0, 1.0]"])
 def test_stages_grow_and_end_with_the_whole_fleet(stages: str) -> None:
     with pytest.raises(ConfigError):
-        config.parse(f"[release.rollout]\nstages = {stages}")
+        parse(f"[release.rollout]\nstages = {stages}")
     with pytest.raises(ConfigError, match=r"\[release.rollout\] stages = 'careful': unknown name.*auto"):
-        config.parse("[release.rollout]\nstages = 'careful'")
-    assert config.parse("[release.rollout]\nstages = [0.05, 1]").release.rollout.stages == (0.05, 1.0)
+        parse("[release.rollout]\nstages = 'careful'")
+    assert parse("[release.rollout]\nstages = [0.05, 1]").release.rollout.stages == (0.05, 1.0)
 
 
 def test_the_plan_survives_the_registry() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import gammaln
 
-from edge_fl.config import GateConfig
+from edge_fl_server.recipes.recipe import GateConfig
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Outcome
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl.config import RolloutConfig
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.records import RolloutRecord
 from edge_fl_server.release.rollout.panel import PANEL, with_panel, withdrawn
 from edge_fl_server.release.rollout.stages import rank

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_fl.blob import describe
-from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig, QuantiseConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
@@ -21,6 +21,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.release.manifest import canary_images, decode, encode
 from edge_fl.seeds import generator
+from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
 from edge_fl_server.release.quantise import Figures, compare, objection, quantiser, sample

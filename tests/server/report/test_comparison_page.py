@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
 from edge_fl_server.compare import grid, summary, tables
 from edge_fl_server.compare.cell import CellResult
 from edge_fl_server.compare.grid import Cell
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.report import comparison_page
 from tests.browsing import DEADLINE_S
 
@@ -35,7 +35,7 @@ def result(cell: Cell, test: float, validation: float) -> CellResult:
 
 
 def block(scores: dict[str, tuple[float, float]], seeds: int = 3) -> comparison_page.Block:
-    base = config.with_settings(Recipe(), ["data.clients=4"])
+    base = with_settings(Recipe(), ["data.clients=4"])
     cells = grid.cells(base, list(scores), seeds=seeds)
     found = {cell.key: result(cell, *scores.get(cell.label, (0.5, 0.5))) for cell in cells}
     return comparison_page.block(cells, found, cells[0].block)
@@ -52,7 +52,7 @@ def test_the_method_is_chosen_by_validation_and_compared_on_the_same_clients() -
 
 
 def test_the_table_has_the_same_differences_and_names_its_baseline() -> None:
-    base = config.with_settings(Recipe(), ["data.clients=4"])
+    base = with_settings(Recipe(), ["data.clients=4"])
     cells = grid.cells(base, ["fedrep"], seeds=3)
     scores = {"fedrep": (0.7, 0.9), "fedavg": (0.6, 0.7)}
     found = {cell.key: result(cell, *scores.get(cell.label, (0.5, 0.5))) for cell in cells}

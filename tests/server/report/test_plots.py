@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl import cli, config
-from edge_fl.config import Recipe
+from edge_fl import cli
 from edge_fl.console.progress import Count
 from edge_fl.errors import InputError
 from edge_fl.metrics import summarise_reports
 from edge_fl_server.compare import comparison
 from edge_fl_server.compare.grid import cells
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.report import comparison_plots, figures, page, plots, run_plots, style
 from edge_fl_server.report.plots import Curve, Mark, Points
 from edge_fl_server.runs.results import Results
@@ -202,7 +202,7 @@ def test_a_curve_says_its_clients_and_fades_where_few_measured_it(tmp_path: Path
 
 
 def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
-    base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
+    base = with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = cells(base, ["ditto"])
     found = comparison.run(grid, tmp_path)
     counts: list[Count] = []
@@ -234,7 +234,7 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
 
 def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> None:
     """Ditto's clients have a personal and a shared model: their features are not FedAvg's."""
-    base = config.with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
+    base = with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
     comparison.run(list(grid.values()), tmp_path)
     seen = {label: comparison_plots.cells_of.read_probe(cell.key, tmp_path) for label, cell in grid.items()}

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from edge_fl import metrics
-from edge_fl.config import CompressionConfig, PrivacyConfig, Recipe
+from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.methods.contract.egress import of_method
 from edge_fl.metrics import Summary
 from edge_fl_server import catalogue
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.report import facts, gains, page, sent
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics

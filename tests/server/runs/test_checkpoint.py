@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edge_fl.config import CohortConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet

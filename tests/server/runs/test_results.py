@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from edge_fl import metrics
-from edge_fl.config import Recipe
 from edge_fl.errors import InputError, RunError
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.provenance import commit, provenance
 from edge_fl_server.runs.results import Results, list_runs, run_id
 from edge_fl_server.runs.round_metrics import RoundMetrics

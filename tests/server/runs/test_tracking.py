@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import cli
-from edge_fl.config import Recipe
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.metrics import Summary
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import round_metrics, tracking
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics

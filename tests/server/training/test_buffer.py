@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl import config
-from edge_fl.config import CohortConfig, Recipe
 from edge_fl.errors import ConfigError
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.staleness import moved
@@ -13,6 +11,7 @@ from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate.setup import prepare
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.registry import reports, runs
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import cohort, rounds
@@ -96,7 +95,7 @@ def test_a_resumed_run_goes_on_with_those_at_work(stage, tmp_path, name):
     ],
 )
 def test_what_cannot_be_joined_late_is_refused_by_name(settings, said):
-    recipe = config.with_settings(Recipe(source="fleet"), ["cohort.buffer_size=3", *settings])
+    recipe = with_settings(Recipe(source="fleet"), ["cohort.buffer_size=3", *settings])
     with pytest.raises(ConfigError, match=f"buffer_size = 3: .*{said}.*nothing was changed"):
         prepare(recipe)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl.config import CohortConfig
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort
 
 CLIENTS = [f"c{i:02d}" for i in range(20)]

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from edge_fl import metrics
-from edge_fl.config import CohortConfig, Recipe, with_settings
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import clone, same, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.fleet import WrappedFleet

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from edge_fl import config, metrics
-from edge_fl.config import Recipe
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import DataError, MethodError
 from edge_fl.learn import tree
@@ -17,6 +16,7 @@ from edge_fl.learn.tree import Params
 from edge_fl.methods import build_method, names
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import cohort
 from edge_fl_server.training import newcomers as newclients
 from edge_fl_server.training import study as studies
@@ -25,7 +25,7 @@ from edge_fl_server.training.rounds import RoundResult
 from edge_fl_server.training.study import draw_unseen
 from tests.rounds_seen import RoundsSeen
 
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     [
         "data.clients=5",
@@ -38,7 +38,7 @@ TINY = config.with_settings(
 
 
 def run(method: str) -> tuple[studies.Study, list[RoundResult], RunResult]:
-    study = studies.prepare(config.with_settings(TINY, [f"method.name={method}"]))
+    study = studies.prepare(with_settings(TINY, [f"method.name={method}"]))
     seen = RoundsSeen()
     outcome = simulate(study, seen)
     return study, seen.results, outcome
@@ -76,9 +76,9 @@ def test_newcomers_get_the_global_model_without_any_adaptation() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "repper", "fedcrc", "local"])
 def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None:
-    plain = simulate(studies.prepare(config.with_settings(TINY, [f"method.name={method}"])))
+    plain = simulate(studies.prepare(with_settings(TINY, [f"method.name={method}"])))
     settings = [f"method.name={method}", "data.unseen_epochs=60"]
-    tuned = simulate(studies.prepare(config.with_settings(TINY, settings)))
+    tuned = simulate(studies.prepare(with_settings(TINY, settings)))
     assert tree.same(plain.shared, tuned.shared)
     if method == "local":  # it shares no extractor
         assert metrics.UNSEEN_AFTER not in tuned.last()
@@ -91,7 +91,7 @@ def test_newcomers_fine_tune_a_head_on_the_frozen_extractor(method: str) -> None
 
 
 def test_personal_heads_are_averaged_by_samples_over_those_that_took_part() -> None:
-    study = studies.prepare(config.with_settings(TINY, ["method.name=fedper"]))
+    study = studies.prepare(with_settings(TINY, ["method.name=fedper"]))
     method = build_method(study.spec)
     shared, x = steps.start(method), torch.rand(3, 1, 8, 8)
 
@@ -118,7 +118,7 @@ def test_a_method_without_a_model_for_new_clients_gives_no_number_and_says_so(
 
 def test_every_method_runs_with_clients_that_never_train() -> None:
     settings = ["rounds=1", "data.fraction=0.2", "model.options={feature_dim=16, width=4}"]
-    study = studies.prepare(config.with_settings(TINY, settings))
+    study = studies.prepare(with_settings(TINY, settings))
     for name in names():
         outcome = simulate(study.with_method(config.MethodConfig(name)))
         assert met(outcome).keys() in (set(), set(study.unseen)), name
@@ -127,13 +127,13 @@ def test_every_method_runs_with_clients_that_never_train() -> None:
 @pytest.mark.parametrize(("layers", "measured"), [(0, False), (1, True), (2, False)])
 def test_averaged_heads_need_a_whole_shared_extractor(layers: int, measured: bool) -> None:
     study = studies.prepare(
-        config.with_settings(TINY, ["method.name=fedper", f"method.options.personal_layers={layers}"])
+        with_settings(TINY, ["method.name=fedper", f"method.options.personal_layers={layers}"])
     )
     assert bool(met(simulate(study))) == measured
 
 
 def test_fedbns_newcomer_measures_batch_norm_on_its_own_pixels() -> None:
-    study = studies.prepare(config.with_settings(TINY, ["method.name=fedbn"]))
+    study = studies.prepare(with_settings(TINY, ["method.name=fedbn"]))
     outcome = simulate(study)
     (first, data), *_ = sorted(study.unseen_data().items())
     model = newcomers_model(outcome.method, outcome.shared, [], {})
@@ -216,10 +216,10 @@ def test_a_new_task_that_does_not_fit_is_refused() -> None:
 def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
     """docs/methods.md G12: m is uniform over floor(a N)..floor(rho N), anew in every round."""
     clients = [f"c{n:03d}" for n in range(20)]
-    drawn = config.CohortConfig(participation=1.0, participation_from=0.5)
+    drawn = CohortConfig(participation=1.0, participation_from=0.5)
     sizes = [len(cohort.draw(clients, drawn, 0, number)) for number in range(1, 301)]
     assert set(sizes) == set(range(10, 21))
     assert np.mean(sizes) == pytest.approx(15, abs=0.6)
-    fixed = config.CohortConfig(participation=0.5)
+    fixed = CohortConfig(participation=0.5)
     assert cohort.draw(clients, fixed, 0, 1) == cohort.draw(clients, fixed, 0, 1)
     assert {len(cohort.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}

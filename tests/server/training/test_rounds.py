@@ -6,11 +6,11 @@ from itertools import islice
 
 import pytest
 
-from edge_fl.config import CohortConfig
 from edge_fl.errors import RunError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.metrics import afterwards
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.rounds import Plan

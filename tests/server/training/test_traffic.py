@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl import config
-from edge_fl.config import Recipe
 from edge_fl.learn.tree import parameters, size_bytes
 from edge_fl.methods import build_method
 from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import study as studies
 from tests.rounds_seen import RoundsSeen
 
 FLOAT = 4
 CLIENTS, CLASSES, DIM = 3, 10, 8
-TINY = config.with_settings(
+TINY = with_settings(
     Recipe(name="tiny"),
     [
         f"data.clients={CLIENTS}",
@@ -28,7 +27,7 @@ TINY = config.with_settings(
 
 def traffic(method: str, *settings: str) -> tuple[int, int, int, int]:
     """Bytes down and up per client of a round, and of the net's extractor and head."""
-    study = studies.prepare(config.with_settings(TINY, [f'method.name="{method}"', *settings]))
+    study = studies.prepare(with_settings(TINY, [f'method.name="{method}"', *settings]))
     seen = RoundsSeen()
     simulate(study, seen)
     net = build_method(study.spec).net
@@ -79,7 +78,7 @@ def test_lg_fedavg_sends_heads_only() -> None:
 
 def test_the_whole_cohort_is_counted_and_nobody_else() -> None:
     settings = ["cohort.participation=0.67", 'method.name="fedavg"']
-    study = studies.prepare(config.with_settings(TINY, settings))
+    study = studies.prepare(with_settings(TINY, settings))
     seen = RoundsSeen()
     outcome = simulate(study, seen)
     assert len(seen.results[0].selected) == 2

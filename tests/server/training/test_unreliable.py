@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from edge_fl import config
-from edge_fl.config import CohortConfig, Recipe
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl_server.orchestrate.execute import simulated_fleet
 from edge_fl_server.orchestrate.setup import prepare
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.engines.simulated import with_epochs
@@ -62,7 +61,7 @@ def test_fine_tuning_has_the_epochs_of_its_inner_method(stage):
     assert tuned.epochs == tuned.inner.epochs == 7
 
 
-RECIPE = config.with_settings(
+RECIPE = with_settings(
     Recipe(engine="sequential"),
     [
         "data.clients=6",
@@ -76,10 +75,10 @@ RECIPE = config.with_settings(
 
 @pytest.mark.slow
 def test_all_engines_train_the_same_epochs():
-    recipe = config.with_settings(RECIPE, ["cohort.slow_training=0.5"])
+    recipe = with_settings(RECIPE, ["cohort.slow_training=0.5"])
     ends = {}
     for engine in ("sequential", "pool", "vector"):
-        setup = prepare(config.with_settings(recipe, [f"engine={engine}"]))
+        setup = prepare(with_settings(recipe, [f"engine={engine}"]))
         fleet = simulated_fleet(setup)
         assert fleet.engine == engine
         *_, last = rounds.run(setup.method, fleet, Plan.of(setup.recipe, setup.method))
@@ -89,7 +88,7 @@ def test_all_engines_train_the_same_epochs():
 
 
 def test_slow_senders_come_later(stage):
-    recipe = config.with_settings(RECIPE, ["rounds=12", "cohort.buffer_size=2", "cohort.slow_sending=0.5"])
+    recipe = with_settings(RECIPE, ["rounds=12", "cohort.buffer_size=2", "cohort.slow_sending=0.5"])
     setup = prepare(recipe)
     counts = dict.fromkeys(setup.study.split.clients, 0)
     fleet = simulated_fleet(setup)
@@ -117,5 +116,5 @@ def test_slow_senders_come_later(stage):
 )
 def test_what_cannot_be_simulated_is_one_line(settings, message):
     with pytest.raises(ConfigError, match=message) as raised:
-        prepare(config.with_settings(RECIPE, settings))
+        prepare(with_settings(RECIPE, settings))
     assert "\n" not in str(raised.value)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from edge_fl.blob import describe
-from edge_fl.config import CohortConfig, CompressionConfig, PrivacyConfig
+from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import BUDGET_EXHAUSTED
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
 from edge_fl_server.training.rounds import Plan

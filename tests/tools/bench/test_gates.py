@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_fl.config import RolloutConfig
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.release.rollout.gates import Outcome
 from edge_fl_server.release.rollout.stages import Stages, advanced, rank, with_outcome
 from tools.bench import gates

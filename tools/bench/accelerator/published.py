@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
 from edge_fl.data import partition
+from edge_fl.data.partition import DataConfig
 from edge_fl.inputs import InputSpec
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.study import Study
 from tools.bench.accelerator import federation
 from tools.bench.accelerator.scale import Scale, forget_peak, peak_mb

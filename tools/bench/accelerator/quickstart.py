@@ -12,9 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl.config import DataConfig, ModelConfig, Recipe
+from edge_fl.config import ModelConfig
 from edge_fl.data import partition
+from edge_fl.data.partition import DataConfig
 from edge_fl.inputs import InputSpec
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training.study import Study
 from tools.bench import workloads
 from tools.bench.accelerator import federation, pfllib

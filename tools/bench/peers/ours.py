@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 import edge_fl
-from edge_fl.config import DataConfig, MethodConfig, ModelConfig, OptimiserConfig, Recipe
-from edge_fl.data.partition import Split
+from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig, Split
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import BUFFER, Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import PERSONAL, Method
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines import choice, processes

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from edge_fl.config import RolloutConfig
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Column, Columns
@@ -28,6 +27,7 @@ from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import agent_releases, ownership

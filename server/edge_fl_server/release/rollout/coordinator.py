@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from edge_fl import threads
 from edge_fl.blob import describe
-from edge_fl.config import MethodSpec, RolloutConfig
+from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.fields import Tier
 from edge_fl.heads.plan import Way
@@ -34,6 +34,7 @@ from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import Verdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import rollouts
 from edge_fl_server.release import export
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin

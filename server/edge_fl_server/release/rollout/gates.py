@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from edge_fl import metrics
-from edge_fl.config import GateConfig
+from edge_fl_server.recipes.recipe import GateConfig
 
 HALF, DECILE, MOST = 0.5, 0.1, 0.9
 LOSSES = 4

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from edge_fl.config import RolloutConfig
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.records import RolloutRecord
 from edge_fl_server.release.rollout.stages import MIN_STAGE, rank
 

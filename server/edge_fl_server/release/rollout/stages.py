@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from edge_fl.config import RolloutConfig
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.records import RolloutState
 from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.release.rollout import gates

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from edge_fl.config import RolloutConfig
 from edge_fl.wire.messages import GONE
+from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, reports, rollouts
 from edge_fl_server.registry.records import RolloutRecord, RolloutState, Subject
 from edge_fl_server.registry.rollouts import OVER

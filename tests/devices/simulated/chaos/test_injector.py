@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl.config import DataConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.simulated.chaos.injector import FaultInjector
 from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts

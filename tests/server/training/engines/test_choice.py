@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from edge_fl.config import CohortConfig, PrivacyConfig
+from edge_fl.config import PrivacyConfig
 from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import choice, processes

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from edge_fl.config import CohortConfig, MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
+from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import Split
 from edge_fl.errors import RunError
 from edge_fl.learn import tree
@@ -27,6 +27,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import METHODS, build_method, names
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore, Settings
 from edge_fl_server.training.engines import processes

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from edge_fl.config import CohortConfig, PrivacyConfig
+from edge_fl.config import PrivacyConfig
 from edge_fl.data.partition import Split
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.fleet import ClientId, Downs, Fleet
 

@@ -9,19 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_fl.config import (
-    DataConfig,
-    MethodConfig,
-    OptimiserConfig,
-    Recipe,
-    convert,
-    dump,
-    load,
-    parse,
-    with_settings,
-)
+from edge_fl.config import MethodConfig, OptimiserConfig
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.inputs import InputSpec
+from edge_fl_server.recipes.recipe import Recipe, convert, dump, load, parse, with_settings
 
 
 def keys(kind: Any = Recipe, table: str = "") -> Iterator[tuple[str, str]]:
