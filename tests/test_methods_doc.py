@@ -1,4 +1,4 @@
-"""docs/methods.md agrees with the code: parts, hyper-parameters, device tiers, late updates, and the numbers of section 7."""
+"""The specification, docs/methods*.md, agrees with the code: parts, hyper-parameters, device tiers, late updates, numbers, citations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl_server.catalogue import sample
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("methods*.md"))
+FAMILIES = [ROOT / f"docs/methods-{name}.md" for name in ("global", "personal-heads", "personal-models")]
+MOST_LINES = 310
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 CODE = re.compile(r"`([^`]+)`")
 
@@ -24,7 +27,8 @@ CODE = re.compile(r"`([^`]+)`")
 @cache
 def sections() -> dict[str, str]:
     """Text under each heading, by the heading in lower case."""
-    _, *rest = re.split(r"^#{2,3} (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+    text = "\n".join(page.read_text() for page in PAGES)
+    _, *rest = re.split(r"^#{1,3} (.+)\n", text, flags=re.MULTILINE)
     return {title.lower(): text for title, text in zip(rest[::2], rest[1::2], strict=True)}
 
 
@@ -62,8 +66,9 @@ def span(default: Any, limits: hyper.Hyper) -> str:
 
 
 def test_every_method_has_a_section_under_its_title() -> None:
-    methods = PAGE.read_text().partition("\n## 4. ")[2].partition("\n## 5. ")[0]
-    headings = re.findall(r"^### (.+)$", methods, re.MULTILINE)
+    headings = [
+        heading for page in FAMILIES for heading in re.findall(r"^### (.+)$", page.read_text(), re.MULTILINE)
+    ]
     assert sorted(headings) == sorted(sample(name).title for name in names())
 
 
@@ -111,10 +116,44 @@ def test_the_usual_optimiser_is_that_of_the_code(name: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("row", rows("7. numbers that tests check"), ids=lambda row: row[0])
+@pytest.mark.parametrize("row", rows("numbers that tests check"), ids=lambda row: row[0])
 def test_numbers_appear_in_the_linked_tests(row: list[str]) -> None:
     numbers = [value.replace(",", "") for value in CODE.findall(row[2]) if re.fullmatch(r"[-\d.,e]+", value)]
-    together = "".join((PAGE.parent / target).read_text() for target in LINK.findall(row[3]))
+    together = "".join((ROOT / "docs" / target).read_text() for target in LINK.findall(row[3]))
     assert numbers
     for number in numbers:
         assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", together.replace("_", "")), number
+
+
+CITATION = re.compile(r"docs/([\w-]+\.md),? (?:\"([^\"\n]+)\"|([FG]\d+)\b)")
+
+
+def test_every_citation_of_a_page_names_a_heading_or_a_rule_of_it() -> None:
+    """As in `docs/methods.md G9` and `docs/devices.md, "Scenes"`, in code, recipes, tests and tools."""
+    folders = ("edge_fl", "broker", "devices", "server", "tests", "tools")
+    files = [
+        path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".toml")
+    ]
+    cited = [(path, *found) for path in files for found in CITATION.findall(path.read_text())]
+    assert len(cited) > 60
+    wrong = [
+        f"{path.relative_to(ROOT)}: docs/{page} has no {heading or rule}"
+        for path, page, heading, rule in cited
+        if not re.search(
+            rf"^#+ {re.escape(heading or rule)}{'$' if heading else ' '}", text_of(page), re.MULTILINE
+        )
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@cache
+def text_of(page: str) -> str:
+    path = ROOT / "docs" / page
+    return path.read_text() if path.is_file() else ""
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / "docs").glob("performance*.md")], ids=lambda page: page.name
+)
+def test_a_page_can_be_read_in_one_sitting(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= MOST_LINES

@@ -1,4 +1,4 @@
-"""Personal heads: fitted on a client's own features with scikit-learn or NumPy, used with NumPy alone (docs/methods.md, "Heads").
+"""Personal heads: fitted on a client's own features, used with NumPy alone (docs/methods-on-devices.md, "Heads").
 
 To add a head, write one final class and one line in HEADS, or register an entry point of the group `edge_fl.heads` in another package. A
 release may bring a plan and extras for the linear head of its method: a device configured for `logistic`, the default, then fits that head

@@ -1,4 +1,4 @@
-"""SGD on a linear head in NumPy, shared by the head stages of the methods (docs/methods.md, "Heads").
+"""SGD on a linear head in NumPy, shared by the head stages of the methods (docs/methods-on-devices.md, "Heads").
 
 The loss is cross-entropy with soft targets t whose rows need not sum to 1; its gradient in the logits is p * sum(t) - t. This covers labels
 (t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).

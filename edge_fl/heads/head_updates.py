@@ -1,4 +1,4 @@
-"""Head updates that a head-only device may send, one pure function per kind (docs/methods.md, "Device tiers").
+"""Head updates that a head-only device may send, one pure function per kind (docs/methods-on-devices.md, "Device tiers").
 
 Each takes the part's name, the data and the fitted head, and returns the part as the method's `aggregate` expects it. The names are a
 closed list; the signed manifest selects from it (`HeadPlan.uploads`), and the device's owner can turn all of them off.

@@ -1,7 +1,7 @@
 """Linear heads: logistic regression, support vector machine, nearest class mean, ridge regression on directions.
 
-Settings are in docs/methods.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others; those of the
-cosine head are linear in the direction of z.
+Settings are in docs/methods-on-devices.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others;
+those of the cosine head are linear in the direction of z.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The MLP head: d -> 256 -> C with ReLU, max(10 epochs, 300 steps) of SGD in NumPy (docs/methods.md, "Heads").
+"""The MLP head: d -> 256 -> C with ReLU, max(10 epochs, 300 steps) of SGD in NumPy (docs/methods-on-devices.md, "Heads").
 
 The minimum of 300 steps is for clients with a few dozen samples. The step size suits features of length 1; others are standardised and
 divided by sqrt(d), to about that length (unscaled features of 512 dimensions do not converge).

@@ -1,4 +1,4 @@
-"""Losses of the methods as pure functions (docs/methods.md, F1 to F8).
+"""Losses of the methods as pure functions (docs/methods-formulas.md, F1 to F8).
 
 Every loss is a mean over the batch. `mask` [B] is 1 for samples and 0 for padding; None: no padding.
 """

@@ -5,7 +5,7 @@ A personal projector between the shared extractor and the personal head lets the
 projector and personal head with cross-entropy and a supervised contrastive loss, then the global head on the extractor's features z. Both
 heads are combined for prediction; the server averages with equal weights.
 
-    s1  min ℓ(head(u)) + λ SupCon(u/||u||; τ),  u = projector(z)    Eqs. 6 to 8, docs/methods.md F1
+    s1  min ℓ(head(u)) + λ SupCon(u/||u||; τ),  u = projector(z)    Eqs. 6 to 8, docs/methods-formulas.md F1
     s2  min ℓ(global_head(z))                                       Eq. 9
     predict  softmax(head(u)) + softmax(global_head(z))             Eq. 5
 """

@@ -5,7 +5,7 @@ Clients share an extractor and class means of features. A contrastive loss pulls
 Before training, a client mixes its own extractor with the global one: the lower its last contrastive loss, the more of its own it keeps.
 
     τ_mix = exp(-γ L_con),  φ̂ = τ_mix φ_i + (1 - τ_mix) φ^G                           Eqs. 7 to 9
-    min ℓ + α L_con,  L_con = -log[ exp(cos(z, Ω_y)/τ) / Σ_c exp(cos(z, Ω_c)/τ) ]      Eq. 12, docs/methods.md F3
+    min ℓ + α L_con,  L_con = -log[ exp(cos(z, Ω_y)/τ) / Σ_c exp(cos(z, Ω_c)/τ) ]      Eq. 12, docs/methods-formulas.md F3
     server: φ^G = Σ p_i φ_i,  Ω_c = Σ n_{i,c} ω_{i,c} / Σ n_{i,c}                      Eqs. 5 and 6
 """
 

@@ -4,8 +4,8 @@ and Fixed Classifier", ICCV 2023.
 The head is a simplex equiangular tight frame M that is not trained. Clients train extractor f, projection q and scale s towards it with the
 balanced softmax loss. In final personalisation every client trains its own copies of frame and projection, alternately.
 
-    μ = q(f(x)) / ||q(f(x))||,  min CE(s Mᵀμ + log n_{i,c})                   docs/methods.md F7
-    M = sqrt(C/(C-1)) P (I - 11ᵀ/C),  PᵀP = I                                 docs/methods.md F9
+    μ = q(f(x)) / ||q(f(x))||,  min CE(s Mᵀμ + log n_{i,c})                   docs/methods-formulas.md F7
+    M = sqrt(C/(C-1)) P (I - 11ᵀ/C),  PᵀP = I                                 docs/methods-formulas.md F9
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Every client has a personal teacher t; the shared student s is sent as low-rank 
 and distil into each other, with a weight that decreases with their error. The server averages the changes with equal weights.
 
     D = CE_t + CE_s,  min D + [KL(s || t) + KL(t || s) + 2 MSE(z_t, W_h z_s)] / D                    Eqs. 1 to 4
-    A = U Σ Vᵀ: keep the smallest K with Σ_{k≤K} σ_k² >= T Σ σ_k², T from T_0 to T_1 over the rounds   docs/methods.md F10
+    A = U Σ Vᵀ: keep the smallest K with Σ_{k≤K} σ_k² >= T Σ σ_k², T from T_0 to T_1 over the rounds   docs/methods-formulas.md F10
 """
 
 from __future__ import annotations

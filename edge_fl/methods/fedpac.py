@@ -126,7 +126,7 @@ def combination_weights(
 
 
 def minimise(quadratic: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """argmin of αᵀPα over α ≥ 0, Σα = 1, for symmetric P [N, N]; None if not found (docs/methods.md F11).
+    """argmin of αᵀPα over α ≥ 0, Σα = 1, for symmetric P [N, N]; None if not found (docs/methods-formulas.md F11).
 
     Up to its scale, α is the non-negative least-squares solution of |Lᵀα|² + (Σα - 1)² with P = L Lᵀ, which an active-set method finds
     exactly.

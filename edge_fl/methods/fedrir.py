@@ -7,7 +7,7 @@ keeps client-specific information out of it. The server averages the shared extr
     s1   specific extractor, decoder:  min mean (decoder(z) - x)² + w KL(N(m, s²) || N(0, I)),  z ~ N(m, s²)   Eqs. 4 and 5
     s2a  estimator q:                  min -log q(f_g | f_cs)
     s2b  shared extractor, head:       min ℓ(head([f_g, f_cs])) + λ vCLUB,  alternating with s2a on every batch
-         vCLUB = mean_i log q(f_g,i | f_cs,i) - mean_ij log q(f_g,j | f_cs,i)    Cheng et al., ICML 2020; docs/methods.md F5
+         vCLUB = mean_i log q(f_g,i | f_cs,i) - mean_ij log q(f_g,j | f_cs,i)    Cheng et al., ICML 2020; docs/methods-formulas.md F5
 
 The specific extractor outputs m and log s²: of the masked image in s1, of the whole image in s2, where f_cs = m. q(y|x) is a Gaussian.
 """

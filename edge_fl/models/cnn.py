@@ -50,7 +50,7 @@ def tiny(input: InputSpec, feature_dim: int = 64, width: int = 16, norm: bool = 
 def cnn2(input: InputSpec, feature_dim: int = 512, activation: bool = True, padding: int = 0) -> nn.Module:
     """Conv5x5,32 -> ReLU -> pool, Conv5x5,64 -> ReLU -> pool, linear [-> ReLU] (PFLlib's FedAvgCNN).
 
-    FedCRL uses feature_dim 128 and no activation (docs/methods.md, "Networks").
+    FedCRL uses feature_dim 128 and no activation (docs/methods-formulas.md, "Networks").
     """
     blocks = [
         *_block(input.channels, 32, 5, padding=padding, norm=False),

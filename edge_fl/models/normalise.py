@@ -1,4 +1,4 @@
-"""The dataset's normalisation as part of the extractor: devices input raw 0..1 pixels (docs/methods.md, "Export")."""
+"""The dataset's normalisation as part of the extractor: devices input raw 0..1 pixels (docs/methods-on-devices.md, "Export")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which pictures count as near duplicates of each other: of clean data none should, of a burst all frames.
 
-python -m tools.study.groups --data .data        the figures in docs/devices.md, "Groups"
+python -m tools.study.groups --data .data        the figures in docs/devices.md, "Scenes"
 """
 
 from __future__ import annotations

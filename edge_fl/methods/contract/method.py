@@ -61,7 +61,7 @@ class BatchNorm(Enum):
 
 @dataclass(frozen=True)
 class HeadTier:
-    """Training on head-only devices (docs/methods.md, "Device tiers").
+    """Training on head-only devices (docs/methods-on-devices.md, "Device tiers").
 
     kind: "native" (a stage of the method itself), "adapted" (a documented reduction) or "none" (not supported: no shared extractor).
     trains: what the device trains, in words.

@@ -1,4 +1,4 @@
-"""The head plan that a method's releases carry for head-only devices (docs/methods.md, "Device tiers")."""
+"""The head plan that a method's releases carry for head-only devices (docs/methods-on-devices.md, "Device tiers")."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.methods.contract.method import Method
 
-STEPS = 300  # lower bound: a few epochs over a small data set are too few steps (docs/methods.md, "Heads")
+STEPS = 300  # lower bound: a few epochs over a small data set are too few steps (docs/methods-on-devices.md, "Heads")
 
 
 def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadPlan:

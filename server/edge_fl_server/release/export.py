@@ -1,7 +1,7 @@
 """Export shared parts as an ONNX extractor, checked against torch before it is published.
 
-Input are raw pixels in 0..1, output are features; normalisation and unit length are part of the graph (docs/methods.md, section Networks).
-Opset and IR version are low, so that older runtimes can load the graph.
+Input are raw pixels in 0..1, output are features; normalisation and unit length are part of the graph
+(docs/methods-formulas.md, "Networks"). Opset and IR version are low, so that older runtimes can load the graph.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ Predict = Callable[[Tensor], Tensor]  # pixels [N, C, H, W] -> logits [N, classe
 Model = Callable[
     [Tensor], Predict
 ]  # a new client's training pixels, uint8, without labels -> its prediction function
-HIDDEN = 256  # docs/methods.md, "Heads"
+HIDDEN = 256  # docs/methods-on-devices.md, "Heads"
 HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "linear": nn.Linear,
     "mlp": lambda dim, classes: nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, classes)),

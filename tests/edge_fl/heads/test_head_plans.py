@@ -232,7 +232,7 @@ def test_sums_give_the_calibration_and_spread_gives_fedpac_s_numbers() -> None:
     spread = head_updates.HEAD_UPDATES["spread"]("spread", example, fitted(plan()))
     assert (
         spread["H"].tolist() == [[1, 0], [0, 1]] and float(spread["V"]) == 0.625
-    )  # docs/methods.md section 7
+    )  # docs/methods-formulas.md, "Numbers that tests check"
 
 
 def test_only_what_the_plan_names_is_found_and_nothing_else_may_leave() -> None:

@@ -1,4 +1,4 @@
-"""Every loss against the numbers of docs/methods.md, section 7, and against padding, which must not count."""
+"""Every loss against the numbers of docs/methods-formulas.md, "Numbers that tests check", and against padding, which must not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Class-Statistics: sums of all clients' statistics give every client a better head (docs/methods.md, "Class-Statistics")."""
+"""Class-Statistics: the sums of all clients give each a better head (docs/methods-personal-heads.md, "Class-Statistics")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ditto: a personal model regularised towards the global one (docs/methods.md, "Ditto"). λ = 0: see test_identities.py."""
+"""Ditto: a personal model regularised towards the global one (docs/methods-personal-models.md, "Ditto"). λ = 0: see test_identities.py."""
 
 from __future__ import annotations
 

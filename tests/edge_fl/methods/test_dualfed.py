@@ -1,4 +1,4 @@
-"""DualFed: two stages, two heads combined, equal client weights (docs/methods.md, "DualFed")."""
+"""DualFed: two stages, two heads combined, equal client weights (docs/methods-personal-heads.md, "DualFed")."""
 
 from __future__ import annotations
 

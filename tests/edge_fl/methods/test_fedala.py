@@ -1,4 +1,4 @@
-"""FedALA: element-wise weights between the global and the own head are trained (docs/methods.md, "FedALA")."""
+"""FedALA: element-wise weights between the global and the own head are trained (docs/methods-personal-models.md, "FedALA")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAMP: per-client mixtures by attention between models (docs/methods.md, "FedAMP")."""
+"""FedAMP: per-client mixtures by attention between models (docs/methods-personal-models.md, "FedAMP")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAS: alignment with the previous extractor, weights by Fisher information (docs/methods.md, "FedAS")."""
+"""FedAS: alignment with the previous extractor, weights by Fisher information (docs/methods-personal-heads.md, "FedAS")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg (docs/methods.md, "FedAvg"). That one client is plain SGD: see tests/edge_fl/learn/test_fit.py."""
+"""FedAvg (docs/methods-global.md, "FedAvg"). That one client is plain SGD: see tests/edge_fl/learn/test_fit.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedBABU: the head keeps its initial values until final personalisation (docs/methods.md, "FedBABU")."""
+"""FedBABU: the head keeps its initial values until final personalisation (docs/methods-global.md, "FedBABU")."""
 
 from __future__ import annotations
 

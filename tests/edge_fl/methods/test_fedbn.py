@@ -1,4 +1,4 @@
-"""FedBN: BatchNorm stays on the client (docs/methods.md, "FedBN")."""
+"""FedBN: BatchNorm stays on the client (docs/methods-personal-models.md, "FedBN")."""
 
 from __future__ import annotations
 

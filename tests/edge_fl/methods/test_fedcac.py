@@ -1,4 +1,4 @@
-"""FedCAC: critical values are shared with similar clients only (docs/methods.md, "FedCAC")."""
+"""FedCAC: critical values are shared with similar clients only (docs/methods-personal-models.md, "FedCAC")."""
 
 from __future__ import annotations
 

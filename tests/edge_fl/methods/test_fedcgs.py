@@ -1,4 +1,4 @@
-"""FedCGS: a head from sums over all clients' features (docs/methods.md, "FedCGS")."""
+"""FedCGS: a head from sums over all clients' features (docs/methods-global.md, "FedCGS")."""
 
 from __future__ import annotations
 

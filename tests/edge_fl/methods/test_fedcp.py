@@ -1,4 +1,4 @@
-"""FedCP: the policy splits every feature between two heads (docs/methods.md, "FedCP"). MMD: see test_losses.py."""
+"""FedCP: the policy splits every feature between two heads (docs/methods-personal-heads.md, "FedCP"). MMD: see test_losses.py."""
 
 from __future__ import annotations
 

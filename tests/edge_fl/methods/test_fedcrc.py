@@ -1,4 +1,4 @@
-"""FedCRC: three stages that each train one part, and a moving average of the global head (docs/methods.md, "FedCRC")."""
+"""FedCRC: three stages that each train one part, and a moving average of the global head (docs/methods-personal-heads.md, "FedCRC")."""
 
 from __future__ import annotations
 

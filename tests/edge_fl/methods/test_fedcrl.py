@@ -1,4 +1,4 @@
-"""FedCRL: class means are sent, heads are not, and the contrastive loss sets the mixing weight (docs/methods.md, "FedCRL")."""
+"""FedCRL: class means are sent, heads are not, and the contrastive loss sets the mix (docs/methods-personal-models.md, "FedCRL")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedDBE: a personal bias of the features, and a pull of their mean (docs/methods.md, "FedDBE")."""
+"""FedDBE: a personal bias of the features, and a pull of their mean (docs/methods-global.md, "FedDBE")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedETF: a fixed frame as the head of all clients (docs/methods.md, "FedETF"). Balanced loss: see test_losses.py."""
+"""FedETF: a fixed frame as the head of all clients (docs/methods-global.md, "FedETF"). Balanced loss: see test_losses.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedGH: clients send class means, the server trains the head on them (docs/methods.md, "FedGH")."""
+"""FedGH: clients send class means, the server trains the head on them (docs/methods-personal-models.md, "FedGH")."""
 
 from __future__ import annotations
 

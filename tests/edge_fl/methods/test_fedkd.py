@@ -1,4 +1,4 @@
-"""FedKD: a student sent in low-rank factors and a personal teacher (docs/methods.md, "FedKD" and F10)."""
+"""FedKD: a student sent in low-rank factors and a personal teacher (docs/methods-personal-models.md, "FedKD" and F10)."""
 
 from __future__ import annotations
 

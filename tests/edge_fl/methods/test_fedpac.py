@@ -1,4 +1,4 @@
-"""FedPAC: features pulled to class means, heads combined by a quadratic programme (docs/methods.md, "FedPAC" and F11)."""
+"""FedPAC: features pulled to class means, heads combined by a quadratic programme (docs/methods-personal-heads.md, "FedPAC" and F11)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedPer: the last layers are personal (docs/methods.md, "FedPer"). Its limits FedAvg and Local: see test_identities.py."""
+"""FedPer: the last layers are personal (docs/methods-personal-heads.md, "FedPer"). Its limits FedAvg and Local: see test_identities.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProto: only prototypes are sent (docs/methods.md, "FedProto")."""
+"""FedProto: only prototypes are sent (docs/methods-personal-models.md, "FedProto")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedProx: proximal term and stragglers (docs/methods.md, "FedProx")."""
+"""FedProx: proximal term and stragglers (docs/methods-global.md, "FedProx")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedRep: stage 1 trains only the head, stage 2 only the extractor (docs/methods.md, "FedRep")."""
+"""FedRep: stage 1 trains only the head, stage 2 only the extractor (docs/methods-personal-heads.md, "FedRep")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedRIR: two stages, the alternation inside the second, masked images, and the bound of mutual information (docs/methods.md, "FedRIR")."""
+"""FedRIR: stages, alternation inside the second, masked images, bound of mutual information (docs/methods-personal-models.md, "FedRIR")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fed-RoD: a balanced generic head and a personal head on top (docs/methods.md, "Fed-RoD"). Balanced loss: see test_losses.py."""
+"""Fed-RoD: a balanced generic head and a personal head on top (docs/methods-personal-heads.md, "Fed-RoD"). Loss: see test_losses.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a global model (docs/methods.md, "FedAvg+FT" and G17)."""
+"""Fine-tuning of a global model (docs/methods-global.md, "FedAvg+FT" and G17)."""
 
 from __future__ import annotations
 

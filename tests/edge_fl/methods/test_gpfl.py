@@ -1,4 +1,4 @@
-"""GPFL: global and personalised features behind a conditional valve (docs/methods.md, "GPFL")."""
+"""GPFL: global and personalised features behind a conditional valve (docs/methods-personal-heads.md, "GPFL")."""
 
 from __future__ import annotations
 

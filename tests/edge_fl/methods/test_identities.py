@@ -1,4 +1,4 @@
-"""Pairs of methods that must be bit-identical (docs/methods.md, section 7), with equal seeds and cohorts on one CPU thread."""
+"""Pairs of methods that must be bit-identical with equal seeds and cohorts (docs/methods-formulas.md, "Numbers that tests check")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LG-FedAvg: shared head, personal extractors (docs/methods.md, "LG-FedAvg")."""
+"""LG-FedAvg: shared head, personal extractors (docs/methods-personal-models.md, "LG-FedAvg")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local: nothing is sent, and clients are independent of each other (docs/methods.md, "Local")."""
+"""Local: nothing is sent, and clients are independent of each other (docs/methods-global.md, "Local")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LP-FT: the head first, then the whole model (docs/methods.md, "LP-FT")."""
+"""LP-FT: the head first, then the whole model (docs/methods-global.md, "LP-FT")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MOON: contrast between global and previous features (docs/methods.md, "MOON")."""
+"""MOON: contrast between global and previous features (docs/methods-global.md, "MOON")."""
 
 from __future__ import annotations
 

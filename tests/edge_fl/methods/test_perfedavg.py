@@ -1,4 +1,4 @@
-"""Per-FedAvg: the gradient is taken after an inner step (docs/methods.md, "Per-FedAvg")."""
+"""Per-FedAvg: the gradient is taken after an inner step (docs/methods-global.md, "Per-FedAvg")."""
 
 from __future__ import annotations
 

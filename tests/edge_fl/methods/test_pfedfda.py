@@ -1,4 +1,4 @@
-"""pFedFDA: heads from adapted Gaussians (docs/methods.md, "pFedFDA")."""
+"""pFedFDA: heads from adapted Gaussians (docs/methods-personal-heads.md, "pFedFDA")."""
 
 from __future__ import annotations
 

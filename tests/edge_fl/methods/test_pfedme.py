@@ -1,4 +1,4 @@
-"""pFedMe: θ minimises the regularised loss, w steps towards θ (docs/methods.md, "pFedMe")."""
+"""pFedMe: θ minimises the regularised loss, w steps towards θ (docs/methods-personal-models.md, "pFedMe")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RepPer: a shared contrastive representation, and heads fitted per client (docs/methods.md, "RepPer"). L_in: see test_losses.py."""
+"""RepPer: a shared contrastive representation, and a head per client (docs/methods-personal-heads.md, "RepPer")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SphereFed: a fixed orthonormal head, calibrated in closed form at the end (docs/methods.md, "SphereFed")."""
+"""SphereFed: a fixed orthonormal head, calibrated in closed form at the end (docs/methods-global.md, "SphereFed")."""
 
 from __future__ import annotations
 

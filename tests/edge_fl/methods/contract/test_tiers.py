@@ -1,4 +1,4 @@
-"""Head plans (docs/methods.md, "Device tiers"): a stage called native is the method's own, with its own numbers."""
+"""Head plans (docs/methods-on-devices.md, "Device tiers"): a stage called native is the method's own, with its own numbers."""
 
 from __future__ import annotations
 
