@@ -30,6 +30,8 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from edge_fl.failures import Failure
+
 MAX_REASON = 200  # characters
 MAX_KNOWN = 32  # names
 
@@ -76,7 +78,7 @@ class ArtefactError(EdgeFLError):
 
     consequence = "not used"
 
-    def __init__(self, message: str, why: str = "", consequence: str | None = None) -> None:
+    def __init__(self, message: str, why: Failure | None = None, consequence: str | None = None) -> None:
         super().__init__(message, consequence)
         self.why = why
 
@@ -96,7 +98,7 @@ class SecureSumError(EdgeFLError):
 
     consequence = "no statistic was revealed"
 
-    def __init__(self, message: str, why: str = "", consequence: str | None = None) -> None:
+    def __init__(self, message: str, why: Failure | None = None, consequence: str | None = None) -> None:
         super().__init__(message, consequence)
         self.why = why
 

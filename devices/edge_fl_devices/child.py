@@ -37,6 +37,7 @@ from edge_fl.errors import (
     brief,
     encodable,
 )
+from edge_fl.failures import Failure
 
 T = TypeVar("T")
 FRAME = struct.Struct("<BQ")  # an index of ERRORS or PROGRESS, then the length of the payload in bytes
@@ -102,7 +103,7 @@ class Child:
         except EOFError as error:
             raise self._death() from error
         if kind := ERRORS[outcome]:
-            message, why = msgspec.json.decode(response, type=tuple[str, str])
+            message, why = msgspec.json.decode(response, type=tuple[str, Failure | None])
             raise ArtefactError(message, why) if kind is ArtefactError else kind(message)
         return response
 
@@ -296,15 +297,15 @@ def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tu
     try:
         return 0, respond(request)
     except (DataError, RunError) as error:
-        kind, message, why = (DataError if isinstance(error, DataError) else RunError), error.message, ""
+        kind, message, why = (DataError if isinstance(error, DataError) else RunError), error.message, None
     except ArtefactError as error:
         kind, message, why = ArtefactError, error.message, error.why
     except MemoryError as error:
         detail = f" ({error})" if str(error) else ""
-        kind, message, why = MemoryError, f"{what}: out of memory{detail}; no result", ""
+        kind, message, why = MemoryError, f"{what}: out of memory{detail}; no result", None
     except Exception as error:  # the parent gets the message, which a dead child could not send
         kind = MemoryError if isinstance(error, ImportError) and MAPPING_FAILED in str(error) else ChildError
-        message, why = f"{what}: {type(error).__name__}: {error}; no result", ""
+        message, why = f"{what}: {type(error).__name__}: {error}; no result", None
     return ERRORS.index(kind), msgspec.json.encode((encodable(message), why))
 
 

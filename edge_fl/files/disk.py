@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -20,7 +21,7 @@ def reporting(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = "enospc" if error.errno in FULL else "disk"
+        why = Failure.ENOSPC if error.errno in FULL else Failure.DISK
         raise ArtefactError(
             f"{where}: {why}, {error.strerror or error}", why, consequence="what was there stays"
         ) from error
@@ -32,6 +33,6 @@ def require_space(folder: Path, needed_bytes: int, what: str) -> None:
     if free_bytes < needed_bytes:
         raise ArtefactError(
             f"{what}: enospc, {needed_bytes} bytes needed below {text(folder)}, {free_bytes} free",
-            "enospc",
+            Failure.ENOSPC,
             consequence="what was there stays",
         )

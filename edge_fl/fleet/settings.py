@@ -91,7 +91,7 @@ class ActualSetting(Struct, frozen=True):
 class SettingsStatus(Struct, frozen=True):
     """Part of a capability: the last accepted `serial`, and the settings that are not at their defaults.
 
-    `why`: why a message with settings was rejected, or "off" where the owner has switched `remote_settings` off.
+    `why`: why a message with settings was rejected, or "local_only" where the owner has switched `remote_settings` off.
     """
 
     serial: Number = 0

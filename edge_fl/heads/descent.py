@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, RunError
+from edge_fl.failures import Failure
 from edge_fl.heads.head import Array, Features, TrainingSet
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.seeds import generator
@@ -50,7 +51,7 @@ def received(data: TrainingSet, name: str) -> Weights:
     if "weight" not in arrays or wrong:
         raise ArtefactError(
             f"extra {name!r}: {wrong or 'no weight'}, expected a head {expected}",
-            "manifest",
+            Failure.MANIFEST,
             consequence="no head was fitted",
         )
     bias = arrays.get("bias")

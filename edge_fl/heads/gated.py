@@ -12,6 +12,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.heads.descent import Weights, descend, probabilities, received
 from edge_fl.heads.head import Array, Features, Head, TrainingSet, require_features
 
@@ -87,7 +88,7 @@ def _policy(data: TrainingSet) -> dict[str, Array]:
     if {name: array.shape for name, array in arrays.items()} != expected:
         raise ArtefactError(
             f"extra {POLICY!r}: holds {', '.join(arrays)}, expected {expected}",
-            "manifest",
+            Failure.MANIFEST,
             consequence="no head was fitted",
         )
     return {NAMES[name]: array.astype(np.float32) for name, array in arrays.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.heads.descent import descend, one_hot, probabilities, received
 from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import Array, Head, TrainingSet
@@ -31,7 +32,7 @@ def require_allowed(parts: Mapping[str, object], uploads: Mapping[str, HeadUpdat
     if unlisted := sorted(parts.keys() - uploads.keys()):
         raise ArtefactError(
             f"head update: part {unlisted[0]!r}, the release requests {', '.join(uploads) or 'none'}",
-            "rejected",
+            Failure.REJECTED,
             consequence="nothing was sent",
         )
 
@@ -87,7 +88,7 @@ def _finite(part: Part, name: str) -> Part:
     if all(np.isfinite(array).all() for array in part.values()):
         return part
     raise ArtefactError(
-        f"head update: part {name!r} has NaN or Infinity", "diverged", consequence="nothing was sent"
+        f"head update: part {name!r} has NaN or Infinity", Failure.DIVERGED, consequence="nothing was sent"
     )
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, brief
+from edge_fl.failures import Failure
 from edge_fl.fields import ServerSignature
 from edge_fl.untrusted import NOT_JSON
 
@@ -82,6 +83,8 @@ def listed(entries: object) -> list[AgentRelease]:
         releases = [msgspec.json.decode(text, type=AgentRelease) for text in texts]
     except (TypeError, *NOT_JSON) as error:
         raise ArtefactError(
-            f"signed metadata: agent release: {brief(error)}", "manifest", "no agent release can be read"
+            f"signed metadata: agent release: {brief(error)}",
+            Failure.MANIFEST,
+            "no agent release can be read",
         ) from error
     return sorted(releases, key=lambda release: release.number)

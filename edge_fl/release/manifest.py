@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, brief
+from edge_fl.failures import Failure
 from edge_fl.files.paths import composed
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
@@ -132,10 +133,14 @@ def decode(payload: bytes | str) -> Manifest:
     try:
         manifest = msgspec.json.decode(payload, type=Manifest)
     except NOT_JSON as error:
-        raise ArtefactError(f"manifest: {error}", "manifest", consequence="release not installed") from error
+        raise ArtefactError(
+            f"manifest: {error}", Failure.MANIFEST, consequence="release not installed"
+        ) from error
     if flaw := _flaw(manifest):
         raise ArtefactError(
-            f"manifest of release {manifest.release}: {flaw}", "manifest", consequence="release not installed"
+            f"manifest of release {manifest.release}: {flaw}",
+            Failure.MANIFEST,
+            consequence="release not installed",
         )
     return manifest
 
@@ -146,7 +151,7 @@ def listed(entries: Iterable[object]) -> list[Entry]:
         return sorted((msgspec.convert(entry, Entry) for entry in entries), key=lambda entry: entry.serial)
     except msgspec.ValidationError as error:
         raise ArtefactError(
-            f"signed metadata: {brief(error)}", "manifest", consequence="no release can be read"
+            f"signed metadata: {brief(error)}", Failure.MANIFEST, consequence="no release can be read"
         ) from error
 
 

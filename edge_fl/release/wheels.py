@@ -11,6 +11,7 @@ from zipfile import ZipInfo
 
 from edge_fl.console import units
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.release.agent import AgentWheel
 
 MAX_FILES = 20_000
@@ -25,7 +26,7 @@ def unpacked_bytes(name: str, files: Iterable[ZipInfo]) -> int:
         raise ArtefactError(
             f"{name}: {len(sizes):,} files of {units.size(sum(sizes))}; expected at most {MAX_FILES:,} of"
             f" {units.size(MAX_UNPACKED_BYTES)}",
-            "bad_wheel",
+            Failure.BAD_WHEEL,
         )
     return sum(sizes)
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from edge_fl.blob import describe
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure import fixed_point, masks, noise, shares
 from edge_fl.secure.fixed_point import Numbers, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
@@ -61,9 +62,9 @@ class SumDevice:
             found = (
                 "without a certificate" if request.masked else "not masked, and this device has a certificate"
             )
-            raise SecureSumError(f"secure sum {id}: {found}; expected masks", "not_masked")
+            raise SecureSumError(f"secure sum {id}: {found}; expected masks", Failure.NOT_MASKED)
         if len(vector) != request.length:
-            raise SecureSumError(f"{len(vector)} numbers, {request.length} requested", "wrong_length")
+            raise SecureSumError(f"{len(vector)} numbers, {request.length} requested", Failure.WRONG_LENGTH)
         self._terms = Terms(fleet, id, request)
         self._name, self._vector, self._member = name, vector, member
         self._stream, self._draw = stream, draw
@@ -87,7 +88,7 @@ class SumDevice:
             if step.stage != self.expected:
                 raise SecureSumError(
                     f"stage {step.stage!r}, expected {self.expected!r}; a stage is answered once",
-                    "out_of_order",
+                    Failure.OUT_OF_ORDER,
                 )
             self._last = step
             return self._answer(step)
@@ -128,7 +129,7 @@ class SumDevice:
         """Check the cohort and split both seeds."""
         own = self._keys.get(self._name, SumKeys())
         if step.keys.get(self._name) != own:
-            raise SecureSumError("the cohort has other keys for this device than it sent", "forged")
+            raise SecureSumError("the cohort has other keys for this device than it sent", Failure.FORGED)
         self._terms.require_cohort(step.keys)
         self._keys, self._names = step.keys, sorted(step.keys)
         self._threshold = threshold(self._terms.request, len(self._names))
@@ -147,12 +148,12 @@ class SumDevice:
     def _on_shares(self, step: SumStep) -> Answer:
         """Decrypt the shares of the others, and mask the vector."""
         if unknown := sorted(step.values.keys() - set(self._others)):
-            raise SecureSumError(f"shares of {unknown[0]}, which is not in the cohort", "forged")
+            raise SecureSumError(f"shares of {unknown[0]}, which is not in the cohort", Failure.FORGED)
         require_enough(len(step.values) + 1, len(self._names), self._threshold)
         for peer, sealed in step.values.items():
             self._shares[peer] = masks.unseal(self._channel(peer, self._name), sealed, peer)
             if len(self._shares[peer]) != 2 * SEED_BYTES:
-                raise SecureSumError(f"shares of {peer}: of another length", "forged")
+                raise SecureSumError(f"shares of {peer}: of another length", Failure.FORGED)
         masked = self._encoded() + self._stream(masks.self_mask_key(self._self_seed), len(self._vector))
         for peer in step.values:
             key = masks.agree(
@@ -167,7 +168,7 @@ class SumDevice:
         survivors = sorted(set(step.devices))
         if self._name not in survivors or not self._shares.keys() >= set(survivors):
             raise SecureSumError(
-                "survivors: without this device, or with one that sent no shares", "inconsistent"
+                "survivors: without this device, or with one that sent no shares", Failure.INCONSISTENT
             )
         require_enough(len(survivors), len(self._names), self._threshold)
         self._survivors = survivors
@@ -181,7 +182,7 @@ class SumDevice:
         content = survivors_content(self._session, self._survivors)
         for name, signature in step.values.items():
             if name not in self._survivors:
-                raise SecureSumError(f"signature of {name}, which is not a survivor", "forged")
+                raise SecureSumError(f"signature of {name}, which is not a survivor", Failure.FORGED)
             certificate = self._keys[name].certificate
             require_signed(certificate, name, content, signature, self._member.authorities)
         require_enough(len(step.values), len(self._names), self._threshold)

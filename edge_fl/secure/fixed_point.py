@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 
 BITS, BYTES = 48, 6
 ERROR = 1e-6
@@ -40,7 +41,7 @@ def encode(vector: Vector, devices: int) -> Numbers:
         raise SecureSumError(
             f"number {int(outside.argmax())} of {len(vector)}: not finite or above {limit(devices):,.0f}, the limit for"
             f" {devices} devices",
-            "out_of_range",
+            Failure.OUT_OF_RANGE,
         )
     scaled = np.rint(vector * 2.0 ** fraction_bits(devices)).astype(np.int64)
     return reduced(scaled.view(np.uint64))

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumRequest
 
 ROUNDING = 1e-9
@@ -38,7 +39,7 @@ class SumFloors(Struct, frozen=True, forbid_unknown_fields=True):
                 f"noise_multiplier {request.noise_multiplier:g}, expected {self.noise_multiplier:g} or more"
             )
         if below:
-            raise SecureSumError(f"{'; '.join(below)} (this device's settings, [sums])", "below_floor")
+            raise SecureSumError(f"{'; '.join(below)} (this device's settings, [sums])", Failure.BELOW_FLOOR)
 
     def __str__(self) -> str:
         parts = [f"at least {self.minimum} devices, of which {self.threshold:.1%} must remain"]

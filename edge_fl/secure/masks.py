@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure import fixed_point
 from edge_fl.secure.fixed_point import Numbers
 
@@ -36,7 +37,7 @@ def agree(own: X25519PrivateKey, peer: bytes, label: bytes) -> bytes:
     try:
         return derive(own.exchange(X25519PublicKey.from_public_bytes(peer)), label)
     except ValueError as error:
-        raise SecureSumError("a device's key is not a public key of X25519", "forged") from error
+        raise SecureSumError("a device's key is not a public key of X25519", Failure.FORGED) from error
 
 
 def derive(secret: bytes, label: bytes) -> bytes:
@@ -85,4 +86,4 @@ def unseal(key: bytes, sealed: bytes, sender: str) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
     except InvalidTag as error:
-        raise SecureSumError(f"shares of {sender}: changed or made for other keys", "forged") from error
+        raise SecureSumError(f"shares of {sender}: changed or made for other keys", Failure.FORGED) from error

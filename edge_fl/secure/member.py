@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure import signatures
 from edge_fl.secure.signatures import Authorities, Signer, canonical
 from edge_fl.wire.identity import IdentityError
@@ -33,4 +34,4 @@ def require_signed(
     try:
         signatures.require_signed(certificate, name, content, signature, authorities)
     except IdentityError as error:
-        raise SecureSumError(error.message, "forged") from error
+        raise SecureSumError(error.message, Failure.FORGED) from error

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_fl.blob import Assembly
 from edge_fl.errors import ArtefactError, SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure import fixed_point, masks, shares
 from edge_fl.secure.fixed_point import BYTES, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
@@ -23,8 +24,6 @@ from edge_fl.secure.terms import Terms, require_enough, survivors_content, thres
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]
-IN_WORDS = {"nothing": "with nothing to add"}
-"""Failure words of devices that take no part, where they say too little to a person."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class SumServer:
         if request.masked and not authorities:
             raise SecureSumError(
                 "the fleet has no certificates, which masked sums require; nothing was requested",
-                "no_certificate",
+                Failure.NO_CERTIFICATE,
             )
         self.id, self.request = id, request
         self._terms, self._authorities, self._stream = Terms(fleet, id, request), authorities, stream
@@ -125,12 +124,12 @@ class SumServer:
         if reply.id != self.id or device not in self.waiting:
             return
         if reply.stage == "declined":
-            self.drop(device, reply.reason or "declined")
+            self.drop(device, reply.reason or reply.stage)
         elif reply.stage == self.stage:
             try:
                 self._take(device, reply)
             except SecureSumError as error:
-                self.drop(device, error.why)
+                self.drop(device, error.why or Failure.ERROR)
                 raise
 
     def _take(self, device: str, reply: SumReply) -> None:
@@ -148,7 +147,7 @@ class SumServer:
                 if reply.blob is None or reply.blob.bytes != expected:
                     found = reply.blob.bytes if reply.blob else 0
                     raise SecureSumError(
-                        f"{device}: vector of {found} bytes, expected {expected}", "wrong_length"
+                        f"{device}: vector of {found} bytes, expected {expected}", Failure.WRONG_LENGTH
                     )
                 self._assemblies[device] = Assembly(reply.blob)
                 self._sent.add(device)
@@ -161,7 +160,7 @@ class SumServer:
             case "reveal":
                 self._require_names(device, "revealed shares", reply.values, self._sealed.keys())
                 if any(len(value) != SEED_BYTES for value in reply.values.values()):
-                    raise SecureSumError(f"{device}: revealed shares of another length", "wrong_length")
+                    raise SecureSumError(f"{device}: revealed shares of another length", Failure.WRONG_LENGTH)
                 self._revealed[device] = reply.values
 
     def take_chunk(self, device: str, id: str, index: int, payload: bytes) -> None:
@@ -172,8 +171,8 @@ class SumServer:
         try:
             complete = assembly.add(index, payload)
         except ArtefactError as error:
-            self.drop(device, "blob_hash")
-            raise SecureSumError(f"{device}: {error.message}", "blob_hash") from error
+            self.drop(device, Failure.BLOB_HASH)
+            raise SecureSumError(f"{device}: {error.message}", Failure.BLOB_HASH) from error
         if complete:
             payload = self._assemblies.pop(device).join()
             self._total += fixed_point.from_bytes(payload)
@@ -256,8 +255,13 @@ class SumServer:
         try:
             self._terms.require_cohort(self._keys)
         except SecureSumError as error:
-            reasons = Counter(self.dropped.values())
-            found = ", ".join(f"{count} {IN_WORDS.get(why, why)}" for why, count in sorted(reasons.items()))
+            reasons = Counter(
+                "with nothing to add" if why == Failure.NOTHING else why for why in self.dropped.values()
+            )
+            found = ", ".join(
+                f"{count} {'with nothing to add' if why == Failure.NOTHING else why}"
+                for why, count in sorted(reasons.items())
+            )
             raise SecureSumError(error.message + (f" ({found})" if found else ""), error.why) from error
 
     def _require_enough(self, remaining: int) -> None:
@@ -265,14 +269,14 @@ class SumServer:
 
     def _require_seed(self, name: str, fits: bool) -> None:
         if not fits:
-            raise SecureSumError(f"the shares of {name} do not give its key", "forged")
+            raise SecureSumError(f"the shares of {name} do not give its key", Failure.FORGED)
 
     def _require_names(
         self, device: str, what: str, values: Mapping[str, bytes], names: Collection[str]
     ) -> None:
         if values.keys() != set(names):
             raise SecureSumError(
-                f"{device}: {len(values)} {what}, expected {len(names)}, one per device", "inconsistent"
+                f"{device}: {len(values)} {what}, expected {len(names)}, one per device", Failure.INCONSISTENT
             )
 
     @staticmethod

@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from edge_fl.errors import ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.fields import DeviceSignature, ServerSignature
 from edge_fl.secure.signatures import Authorities, Signer, canonical, require_signed
 from edge_fl.wire.identity import IdentityError
@@ -25,7 +26,7 @@ STATEMENTS: dict[type, str] = {DeviceState: "state", Capability: "meta", Report:
 class ForgedError(ProtocolError):
     """A message whose signature does not count; `why` is the failure word."""
 
-    def __init__(self, message: str, why: str) -> None:
+    def __init__(self, message: str, why: Failure) -> None:
         super().__init__(message)
         self.why = why
 
@@ -58,7 +59,7 @@ def require_stated(
     try:
         require_signed(signature.certificate, device, content, signature.signature, authorities)
     except IdentityError as error:
-        raise ForgedError(error.message, "forged") from error
+        raise ForgedError(error.message, Failure.FORGED) from error
 
 
 def _unsigned_fields(payload: bytes) -> dict[str, Any]:

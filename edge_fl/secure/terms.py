@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from edge_fl.errors import SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure.member import Authorities, canonical, require_signed
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumKeys, SumRequest
 
@@ -42,7 +43,7 @@ class Terms:
         if not self.request.minimum <= len(keys) <= MAX_SUM_DEVICES:
             raise SecureSumError(
                 f"{len(keys)} devices take part, expected {self.request.minimum} to {MAX_SUM_DEVICES}",
-                "too_few",
+                Failure.TOO_FEW,
             )
 
 
@@ -54,4 +55,6 @@ def survivors_content(session: bytes, survivors: Collection[str]) -> object:
 def require_enough(remaining: int, cohort: int, needed: int) -> None:
     """Raise SecureSumError if fewer than `needed` of a cohort remain."""
     if remaining < needed:
-        raise SecureSumError(f"only {remaining} of {cohort} devices remained, {needed} needed", "too_few")
+        raise SecureSumError(
+            f"only {remaining} of {cohort} devices remained, {needed} needed", Failure.TOO_FEW
+        )

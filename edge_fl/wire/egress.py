@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from edge_fl import metrics
 from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.heads import auto
 from edge_fl.wire import diagnostics, tensors
 from edge_fl.wire.messages import MESSAGES, Report, TierName
@@ -130,7 +131,7 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
         if self.privacy.noise_multiplier and metrics.EPSILON not in report.metrics:
             raise ArtefactError(
                 f"egress: update without {metrics.EPSILON}, expected noise and its epsilon",
-                "rejected",
+                Failure.REJECTED,
                 consequence="nothing was sent",
             )
 
@@ -142,7 +143,7 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
         if unlisted := sorted(set(names) - set(allowed)):
             raise ArtefactError(
                 f"egress: {what} {unlisted[0]!r} may not leave this device, only {', '.join(allowed) or 'none'} may",
-                "rejected",
+                Failure.REJECTED,
                 consequence="nothing was sent",
             )
 

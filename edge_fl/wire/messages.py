@@ -23,8 +23,6 @@ from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
 
 PROTOCOL = "1.2"
-BUDGET_EXHAUSTED = "budget_exhausted"
-"""Value of `Report.error` and `DeviceState.why` once a device's privacy budget is exhausted."""
 
 MAX_SUM_DEVICES, MAX_SUM_LENGTH = 100, 2**24
 MAX_JSON_BYTES = 256 * 1024

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
@@ -79,7 +80,7 @@ class IdleScheduler:
 
 class Idle(Worker):
     def perform(self, job: Job, material: Any) -> Event:
-        return Failed("error")
+        return Failed(Failure.ERROR)
 
 
 def packets(kinds: dict[str, str]) -> st.SearchStrategy[Packet]:

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from edge_fl.blob import describe
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, TrustError
+from edge_fl.failures import Failure
 from edge_fl.secure import signatures
 from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.egress import ANSWERS, SETTINGS
@@ -65,7 +66,7 @@ class Idle(Worker):
     """A worker without work."""
 
     def perform(self, job: Job, material: Any) -> Event:
-        return Failed("unsupported_tier", final=True)
+        return Failed(Failure.UNSUPPORTED_TIER)
 
 
 @dataclass

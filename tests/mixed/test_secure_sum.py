@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl.errors import ConfigError, SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.learn.codec import privacy
 from edge_fl.secure import fixed_point
 from edge_fl.secure.floors import DEFAULT, SumFloors
@@ -71,7 +72,7 @@ class Offering(Worker):
     settled: list[list[str]] = field(default_factory=list)
 
     def perform(self, job: Job, material: Any) -> Event:
-        return Failed("unsupported_tier", final=True)
+        return Failed(Failure.UNSUPPORTED_TIER)
 
     def offer(self, id: str, request: SumRequest) -> Vector | None:
         self.before()

@@ -27,6 +27,7 @@ from cryptography import x509
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError
+from edge_fl.failures import Failure
 from edge_fl.fields import EXPECTED_NAME
 from edge_fl.files import atomic
 from edge_fl.files.accounts import local_user
@@ -58,7 +59,10 @@ OPERATOR, SECOND = "operator", "reader"
 
 
 class RequestRejectedError(IdentityError):
-    """A rejected certificate request; its text is the reason word sent to the requester."""
+    """A rejected certificate request; its text is the failure word sent to the requester."""
+
+    def __init__(self, word: Failure) -> None:
+        super().__init__(word)
 
 
 def broker_hosts() -> tuple[str, ...]:
@@ -213,22 +217,22 @@ class Authority:
             now = self.now()
             valid = [row for row in rows if row.name == sender and row.holds(now)]
             if not valid:
-                raise RequestRejectedError("unknown")
+                raise RequestRejectedError(Failure.UNKNOWN)
             if sum(row.name == name and row.holds(now) for row in rows) >= MAX_HOLDING:
-                raise RequestRejectedError("too_many")
+                raise RequestRejectedError(Failure.TOO_MANY)
             if (claim := valid[-1]).role not in ("claim", "device"):  # a person could stay for ever
-                raise RequestRejectedError("wrong_role")
+                raise RequestRejectedError(Failure.WRONG_ROLE)
             if claim.role == "claim":
                 if not hmac.compare_digest(claim.token, _digest(secret)):
-                    raise RequestRejectedError("wrong_token")
+                    raise RequestRejectedError(Failure.WRONG_TOKEN)
                 if name != claim.device:
-                    raise RequestRejectedError("wrong_name")
+                    raise RequestRejectedError(Failure.WRONG_NAME)
                 used_for = certificates.fingerprint(public_key)
                 if claim.key not in ("", used_for):
-                    raise RequestRejectedError("used")
+                    raise RequestRejectedError(Failure.USED)
                 rows[rows.index(claim)] = replace(claim, key=used_for)
             elif name != sender:
-                raise RequestRejectedError("wrong_name")
+                raise RequestRejectedError(Failure.WRONG_NAME)
             certificate = certificates.leaf(name, public_key, self._ca, self._key, self.now(), LIFE)
             rows.append(replace(self._issued(certificate), issued_by=f"request of {sender}"))
         self.publish()

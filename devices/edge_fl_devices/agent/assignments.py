@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
@@ -80,9 +81,11 @@ def _begin_serve(context: StepContext, assignment: Assignment) -> None:
 def _begin_training(context: StepContext, assignment: Assignment) -> None:
     state, round = context.state, context.state.rounds.get(assignment.run_id)
     if state.tier is not Tier.FULL:
-        _give_up(context, assignment, "unsupported_tier")
+        _give_up(context, assignment, Failure.UNSUPPORTED_TIER)
     elif round and assignment.spec not in ("", spec_digest(round.spec)):
-        context.update(why="forged")  # the specification of the round is not the one that the server assigned
+        context.update(
+            why=Failure.FORGED
+        )  # the specification of the round is not the one that the server assigned
     elif state.server_online and round and round.round <= assignment.round:
         blobs = tuple(blob for blob in (assignment.before, assignment.down) if blob)
         _fetch_next(context, Work(assignment, "fetching", state.assignment_due_s, round.spec, to_fetch=blobs))
@@ -169,9 +172,9 @@ def failed(context: StepContext, event: events.Failed) -> None:
     context.update(why=event.reason, tries=tries)
     cause = f"{event.reason} ({event.signal})" if event.signal else event.reason
     context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {cause}")
-    if event.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
+    if event.reason.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
         _give_up(context, work.assignment, event.reason)
-    elif event.reason == events.KILLED and tries >= limits.max_kills:
+    elif event.reason == Failure.KILLED and tries >= limits.max_kills:
         context.update(not_before_s=math.inf)
         context.log("warning", f"{id}: not tried again until new data, another release or a restart")
         if not refit:
@@ -197,15 +200,15 @@ def end_overdue(context: StepContext) -> None:
     """End what is past its deadline: work, an assignment that could not begin, unacknowledged reports."""
     work, pending = context.state.work, context.state.pending
     if work and not work.cancelled and context.now_s >= work.due_s:
-        context.update(why="deadline")
+        context.update(why=Failure.DEADLINE)
         context.give_up(work.assignment.id)
         cancel(context)
     if pending and context.now_s >= context.state.assignment_due_s:
-        context.update(why="deadline")
+        context.update(why=Failure.DEADLINE)
         context.give_up(pending.id)
     for entry in context.state.outbox:
         if entry.due_s <= context.now_s:
-            context.update(why="deadline", outbox=outbox.remove(context.state.outbox, entry.id))
+            context.update(why=Failure.DEADLINE, outbox=outbox.remove(context.state.outbox, entry.id))
             context.give_up(entry.id)
             context.emit(effects.Forget(entry.id))
 

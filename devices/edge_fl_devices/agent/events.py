@@ -8,15 +8,13 @@ from __future__ import annotations
 from msgspec import Struct
 
 from edge_fl.blob import Blob
+from edge_fl.failures import Failure
 from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
-
-KILLED = "killed"
-"""Failure word of a child process that a signal ended: tried again a few times, then when something has changed."""
 
 
 class AgentEvent(Struct, frozen=True):
@@ -76,10 +74,9 @@ class Finished(AgentEvent, frozen=True):
 
 
 class Failed(AgentEvent, frozen=True):
-    """Work failed. `reason` is a failure word; `final`: a retry cannot succeed. `signal` ended the child process, if `reason` is KILLED."""
+    """Work failed. `signal` ended the child process, if `reason` is KILLED."""
 
-    reason: str
-    final: bool = False
+    reason: Failure
     detail: str = ""
     signal: str = ""
 

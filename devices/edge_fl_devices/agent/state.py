@@ -9,6 +9,7 @@ from enum import Enum
 
 from edge_fl.blob import Blob
 from edge_fl.config import MethodSpec
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
@@ -132,7 +133,7 @@ class AgentState:
     def reason(self) -> str:
         """`why` of the status message: the condition that causes all else, or the current failure."""
         conditions = self.demoted or self.over_budget or self.data_problem or self.impaired
-        return conditions or self.why or ("drift" if self.capability.drift else "")
+        return conditions or self.why or (Failure.DRIFT if self.capability.drift else "")
 
     @property
     def activity(self) -> Activity:
@@ -167,7 +168,7 @@ class AgentState:
     def may_begin(self) -> bool:
         """Whether the device is free to begin work."""
         free = self.phase is Phase.UP and not self.work
-        return free and not self.over_budget and self.why != "unsupported_proto"
+        return free and not self.over_budget and self.why != Failure.UNSUPPORTED_PROTO
 
 
 def wake_at(state: AgentState) -> float:

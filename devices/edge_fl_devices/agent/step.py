@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.messages import (
@@ -36,7 +37,16 @@ from edge_fl_devices.agent.state import AgentState, Phase
 from edge_fl_devices.agent.step_context import StepContext
 
 REMEMBERED_ROUNDS = 4
-REJECTIONS = frozenset({"unsigned", "forged", "wrong_key", "misdirected", "replayed", "expired"})
+REJECTIONS = frozenset(
+    {
+        Failure.UNSIGNED,
+        Failure.FORGED,
+        Failure.WRONG_KEY,
+        Failure.MISDIRECTED,
+        Failure.REPLAYED,
+        Failure.EXPIRED,
+    }
+)
 """Failure words of a message whose signature does not count."""
 
 
@@ -192,7 +202,7 @@ def _on_server_state(context: StepContext, event: events.Received) -> None:
     if not isinstance(server, ServerState):
         return
     if server.protocol.split(".")[0] != PROTOCOL.split(".")[0]:
-        context.update(server=None, why="unsupported_proto")
+        context.update(server=None, why=Failure.UNSUPPORTED_PROTO)
         return
     if server.boot != state.memory.server:
         context.remember(server=server.boot, version=0)
@@ -200,7 +210,7 @@ def _on_server_state(context: StepContext, event: events.Received) -> None:
     returned = server.online and not (state.server_online and same_server)
     if server.return_s != (state.server.return_s if state.server else 0.0):
         context.emit(effects.SpreadReconnects(server.return_s))
-    context.update(server=server, why="" if state.why == "unsupported_proto" else state.why)
+    context.update(server=server, why="" if state.why == Failure.UNSUPPORTED_PROTO else state.why)
     if returned:
         window_s = max(state.limits.return_s, server.return_s)
         send_s = context.now_s + window_s * outbox.jitter(state.boot, server.boot, server.epoch)
@@ -245,15 +255,15 @@ def _rejection(event: events.Received, lowest: int, *, required: bool) -> str:
     if event.rejected:
         return event.rejected
     if not event.number:
-        return "unsigned" if required else ""
-    return "replayed" if event.number < lowest else ""
+        return Failure.UNSIGNED if required else ""
+    return Failure.REPLAYED if event.number < lowest else ""
 
 
 def _is_outdated(context: StepContext, why: str) -> bool:
     """Whether a message is older than one that the device has because a connection begins with it: the broker was restored from its last
     save. It does not count, and the server publishes its present one on every connection, so nothing is reported.
     """
-    return why == "replayed" and context.state.phase is Phase.SETTLING
+    return why == Failure.REPLAYED and context.state.phase is Phase.SETTLING
 
 
 def _on_update(context: StepContext, event: events.Received) -> None:
@@ -312,7 +322,7 @@ def _on_ack(context: StepContext, event: events.Received) -> None:
         return
     if not (error := entry.parcel.report.error):
         context.mark_done(ack.id)
-    elif error != events.KILLED:  # the next start tries that again
+    elif error != Failure.KILLED:  # the next start tries that again
         context.give_up(ack.id)
     context.update(outbox=outbox.remove(context.state.outbox, ack.id))
     context.emit(effects.Forget(ack.id))

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from edge_fl.data import pictures
 from edge_fl.data.pictures import PictureError
 from edge_fl.errors import ArtefactError, DataError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.paths import is_utf8, text
@@ -108,7 +109,7 @@ class Pool:
             with reporting(text(self.folder)):
                 return self._add(entry, content)
         except ArtefactError as error:
-            return Added("", "disk full" if error.why == "enospc" else "not writable", error.message)
+            return Added("", "disk full" if error.why == Failure.ENOSPC else "not writable", error.message)
 
     def names(self) -> list[str]:
         """Return the names of all pictures, sorted."""

@@ -12,6 +12,7 @@ from edge_fl import __version__
 from edge_fl.data import pictures
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, DataError
+from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import Progress, ignore
@@ -100,7 +101,7 @@ def recording(config: DeviceConfig) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        record.remember_problem(Path(config.folder), "no_data", error.message)
+        record.remember_problem(Path(config.folder), Failure.NO_DATA, error.message)
         raise
 
 

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.errors import DeadlineError, KilledError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
-from edge_fl_devices.agent.events import KILLED
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.storage import read_json
@@ -89,16 +89,16 @@ def remember_problem(folder: Path, why: str, problem: str) -> None:
     _write(folder, msgspec.structs.replace(read(folder), why=why, problem=problem))
 
 
-def failure_word(error: Exception) -> str:
+def failure_word(error: Exception) -> Failure:
     """Return the failure word of an inspection that failed: not because of the data, for which the child has words of its own."""
     match error:
         case MemoryError():
-            return "out_of_memory"
+            return Failure.OUT_OF_MEMORY
         case DeadlineError():
-            return "deadline"
+            return Failure.DEADLINE
         case KilledError():
-            return KILLED
-    return "error"
+            return Failure.KILLED
+    return Failure.ERROR
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def noting_deaths(folder: Path) -> Iterator[None]:
     try:
         yield
     except KilledError as error:
-        remember_problem(folder, KILLED, error.message)
+        remember_problem(folder, Failure.KILLED, error.message)
         raise
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from edge_fl.console.units import size
 from edge_fl.errors import InputError
+from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 from edge_fl.metrics import PERSONAL_AFTER
-from edge_fl.remedies import REMEDIES
 from edge_fl.secure.floors import DEFAULT
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
@@ -85,6 +85,7 @@ def _data_rows(data: DataRecord) -> dict[str, object]:
     if data.disappeared:
         rows["classes that lost their images"] = ", ".join(data.disappeared)
     if data.why:
-        found = filter(None, (data.problem, REMEDIES.get(data.why), "see docs/troubleshooting.md"))
+        word = Failure.of(data.why)
+        found = filter(None, (data.problem, word and word.explanation, "see docs/failure-words.md"))
         rows[data.why] = "; ".join(found)
     return rows

@@ -19,6 +19,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.files.paths import is_utf8
 from edge_fl.release.manifest import Manifest, scale
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
@@ -95,7 +96,7 @@ class Extractor:
             session = _session(os.fspath(path) if is_utf8(path) else path.read_bytes(), threads)
         except Exception as error:  # as above
             too_new = any(words in str(error).lower() for words in UNSUPPORTED)
-            why = "unsupported_opset" if too_new else "canary_failed"
+            why = Failure.UNSUPPORTED_OPSET if too_new else Failure.CANARY_FAILED
             raise self._error(f"does not load: {_reason(error)}", why) from error
         with suppress(OSError, AttributeError):  # glibc only: return what loading freed to the system, 25 MB
             ctypes.CDLL(None).malloc_trim(0)
@@ -111,7 +112,7 @@ class Extractor:
                 expected = f"tensor(float) [N, {', '.join(map(str, shape))}]"
                 raise self._error(f"declares {node.name} as {node.type} {node.shape}, expected {expected}")
 
-    def _error(self, reason: str, why: str = "canary_failed") -> ArtefactError:
+    def _error(self, reason: str, why: Failure = Failure.CANARY_FAILED) -> ArtefactError:
         return ArtefactError(f"extractor {self.sha256[:8]} {reason}", why)
 
 

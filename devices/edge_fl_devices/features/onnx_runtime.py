@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.release.manifest import Manifest
 
 
@@ -27,7 +28,7 @@ def require_runnable(manifest: Manifest, runtime: Runtime) -> None:
 
 
 def _unsupported(reason: str) -> ArtefactError:
-    return ArtefactError(reason, "unsupported_opset", consequence="the installed release keeps serving")
+    return ArtefactError(reason, Failure.UNSUPPORTED_OPSET, consequence="the installed release keeps serving")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

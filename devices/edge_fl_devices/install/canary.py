@@ -18,6 +18,7 @@ import msgspec
 
 from edge_fl import signals
 from edge_fl.errors import ArtefactError, ChildError, KilledError
+from edge_fl.failures import Failure
 from edge_fl.release.manifest import Manifest, encode
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import KILLS, again_if_killed, environment
@@ -97,7 +98,7 @@ def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None
     if not result.ok:
         raise ArtefactError(
             f"release {installed.manifest.release}: canary failed, {result.reason}",
-            "canary_failed",
+            Failure.CANARY_FAILED,
             consequence="the old release keeps serving",
         )
 

@@ -16,6 +16,7 @@ import msgspec
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import GROUP, Topics
@@ -103,7 +104,7 @@ class Download:
         try:
             self._sink.add(index, payload)
         except ArtefactError as error:
-            if error.why not in ("", "chunk_hash"):  # such as a full disk: a retry does not help
+            if error.why not in (None, Failure.CHUNK_HASH):  # such as a full disk: a retry does not help
                 yield from self._fail(error.why)
                 return
             self._bad.add(index)
@@ -125,7 +126,7 @@ class Download:
             return
         self._tries += 1
         if self._tries > self._limits.tries + 1:
-            yield from self._fail("chunk_hash" if self._bad else "deadline")
+            yield from self._fail(Failure.CHUNK_HASH if self._bad else Failure.DEADLINE)
             return
         if self._tries > self._limits.tries:
             missing = [index for group in self._missing.values() for index in sorted(group)][:MAX_MISSING]
@@ -166,7 +167,7 @@ class Download:
             return (self._topics.chunk_group(self.blob.sha256, group),)
         return tuple(self._topics.chunk(self.blob.sha256, index) for index in sorted(missing))
 
-    def _fail(self, reason: str) -> Iterator[Effect]:
+    def _fail(self, reason: Failure) -> Iterator[Effect]:
         missing, chunks = self._missing_chunks, len(self.blob.chunks)
         self.outcome = Failed(
             reason, detail=f"blob {self.blob.sha256[:8]}: {missing} of {chunks} chunks missing"
@@ -223,7 +224,9 @@ class MetadataFetch:
             return
         self.wake_s = math.inf
         missing = "timestamp.json" not in self._files
-        self.outcome = Failed("missing", detail="no signed metadata retained") if missing else self._files
+        self.outcome = (
+            Failed(Failure.MISSING, detail="no signed metadata retained") if missing else self._files
+        )
         yield Unsubscribe(self._pattern)
 
 

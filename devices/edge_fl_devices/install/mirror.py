@@ -16,6 +16,7 @@ from urllib3.exceptions import HTTPError
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl_devices.install.fetch import Sink
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Mirror:
                 if index in missing:
                     sink.add(index, chunk)
         except (HTTPError, OSError, ArtefactError) as error:
-            if isinstance(error, ArtefactError) and error.why not in ("", "chunk_hash"):
+            if isinstance(error, ArtefactError) and error.why not in (None, Failure.CHUNK_HASH):
                 raise
             log.warning("%s: %s; the rest is fetched from the broker", address, error)
         return transferred

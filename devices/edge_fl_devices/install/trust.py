@@ -36,6 +36,7 @@ from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from edge_fl.errors import EdgeFLError, TrustError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.shared import make_folder
@@ -57,20 +58,20 @@ FIRST_ROOT = "1.root.json"
 SEEN_FILE = "last_seen.txt"
 ROLES = ("root", "timestamp", "snapshot", "targets")
 
-REASONS: tuple[tuple[type[Exception], str, str], ...] = (
-    (BadVersionNumberError, "rollback", "an older version than the trusted one"),
+REASONS: tuple[tuple[type[Exception], Failure, str], ...] = (
+    (BadVersionNumberError, Failure.ROLLBACK, "an older version than the trusted one"),
     (
         ExpiredMetadataError,
-        "expired",
+        Failure.EXPIRED,
         "the server stopped signing, or new metadata are being withheld",
     ),
-    (UnsignedMetadataError, "wrong_key", "not signed by the root's keys"),
-    (DeserializationError, "truncated", "unreadable: truncated, or not metadata"),
-    (LengthOrHashMismatchError, "mix_and_match", "not the file that the other metadata name"),
-    (DownloadLengthMismatchError, "endless", "longer than allowed"),
-    (DownloadHTTPError, "missing", "not published"),
-    (RepositoryError, "invalid", "violates the rules of signed metadata"),
-    (DownloadError, "missing", "could not be fetched"),
+    (UnsignedMetadataError, Failure.WRONG_KEY, "not signed by the root's keys"),
+    (DeserializationError, Failure.TRUNCATED, "unreadable: truncated, or not metadata"),
+    (LengthOrHashMismatchError, Failure.MIX_AND_MATCH, "not the file that the other metadata name"),
+    (DownloadLengthMismatchError, Failure.ENDLESS, "longer than allowed"),
+    (DownloadHTTPError, Failure.MISSING, "not published"),
+    (RepositoryError, Failure.INVALID, "violates the rules of signed metadata"),
+    (DownloadError, Failure.MISSING, "could not be fetched"),
 )
 """Exceptions of python-tuf with the failure word and an explanation; the first match applies."""
 
@@ -131,14 +132,14 @@ class Trust:
         """
         root = self._root()
         if not signatures.keys() & set(root.roles[Timestamp.type].keyids):
-            raise TrustError("signed with none of the keys that the trusted root names", "wrong_key")
+            raise TrustError("signed with none of the keys that the trusted root names", Failure.WRONG_KEY)
         try:
             signed = {keyid: Signature(keyid, value) for keyid, value in signatures.items()}
             root.verify_delegate(Timestamp.type, content, signed)
         except (UnsignedMetadataError, ValueError) as error:
-            raise TrustError("its signature is not on this message", "forged") from error
+            raise TrustError("its signature is not on this message", Failure.FORGED) from error
         if expires and max(self._clock(), last_seen(self._folder)).timestamp() > expires:
-            raise TrustError("its signature has expired: newer messages are being withheld", "expired")
+            raise TrustError("its signature has expired: newer messages are being withheld", Failure.EXPIRED)
 
     def _root(self) -> Root:
         """The newest trusted root; not from the disk while a refresh replaces the file. Raises TrustError if there is none."""
@@ -152,7 +153,7 @@ class Trust:
             payload = self._root_bytes if self._root_bytes and not trusted.exists() else trusted.read_bytes()
             return Metadata[Root].from_bytes(payload).signed
         except (OSError, DeserializationError) as error:
-            raise TrustError("no trusted root", "no_root") from error
+            raise TrustError("no trusted root", Failure.NO_ROOT) from error
 
     @contextmanager
     def refreshed(self, fetch: Fetch) -> Iterator[Updater]:
@@ -180,7 +181,7 @@ class Trust:
         if root is None and not self._trust_on_first_use:
             raise TrustError(
                 "no root: none was shipped, and trust on first use is not allowed",
-                "no_root",
+                Failure.NO_ROOT,
                 consequence="nothing is fetched",
             )
         root = root or fetcher.download_bytes(FIRST_ROOT, LIMITS.root_max_length)
@@ -240,8 +241,8 @@ def _as_trust_error(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
     if isinstance(error.__cause__, EdgeFLError):
         return error.__cause__  # the callback's own, for example DeadlineError
     why, words = next((why, words) for kind, why, words in REASONS if isinstance(error, kind))
-    if why == "mix_and_match" and not _is_json(fetcher.payload):
-        why, words = "truncated", "incomplete file"
+    if why == Failure.MIX_AND_MATCH and not _is_json(fetcher.payload):
+        why, words = Failure.TRUNCATED, "incomplete file"
     detail = f" ({error})" if str(error) else ""
     return TrustError(
         f"tuf/{fetcher.file}: {why}, {words}{detail}", why, consequence="the installed release keeps serving"

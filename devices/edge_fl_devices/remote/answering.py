@@ -19,6 +19,7 @@ import msgspec
 from edge_fl import threads
 from edge_fl.blob import describe, split
 from edge_fl.errors import EdgeFLError
+from edge_fl.failures import Failure
 from edge_fl.wire import diagnostics
 from edge_fl.wire.messages import MAX_ANSWER_BYTES, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics
@@ -31,8 +32,6 @@ log = logging.getLogger(__name__)
 
 MAX_ANSWERS, INTERVAL_S = 6, 60.0
 EXPIRY_S = 60
-OFF, TOO_OFTEN, BUSY, BUDGET, ERROR = "off", "too_often", "busy", "budget", "error"
-"""Reasons of a reply without an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ Raises ProtocolError for bytes that are no query.
 
 def decline(query: bytes, state: AgentState, deliver: Deliver) -> None:
     """Answer no query: a simulated device has no log of its own."""
-    deliver(QueryAnswered(QueryReply(decode(query, Query).id, reason=OFF)))
+    deliver(QueryAnswered(QueryReply(decode(query, Query).id, reason=Failure.OFF)))
 
 
 class Responder:
@@ -79,20 +78,21 @@ class Responder:
         if len(recent) >= 2 * MAX_ANSWERS:
             return
         self._recent.append(now_s)
-        reason = OFF if not self._config.remote_logs else ""
-        reason = reason or (TOO_OFTEN if len(recent) >= MAX_ANSWERS else BUDGET if state.over_budget else "")
+        reason = None if self._config.remote_logs else Failure.OFF
+        reason = reason or (Failure.TOO_OFTEN if len(recent) >= MAX_ANSWERS else None)
+        reason = reason or (Failure.BUDGET if state.over_budget else None)
         if reason or not self._busy.acquire(blocking=False):
-            deliver(QueryAnswered(QueryReply(query.id, reason=reason or BUSY)))
+            deliver(QueryAnswered(QueryReply(query.id, reason=reason or Failure.BUSY)))
             return
         try:
             threads.once(partial(self._answer, query, state, deliver), "edge-fl-query").start()
         except RuntimeError as error:  # no more threads available
             self._busy.release()
             log.warning("query for %s: %s", query.what, error)
-            deliver(QueryAnswered(QueryReply(query.id, reason=ERROR)))
+            deliver(QueryAnswered(QueryReply(query.id, reason=Failure.ERROR)))
 
     def _answer(self, query: Query, state: AgentState, deliver: Deliver) -> None:
-        answered = QueryAnswered(QueryReply(query.id, reason=ERROR))
+        answered = QueryAnswered(QueryReply(query.id, reason=Failure.ERROR))
         try:
             answered = self._answered(query, state)
         except (EdgeFLError, OSError) as error:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.fleet import settings
@@ -45,7 +46,7 @@ FILE = "remote.json"
 TRIAL_S = 45.0  # until an address that never worked is left
 RETURN_S = 600.0  # until one that worked is left
 ADDRESSES = 2  # that worked, kept
-LOCAL, OFF = "changed on the device", "off"
+LOCAL = "changed on the device"
 
 
 class Kept(Struct, frozen=True):
@@ -99,7 +100,7 @@ def merged(local: Mapping[str, Any], kept: Kept, where: str) -> tuple[DeviceConf
             origin: Origin = "local" if key in edited else "file" if key in own else "default"
             public = values.get(key) if key in SETTINGS else None
             actual[key] = ActualSetting(origin, public, why.get(key, "") if enabled else "")
-    return config, SettingsStatus(kept.serial, actual, "" if enabled else OFF)
+    return config, SettingsStatus(kept.serial, actual, "" if enabled else Failure.LOCAL_ONLY)
 
 
 def _unusable(values: Mapping[str, Any]) -> dict[str, str]:
@@ -151,12 +152,12 @@ class RemoteSettings:
             return self.status  # cleared: a broker could do so
         if event.retain and not event.rejected and message.serial < self._kept.serial:
             return self.status  # a broker restored from its last save; the server publishes the present ones
-        why = event.rejected or ("replayed" if message.serial < self._kept.serial else "")
+        why = event.rejected or (Failure.REPLAYED if message.serial < self._kept.serial else "")
         if not why and message.serial > self._kept.serial:
             why = self._accept(message)
         if why:
             log.warning("settings: %s; those before stay", why)
-        why = why or ("" if self.config.remote_settings else OFF)
+        why = why or ("" if self.config.remote_settings else Failure.LOCAL_ONLY)
         self.status = replace(self.status, why=why)
         return self.status
 
@@ -208,7 +209,7 @@ class RemoteSettings:
             unreached=None,
         )
         if not self._keep(kept):
-            return "disk"
+            return Failure.DISK
         config, status = merged(self._local, self._kept, self._where)
         self.restart_due, self._next = config != self.config, None
         if not self.restart_due:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from edge_fl.blob import Assembly, digest
 from edge_fl.console.progress import Count
 from edge_fl.errors import ArtefactError, ConnectError, EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import (
@@ -267,7 +268,7 @@ class Device:
                 ArtefactError
             ) as error:  # its chunks are those of the descriptor, but they are not the blob
                 log.warning("%s: %s", self.name, error)
-                return events.Failed("blob_hash")
+                return events.Failed(Failure.BLOB_HASH)
         return outcome
 
     def _take_broadcasts(self, assignment: Assignment) -> Material:

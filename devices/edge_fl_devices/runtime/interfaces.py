@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edge_fl.failures import Failure
 from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.transport import Event as TransportEvent
@@ -35,7 +36,7 @@ DeviceConnect = Callable[[str, Packet | None, Listener], Transport]
 
 def fixed_settings(received: events.Received) -> SettingsStatus:
     """Take no settings: those of a simulated device are its fleet's."""
-    return SettingsStatus(why="fixed")
+    return SettingsStatus(why=Failure.FIXED)
 
 
 def no_updates(update: AgentUpdate | None) -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from edge_fl.config import MAX_CLASSES
 from edge_fl.errors import EdgeFLError, KilledError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
 from edge_fl_devices.board import health, usage
@@ -103,7 +104,7 @@ class DeviceMonitor:
             self._impaired[name] = text
         else:
             self._impaired.pop(name, None)
-        self._deliver_change(Impaired("error" if self._impaired else ""), bool(self._impaired))
+        self._deliver_change(Impaired(Failure.ERROR if self._impaired else ""), bool(self._impaired))
 
     def check_count(self) -> None:
         """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
@@ -180,7 +181,7 @@ class DeviceMonitor:
 
     def _check_health(self) -> None:
         capability = self.device.state.capability
-        out_of_memory = self.device.state.why == "out_of_memory"
+        out_of_memory = self.device.state.why == Failure.OUT_OF_MEMORY
         if capability.tier == "head" and not self._health.why:
             return  # head-only from the start: no demotion possible
         problem = health.problem(self.readings(), out_of_memory=out_of_memory)

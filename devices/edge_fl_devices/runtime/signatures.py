@@ -15,6 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
+from edge_fl.failures import Failure
 from edge_fl.fields import ServerSignature
 from edge_fl.secure import signed
 from edge_fl.secure.signatures import Signer
@@ -56,11 +57,11 @@ class Verifier:
         try:
             return self._verified(address, packet)
         except TrustError as error:
-            if error.why == "no_root" and address.kind not in ALWAYS_SIGNED:
+            if error.why == Failure.NO_ROOT and address.kind not in ALWAYS_SIGNED:
                 return Received(
                     address, _content(address, packet), packet.retain
                 )  # its signature is worth nothing
-            if error.why not in ("wrong_key", "no_root"):
+            if error.why not in (Failure.WRONG_KEY, Failure.NO_ROOT):
                 return self._rejected(address, packet, error)
             self.waiting[address.kind] = (address, packet)
             return None
@@ -91,18 +92,18 @@ class Verifier:
         signature = getattr(message, "signature", None)
         if self.trust is None or not isinstance(signature, ServerSignature):
             if self.trust and message is not None and address.kind in ALWAYS_SIGNED:
-                raise TrustError(f"{address.kind}: no signature", "unsigned")
+                raise TrustError(f"{address.kind}: no signature", Failure.UNSIGNED)
             return Received(address, message, packet.retain)
         content = signed.to_device(address.kind, signature, packet.payload)
         self.trust.require_online_signature(content, signature.signatures, signature.expires)
         if (signature.fleet, signature.device) != (self.fleet, self.device):
             found = f"signed for {signature.device} of fleet {signature.fleet}"
-            raise TrustError(f"{found}, expected {self.device} of {self.fleet}", "misdirected")
+            raise TrustError(f"{found}, expected {self.device} of {self.fleet}", Failure.MISDIRECTED)
         return Received(address, message, packet.retain, signature.number)
 
     def _rejected(self, address: Address, packet: Packet, error: TrustError) -> Received:
         log.warning("%s: %s: %s; ignored", self.device, address.kind, error.message)
-        return Received(address, _content(address, packet), packet.retain, rejected=error.why)
+        return Received(address, _content(address, packet), packet.retain, rejected=error.why or "")
 
 
 @dataclass(eq=False, slots=True)

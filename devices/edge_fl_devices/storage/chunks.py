@@ -17,6 +17,7 @@ from pathlib import Path
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
@@ -41,7 +42,7 @@ class Chunks:
             try:
                 blob.check_chunk(index, payload)
             except ArtefactError as error:
-                raise ArtefactError(error.message, "chunk_hash") from error
+                raise ArtefactError(error.message, Failure.CHUNK_HASH) from error
             self._write(blob, index, payload)
             verified.add(index)
         return len(verified) == len(blob.chunks)
@@ -58,7 +59,9 @@ class Chunks:
                 try:
                     self.add(blob, index, file.read(source.chunk_bytes))
                 except ArtefactError as error:
-                    if error.why != "chunk_hash":  # a corrupt chunk of the installed file is fetched instead
+                    if (
+                        error.why != Failure.CHUNK_HASH
+                    ):  # a corrupt chunk of the installed file is fetched instead
                         raise
 
     def assemble(self, blob: Blob, path: Path) -> None:
@@ -69,7 +72,7 @@ class Chunks:
                 self._verified.pop(blob.sha256)  # the next read finds the corrupt chunk
                 raise ArtefactError(
                     f"{text(path.name)}: sha256 {actual[:8]}, manifest says {blob.sha256[:8]}",
-                    "chunk_hash",
+                    Failure.CHUNK_HASH,
                     consequence="not installed",
                 )
             flushed.result()

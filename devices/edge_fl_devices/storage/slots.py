@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
@@ -113,7 +114,7 @@ class Slots:
         if state.pending:
             self._save(replace(state, boots=state.boots + 1))
             if state.boots + 1 >= MAX_PENDING_BOOTS:
-                return self.rollback("crash_loop")
+                return self.rollback(Failure.CRASH_LOOP)
         return self.current()
 
     def prepare(self, manifest: Manifest) -> None:
@@ -224,7 +225,7 @@ class Slots:
             if missing := self._chunks.missing(blob):
                 raise ArtefactError(
                     f"release {manifest.release}: {len(missing)} of {len(blob.chunks)} chunks of {blob.sha256[:8]} missing",
-                    "incomplete",
+                    Failure.INCOMPLETE,
                     consequence="not installed",
                 )
 
@@ -232,7 +233,7 @@ class Slots:
         if reason := self.blocked.get(manifest.release):
             raise ArtefactError(
                 f"release {manifest.release}: failed here before ({reason})",
-                "blocked",
+                Failure.BLOCKED,
                 consequence="waiting for a newer one",
             )
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from edge_fl import signals
 from edge_fl.errors import ArtefactError, ChildError, KilledError, RunError, brief
+from edge_fl.failures import Failure
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.child import THREADS, again_if_killed
 from edge_fl_devices.update import environment
@@ -74,4 +75,4 @@ def run(tested: Path, folder: Path) -> Answer:
 
 
 def _failed(what: str) -> ArtefactError:
-    return ArtefactError(f"agent canary: {what}", "canary_failed", STAYS)
+    return ArtefactError(f"agent canary: {what}", Failure.CANARY_FAILED, STAYS)

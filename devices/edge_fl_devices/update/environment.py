@@ -25,6 +25,7 @@ from installer.utils import Scheme
 from msgspec import Struct
 
 from edge_fl.errors import ArtefactError, RunError, brief
+from edge_fl.failures import Failure
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release import wheels as wheel_sizes
@@ -115,7 +116,7 @@ class _Limited:
     def read(self, size: int = -1) -> bytes:
         content = self._stream.read(self.left + 1 if size < 0 else min(size, self.left + 1))
         if len(content) > self.left:
-            raise ArtefactError("more than its declared size is unpacked", "bad_wheel", STAYS)
+            raise ArtefactError("more than its declared size is unpacked", Failure.BAD_WHEEL, STAYS)
         self.left -= len(content)
         return content
 
@@ -131,14 +132,14 @@ def _install(wheel: Path, most_bytes: int, environment: Path, paths: dict[str, s
         if found > most_bytes:
             raise ArtefactError(
                 f"{text(wheel.name)}: unpacks to {found} bytes, the signed metadata say {most_bytes}",
-                "bad_wheel",
+                Failure.BAD_WHEEL,
                 STAYS,
             )
         with WheelFile.open(wheel) as source:
             source.validate_record()
             install(source, destination, {"INSTALLER": b"edge-fl\n"})
     except (InstallerError, BadZipFile, ValueError, KeyError) as error:
-        raise ArtefactError(f"{text(wheel.name)}: {brief(error)}", "bad_wheel", STAYS) from error
+        raise ArtefactError(f"{text(wheel.name)}: {brief(error)}", Failure.BAD_WHEEL, STAYS) from error
 
 
 def _paths(environment: Path) -> dict[str, str]:

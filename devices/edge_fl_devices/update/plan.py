@@ -11,6 +11,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.release.agent import AgentRelease, AgentWheel
 from edge_fl_devices.update.environment import STAYS, Distribution
 
@@ -24,13 +25,13 @@ def require_allowed(release: AgentRelease, version: str, *, withdrawn: bool) -> 
     """
     if release.withdrawn and not withdrawn:
         raise ArtefactError(
-            f"agent release {release.number}: withdrawn, the request is old", "withdrawn", STAYS
+            f"agent release {release.number}: withdrawn, the request is old", Failure.WITHDRAWN, STAYS
         )
     if not (release.downgrade or withdrawn) and Version(release.version) < Version(version):
         raise ArtefactError(
             f"agent release {release.number}: version {release.version}, {version} runs here;"
             " expected a newer one, or one signed as a downgrade",
-            "downgrade",
+            Failure.DOWNGRADE,
             STAYS,
         )
 
@@ -50,7 +51,9 @@ def needed(
             name, version, _, supported = parse_wheel_filename(wheel.file)
             fits = bool(supported & set(tags)) and SpecifierSet(wheel.requires_python).contains(python, True)
         except (InvalidWheelFilename, InvalidVersion, InvalidSpecifier) as error:
-            raise ArtefactError(f"agent release {release.number}: {error}", "bad_wheel", STAYS) from error
+            raise ArtefactError(
+                f"agent release {release.number}: {error}", Failure.BAD_WHEEL, STAYS
+            ) from error
         present = known.get(name)
         if fits and (name == AGENT or present is None or Version(present.version) != version):
             chosen.setdefault(name, (version, wheel))
@@ -58,11 +61,13 @@ def needed(
         files = ", ".join(wheel.file for wheel in release.wheels)
         raise ArtefactError(
             f"agent release {release.number}: {files}: none for this machine and Python {python}",
-            "wrong_platform",
+            Failure.WRONG_PLATFORM,
             STAYS,
         )
     if flaws := list(_unsatisfied(chosen, known)):
-        raise ArtefactError(f"agent release {release.number}: {'; '.join(flaws[:3])}", "unsatisfied", STAYS)
+        raise ArtefactError(
+            f"agent release {release.number}: {'; '.join(flaws[:3])}", Failure.UNSATISFIED, STAYS
+        )
     return [wheel for _, wheel in chosen.values()]
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, DeadlineError, ProtocolError, StoppedError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Echo, decode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
@@ -59,7 +60,7 @@ class Transfers:
         transfer = Download(blob, sink, self._device, self._topics, self._limits)
         self._run(transfer)
         if isinstance(failed := transfer.outcome, Failed):
-            if failed.reason == "deadline":
+            if failed.reason == Failure.DEADLINE:
                 raise DeadlineError(failed.detail, "trying again later")
             raise ArtefactError(failed.detail, failed.reason)
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from edge_fl import __version__
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, EdgeFLError, StoppedError, TrustError
+from edge_fl.failures import Failure
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
 from edge_fl.memory import total_memory_mb
@@ -126,10 +127,12 @@ class AgentUpdater:
             elif self._tested == desired.id or self._prepare(update, transfers, trust):
                 self._switch(update)
         except TrustError as error:  # an ArtefactError, but newer metadata may be all right
-            self._postpone(update, error.why, error)
+            self._postpone(update, error.why or Failure.INVALID, error)
         except ArtefactError as error:
             log.warning("agent release %d: %s", desired.number, error)
-            self._end(replace(update, state="failed", why=f"{error.why or 'failed'}: {error.message}"[:400]))
+            self._end(
+                replace(update, state="failed", why=f"{error.why or Failure.ARTEFACT}: {error.message}"[:400])
+            )
         except StoppedError:
             raise
         except EdgeFLError as error:
@@ -151,13 +154,13 @@ class AgentUpdater:
         if update.number == 0:
             if not withdrawn:
                 raise ArtefactError(
-                    "agent release 0: expected a signed withdrawal of the running one", "downgrade"
+                    "agent release 0: expected a signed withdrawal of the running one", Failure.DOWNGRADE
                 )
             self._updates.return_to_factory(replace(update, state="done"))
             self._restart()
             return False
         if update.number not in releases:
-            raise TrustError(f"agent release {update.number}: not among the signed ones", "missing")
+            raise TrustError(f"agent release {update.number}: not among the signed ones", Failure.MISSING)
         release = releases[update.number]
         plan.require_allowed(release, __version__, withdrawn=withdrawn)
         folder = self._updates.folder(release.number)
@@ -265,7 +268,7 @@ def _as_it_runs(updates: Updates) -> UpdateState:
     state = updates.state()
     if not state.pending or Path(sys.prefix).resolve() == updates.folder(state.number).resolve():
         return state
-    why = "enospc: the start of the trial could not be stored; it is tried at the next start"
+    why = f"{Failure.ENOSPC}: the start of the trial could not be stored; it is tried at the next start"
     return replace(
         state, current=state.previous, pending=False, last=replace(state.last, state="failed", why=why)
     )

@@ -17,6 +17,7 @@ import torch
 from edge_fl.blob import describe
 from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.errors import PrivacyError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.codec import privacy as private
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
@@ -59,7 +60,7 @@ class FullWorker(Worker):
     def perform(self, job: Job, material: Material) -> Event:
         """Rebuild the method, run the assigned stage, store the personal parts, and report."""
         if not isinstance(job, Train):
-            return Failed("unsupported_tier", final=True)
+            return Failed(Failure.UNSUPPORTED_TIER)
         started_s = time.monotonic()
         torch.set_num_threads(self.threads)
         assignment = job.assignment

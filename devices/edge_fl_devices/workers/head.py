@@ -21,6 +21,7 @@ from edge_fl import metrics
 from edge_fl.blob import Assembly, Blob, describe, digest
 from edge_fl.data import groups as grouping
 from edge_fl.errors import DataError, EdgeFLError
+from edge_fl.failures import Failure
 from edge_fl.heads import Head, Tuned
 from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array
@@ -157,7 +158,7 @@ class HeadWorker(Worker):
                     return self._fit(job)
             case Train() if self.full:
                 return self.full.perform(job, material)
-        return Failed("unsupported_tier", final=True)
+        return Failed(Failure.UNSUPPORTED_TIER)
 
     def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
         if not self.share:
@@ -179,7 +180,9 @@ class HeadWorker(Worker):
         manifest = next((signed for signed in manifests if signed.release == job.release), None)
         if manifest is None:
             known = ", ".join(str(signed.release) for signed in manifests)
-            return Failed("missing", detail=f"release {job.release} is not among the signed ones ({known})")
+            return Failed(
+                Failure.MISSING, detail=f"release {job.release} is not among the signed ones ({known})"
+            )
         manifest = manifest.chosen(self._choose_precision(manifest))
         current = self._slots.current()
         if current and current.manifest == manifest:
@@ -211,7 +214,7 @@ class HeadWorker(Worker):
         started_s = time.monotonic()
         installed = self._slots.current()
         if installed is None:
-            return Failed("incomplete", detail="there is no release to fit a head on")
+            return Failed(Failure.INCOMPLETE, detail="there is no release to fit a head on")
         try:
             inputs = self._load_inputs(installed)
         except DataError:
@@ -337,8 +340,8 @@ class HeadWorker(Worker):
     def _keep_served_model(self, installed: slots.Installed, inputs: _Inputs) -> Event:
         """Reject a worse model; a release that led to it is rolled back and not tried again."""
         if inputs.served and inputs.served.installed.extractor != installed.extractor:
-            self._slots.rollback("worse")
-        return Failed("worse", final=True, detail="the new model is worse on held-out images")
+            self._slots.rollback(Failure.WORSE)
+        return Failed(Failure.WORSE, detail="the new model is worse on held-out images")
 
     def _serve(self, stored: StoredHead, inputs: _Inputs) -> None:
         self.store.keep_head(stored, installed_extractors(self._slots))
@@ -374,7 +377,7 @@ class HeadWorker(Worker):
         """Turn the unsent reports on a release into reports of its crash loop."""
         for parcel in self.store.outbox():
             if parcel.report.release == release:
-                report = replace(parcel.report, error="crash_loop", metrics={}, head="", extractor="")
+                report = replace(parcel.report, error=Failure.CRASH_LOOP, metrics={}, head="", extractor="")
                 self.store.keep(replace(parcel, report=report))
 
 

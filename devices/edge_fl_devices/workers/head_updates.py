@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.heads import Head, HeadPlan, head_updates
 from edge_fl.heads.head import Array, Extras
 from edge_fl.release.manifest import Manifest
@@ -54,11 +55,13 @@ def read_extras(files: Mapping[str, Path]) -> dict[str, Mapping[str, Array]]:
             parts = tensors.unpack(path.read_bytes())
         except ProtocolError as error:
             raise ArtefactError(
-                f"extra {name!r}: {error.message}", "manifest", consequence="no head was fitted"
+                f"extra {name!r}: {error.message}", Failure.MANIFEST, consequence="no head was fitted"
             ) from error
         if parts.keys() != {name}:
             raise ArtefactError(
-                f"extra {name!r}: contains {', '.join(parts)}", "manifest", consequence="no head was fitted"
+                f"extra {name!r}: contains {', '.join(parts)}",
+                Failure.MANIFEST,
+                consequence="no head was fitted",
             )
         extras[name] = parts[name]
     return extras

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from edge_fl.blob import split
 from edge_fl.errors import EdgeFLError, SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
@@ -115,13 +116,13 @@ class SumParticipant:
                 return self._answer(step, number, rejected)
             except SecureSumError as error:
                 log.warning("%s: secure sum %s: %s", self._device, step.id, error)
-                return self._declined(step, error.why, error.message)
+                return self._declined(step, error.why or Failure.ERROR, error.message)
             except (EdgeFLError, OSError) as error:
                 log.warning("%s: secure sum %s: %s; taking no part", self._device, step.id, error)
-                return self._declined(step, "error", str(error))
+                return self._declined(step, Failure.ERROR, str(error))
             except Exception as error:
                 log.exception("%s: secure sum %s failed; taking no part", self._device, step.id)
-                return self._declined(step, "error", type(error).__name__)
+                return self._declined(step, Failure.ERROR, type(error).__name__)
 
     def _answer(self, step: SumStep, number: int, rejected: str) -> SumAnswered:
         if why := rejected or self._unsigned(number) or self._replayed(step, number):
@@ -133,7 +134,7 @@ class SumParticipant:
             if step.stage != "open" or step.request is None:
                 return SumAnswered()  # of an earlier process, or of a sum that ended
             if (found := self._begun(step, step.request, number)) is None:
-                return SumAnswered(SumReply(step.id, "declined", reason="nothing"))
+                return SumAnswered(SumReply(step.id, "declined", reason=Failure.NOTHING))
             self._open = found
         current = self._open
         current.number = number
@@ -144,7 +145,7 @@ class SumParticipant:
         return SumAnswered(answer.reply, answer.payload)
 
     def _unsigned(self, number: int) -> str:
-        return "unsigned" if self._identity and not number else ""
+        return Failure.UNSIGNED if self._identity and not number else ""
 
     def _replayed(self, step: SumStep, number: int) -> str:
         """Whether a signature is older than the last one; a message that arrives twice has the same."""
@@ -154,7 +155,7 @@ class SumParticipant:
         last = current.number if current else 0
         if step.stage == "open" and not (current and step.id == current.id):
             last = max(last, self._record.number) + 1
-        return "replayed" if number < last else ""
+        return Failure.REPLAYED if number < last else ""
 
     def _ignored(self, step: SumStep, why: str) -> SumAnswered:
         """Decline an opening that the server did not sign for this device now; what is not signed changes no sum that is under way."""
@@ -179,7 +180,7 @@ class SumParticipant:
             raise SecureSumError(
                 f"the server has a vector of this device that its folder {text(self._folder)} does not know: it was restored from a"
                 " backup, copied or made anew. Its pictures so far are in no further sum",
-                "restored",
+                Failure.RESTORED,
             )
         own = SumDevice(self._fleet, self._device, step.id, request, np.asarray(vector, np.float64), member)
         return _Open(step.id, request, number, number, own)

@@ -26,12 +26,13 @@ from edge_fl.errors import (
     PrivacyError,
     RunError,
 )
+from edge_fl.failures import Failure
 from edge_fl.wire import messages
 from edge_fl.wire.egress import Egress
-from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Report, SumRequest
+from edge_fl.wire.messages import Assignment, Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
 from edge_fl_devices.agent.effects import Job
-from edge_fl_devices.agent.events import KILLED, Event, Failed, Finished
+from edge_fl_devices.agent.events import Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
 from edge_fl_devices.install.fetch import Sink
@@ -39,9 +40,6 @@ from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.store import Store
 
 log = logging.getLogger(__name__)
-
-FINAL_REASONS = frozenset({"canary_failed", "unsupported_opset", "blocked", "rejected", "unsupported_tier"})
-"""Failure words of artefacts for which a retry is useless."""
 
 Material = Mapping[str, bytes] | bytes | None
 """What was fetched for a job: metadata files by name, or a broadcast."""
@@ -107,7 +105,7 @@ def attempt(perform: Callable[[], Event]) -> Event:
         return perform()
     except Exception as error:
         failed = _failed(error)
-        if failed.reason == "error" and not isinstance(error, ChildError):
+        if failed.reason == Failure.ERROR and not isinstance(error, ChildError):
             log.exception("unexpected error in a job")
         else:
             log.warning("%s: %s", failed.reason, error)
@@ -117,23 +115,23 @@ def attempt(perform: Callable[[], Event]) -> Event:
 def _failed(error: Exception) -> Failed:
     match error:
         case ArtefactError(why=why):
-            return Failed(why or "artefact", final=why in FINAL_REASONS, detail=str(error))
+            return Failed(why or Failure.ARTEFACT, detail=str(error))
         case DeadlineError():
-            return Failed("deadline", detail=str(error))
+            return Failed(Failure.DEADLINE, detail=str(error))
         case KilledError(signal=signal):
-            return Failed(KILLED, detail=str(error), signal=signal)
+            return Failed(Failure.KILLED, detail=str(error), signal=signal)
         case ChildError():
-            return Failed("error", detail=str(error))
+            return Failed(Failure.ERROR, detail=str(error))
         case DataError():
-            return Failed("no_data", final=True, detail=str(error))
+            return Failed(Failure.NO_DATA, detail=str(error))
         case OSError(errno=errno.ENOSPC):
-            return Failed("enospc", detail=str(error))
+            return Failed(Failure.ENOSPC, detail=str(error))
         case MemoryError():
-            return Failed("out_of_memory", detail=str(error))
+            return Failed(Failure.OUT_OF_MEMORY, detail=str(error))
         case PrivacyError():
-            return Failed(BUDGET_EXHAUSTED, final=True, detail=str(error))
+            return Failed(Failure.BUDGET_EXHAUSTED, detail=str(error))
         case RunError():
-            return Failed("diverged", final=True, detail=str(error))
+            return Failed(Failure.DIVERGED, detail=str(error))
         case InputError():  # a method spec that this version cannot build, or a corrupt one
-            return Failed("bad_spec", detail=str(error))
-    return Failed("error", detail=f"{type(error).__name__}: {error}")
+            return Failed(Failure.BAD_SPEC, detail=str(error))
+    return Failed(Failure.ERROR, detail=f"{type(error).__name__}: {error}")

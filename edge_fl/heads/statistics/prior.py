@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
+from edge_fl.failures import Failure
 from edge_fl.heads.head import TrainingSet
 from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
 from edge_fl.heads.statistics.class_statistics import (
@@ -162,13 +163,13 @@ def _received(data: TrainingSet) -> Statistics:
         prior = from_arrays(data.extras[PRIOR])
     except StatisticsError as error:
         raise ArtefactError(
-            f"extra {PRIOR!r}: {error.message}", "manifest", consequence="no head was fitted"
+            f"extra {PRIOR!r}: {error.message}", Failure.MANIFEST, consequence="no head was fitted"
         ) from error
     shape, dim = prior.shape, data.z.shape[1]
     if shape.classes > data.classes or max(shape.width, shape.projected) > dim:
         raise ArtefactError(
             f"extra {PRIOR!r}: {shape}, expected at most {data.classes} classes and {dim} features",
-            "manifest",
+            Failure.MANIFEST,
             consequence="no head was fitted",
         )
     return prior.grown(data.classes)

@@ -16,6 +16,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, func, select
 
 from edge_fl.console.units import few
+from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.wire import identity
 from edge_fl_server.registry import Database, rollouts, servers
 from edge_fl_server.registry import devices as registered
@@ -129,10 +130,10 @@ def certificate(place: Place, limit: float) -> Found:
 
 def disk(place: Place, limit: float) -> Found:
     """Devices and folders of this machine with little free space."""
-    free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == "enospc"
+    free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == Failure.ENOSPC
     low = full | ((free > 0) & (free < limit))  # 0: not measured
     found = {
-        name: "disk is full" if why == "enospc" else f"{mb} MB free"
+        name: "disk is full" if why == Failure.ENOSPC else f"{mb} MB free"
         for name, why, mb in _rows(place, low, devices.c.why, free)
     }
     for folder in place.folders:
@@ -161,9 +162,9 @@ def rollout(place: Place, limit: float) -> Found:
 
 def signatures(place: Place, limit: float) -> Found:
     """Messages of the last `limit` seconds that somebody sent in the names of devices, one condition per reason."""
-    found = {}
+    found: dict[str, str] = {}
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
-    for reason in registered_reports.SIGNATURE:
+    for reason in SIGNATURE:
         if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
             found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
     return found

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.fleet.settings import Settings
 from edge_fl.log_limit import LogLimit
 from edge_fl.release.agent import AgentUpdate
@@ -34,7 +35,7 @@ from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
 from edge_fl_server.mqtt.malformed import MalformedPackets, kind_of
 from edge_fl_server.mqtt.rate_limit import IsBlocked, OnExcess, RateLimit
 from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
-from edge_fl_server.mqtt.statements import OUTDATED, Statements
+from edge_fl_server.mqtt.statements import Statements
 
 log = logging.getLogger(__name__)
 
@@ -333,7 +334,7 @@ class ServerConnection:
             if self.statements:
                 self.statements.require(address, packet.payload, received.message)
         except ForgedError as error:
-            if self.statements and error.why != OUTDATED:
+            if self.statements and error.why != Failure.OUTDATED:
                 self.statements.reject(address, error)
                 self.on_rejected(error.why)
             if packet.retain:

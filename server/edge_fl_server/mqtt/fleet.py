@@ -18,11 +18,12 @@ from queue import SimpleQueue
 from statistics import median
 
 from edge_fl.config import MethodSpec
+from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.messages import BUDGET_EXHAUSTED, Mode, Report, Request, Round, spec_digest
+from edge_fl.wire.messages import Mode, Report, Request, Round, spec_digest
 from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.devices.roster import Device
 from edge_fl_server.mqtt.session import Server
@@ -270,7 +271,7 @@ class MqttFleet(Fleet):
         return None
 
     def _log_failure(self, origin: OpenRequest, response: Response) -> None:
-        if response.report.error == BUDGET_EXHAUSTED:
+        if response.report.error == Failure.BUDGET_EXHAUSTED:
             self._exhausted.add(response.device)
         log.warning(
             "%s, %s of round %d: %s",
@@ -327,7 +328,10 @@ class MqttFleet(Fleet):
         self._connection.publish(topic, message, retain=True, expiry_s=deadline_s)
 
     def _close_requests(
-        self, requests: Sequence[OpenRequest], state: RequestState = "timed_out", reason: str = "deadline"
+        self,
+        requests: Sequence[OpenRequest],
+        state: RequestState = "timed_out",
+        reason: str = Failure.DEADLINE,
     ) -> None:
         """Close open requests: later reports are stale, chunks are cleared, devices still working get a "rest"."""
         for opened in requests:

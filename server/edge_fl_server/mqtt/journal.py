@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from edge_fl import threads
 from edge_fl.errors import ConfigError, EdgeFLError
+from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions, tags
 from edge_fl.log_limit import LogLimit
@@ -34,23 +35,10 @@ log = logging.getLogger(__name__)
 WRITE_INTERVAL_S = 0.5
 SEQUENCES_PER_EPOCH = 2**32
 NEWEST = 10
-BENIGN = frozenset(
-    {
-        "stale_round",
-        "not_in_cohort",
-        "unknown_release",
-        "extractor",
-        "malformed",
-        "forged",
-        "unsigned",
-        "replayed",
-    }
-)
-"""Rejection reasons that are stored but do not lead to quarantine: correct devices cause them too, or it is not known who sent it."""
 
 
 class _Benign:
-    """The rejections of one device for one BENIGN reason since they were last stored: the newest, and the number of all."""
+    """A device's rejections of one failure word, not counting towards quarantine, since they were last stored: the newest, and how many."""
 
     def __init__(self) -> None:
         self.newest: deque[Rejection] = deque(maxlen=NEWEST)
@@ -165,16 +153,16 @@ class Journal:
         """Store the outlier scores of a round's updates, and each outlier's reason as a rejection that leads to quarantine."""
         devices.score(self.db, self.fleet, scores)
         for device, why in outliers.items():
-            self._reject(Rejection(self.fleet, device, "", run, round, "outlier", why))
+            self._reject(Rejection(self.fleet, device, "", run, round, Failure.OUTLIER, why))
 
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
         """Store a rejected report; quarantine the device after too many.
 
-        Those with a BENIGN reason, which no number of ends, are stored soon, of many the newest and the number: they cost the caller
-        nothing.
+        Those that do not count towards quarantine are stored soon, of many the newest and the number: they cost the caller nothing.
         """
         rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
-        if reason in BENIGN:
+        word = Failure.of(reason)
+        if word and word.rejection and not word.rejection.counts:
             with self._lock:
                 self._benign.setdefault((device, reason), _Benign()).add([rejection], 1)
             return
@@ -289,7 +277,7 @@ class Journal:
         self.lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
         devices.count_dropped(self.db, self.fleet, device, dropped)
         if not self.blocked(device):
-            self._reject(Rejection(self.fleet, device, "", "", 0, "flooding", description))
+            self._reject(Rejection(self.fleet, device, "", "", 0, Failure.FLOODING, description))
 
 
 def _read_names(path: Path) -> list[str]:

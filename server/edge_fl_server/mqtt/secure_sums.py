@@ -22,6 +22,7 @@ from cryptography import x509
 from edge_fl import config as settings
 from edge_fl.config import PrivacyConfig
 from edge_fl.errors import ConfigError, SecureSumError
+from edge_fl.failures import Failure
 from edge_fl.secure.server import Sum, SumServer
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumReply, SumRequest, SumStep
 from edge_fl_server.mqtt.connection import Received
@@ -125,7 +126,7 @@ class SecureSums:
         if len(invited) < options.minimum:
             raise SecureSumError(
                 f"{len(invited)} devices are online, {options.minimum} needed",
-                "too_few",
+                Failure.TOO_FEW,
                 "nothing was requested",
             )
         return secrets.SystemRandom().sample(invited, min(len(invited), options.max_devices))
@@ -166,12 +167,12 @@ class SecureSums:
                 continue
             for device in waiting:
                 if late or self._server.roster.gone_for(device) > options.lost_s:
-                    opened.drop(device, "deadline" if late else "lost")
+                    opened.drop(device, Failure.DEADLINE if late else Failure.LOST)
 
     def _take(self, opened: SumServer, received: Received) -> None:
         device, message = received.address.device, received.message
         if self._server.journal.blocked(device):
-            opened.drop(device, "blocked")
+            opened.drop(device, Failure.BLOCKED)
         elif isinstance(message, SumReply):
             if message.stage == opened.stage == "vector" and device in opened.waiting:
                 journal = self._server.journal  # before the vector counts

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edge_fl.console.units import few
+from edge_fl.failures import Failure
 from edge_fl.secure.signed import ForgedError
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.mqtt.older_messages import Standing
@@ -87,5 +88,5 @@ class SignatureLog:
             self._reminded = True
 
     def _replayed(self) -> set[str]:
-        group = self._groups.get("replayed")
+        group = self._groups.get(Failure.REPLAYED)
         return group.devices if group else set()

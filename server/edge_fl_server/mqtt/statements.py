@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from edge_fl.failures import Failure
 from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import STATEMENTS, ForgedError, require_stated
 from edge_fl.wire.messages import Capability, DeviceState, Report
@@ -26,8 +27,6 @@ from edge_fl_server.registry.records import DeviceRecord
 
 Numbers = dict[str, int]
 """The highest number of a device's signed messages, by kind; empty for a device that does not sign."""
-OUTDATED = "outdated"
-"""`ForgedError.why` of an older message that a restored broker may have delivered."""
 DELIVERED = "an older message was delivered to the server while the device was connected"
 
 
@@ -58,7 +57,7 @@ class Statements:
         with self._lock:
             standing = self._older.look()
         for device in sorted(standing.replayed):
-            self.reject(Address("state", device), ForgedError(DELIVERED, "replayed"))
+            self.reject(Address("state", device), ForgedError(DELIVERED, Failure.REPLAYED))
         with self._lock:
             self._log.advance(standing)
 
@@ -93,7 +92,7 @@ class Statements:
         before = self.numbers(device)
         if message.signature is None:
             if before and not is_will(message):
-                raise ForgedError(f"{kind} is not signed, but this device signs", "unsigned")
+                raise ForgedError(f"{kind} is not signed, but this device signs", Failure.UNSIGNED)
             return 0
         signature = message.signature
         require_stated(kind, self._journal.fleet, device, signature, payload, self._authorities)
@@ -101,7 +100,7 @@ class Statements:
             with self._lock:
                 outdated = self._older.is_outdated(device, kind)
             text = f"{kind} is older than one received before"
-            raise ForgedError(text, OUTDATED if outdated else "replayed")
+            raise ForgedError(text, Failure.OUTDATED if outdated else Failure.REPLAYED)
         return max(signature.number, before.get(kind, 0))
 
     def _is_admitted(self, device: str) -> bool:

@@ -20,6 +20,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
@@ -54,7 +55,6 @@ log = logging.getLogger(__name__)
 
 COUNT_S = 2.0
 MAX_NAMES = 8  # devices named in one message
-NO_EXTRACTOR = "no_extractor"
 
 
 class Deployment(RunHooks):
@@ -93,7 +93,7 @@ class Deployment(RunHooks):
         """Reports and packets that were rejected since the last call, by reason: late, malformed, outlier (dropped update), ..."""
         new = self._server.inbox.counts - self._rejected
         self._rejected.update(new)
-        new["outlier"] = len(self._screen.dropped) if self._screen else 0
+        new[Failure.OUTLIER] = len(self._screen.dropped) if self._screen else 0
         return {reason: count for reason, count in sorted(new.items()) if count and reason != "accepted"}
 
     def before_round(self, round: int) -> None:
@@ -311,12 +311,12 @@ class Deployment(RunHooks):
             return
         assignments, run_id = self._server.assignments, self._results.id
         current = assignments.current(device.id)
-        if current is None or current.why != NO_EXTRACTOR:
+        if current is None or current.why != Failure.NO_EXTRACTOR:
             title = self._setup.method.title
             text = "%s: head-only, not supported: %s shares no extractor"
             log.warning(text, device.id, title, extra={"device": device.id})
             rest_id = f"{run_id}-unsupported"
-            assignments.assign(device.id, "rest", run_id=run_id, id=rest_id, why=NO_EXTRACTOR)
+            assignments.assign(device.id, "rest", run_id=run_id, id=rest_id, why=Failure.NO_EXTRACTOR)
 
     def _make_devices(self) -> MqttFleet:
         cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation

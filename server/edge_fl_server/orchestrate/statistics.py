@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_fl.errors import ConfigError, StatisticsError
+from edge_fl.failures import Failure
 from edge_fl.heads.plan import Way
 from edge_fl.heads.statistics import bounds, class_statistics, comparison
 from edge_fl.heads.statistics.bounds import Senders
@@ -48,8 +49,6 @@ INHERITED: Mapping[str, Way] = {PRIOR: "cosine"}
 """The prior stays with its extractor, and heads on a release with it are cosine heads."""
 WAYS = ("own", "cosine")
 """Ways of fitting heads that a prior replaces; the other ways are those of a method's own head."""
-REJECTED = "statistics"
-"""Reason of the rejection of a device whose statistics no pictures can have."""
 
 
 class _Collected(NamedTuple):
@@ -143,8 +142,8 @@ class StatisticsCollector:
             except StatisticsError as error:
                 log.warning("class statistics of %s: %s", name, error, extra={"device": name})
                 id = f"{STATISTICS}-{manifest.release}"
-                self._server.journal.reject(name, manifest.run_id, 0, id, REJECTED, error.message)
-                self._server.inbox.counts[REJECTED] += 1
+                self._server.journal.reject(name, manifest.run_id, 0, id, Failure.STATISTICS, error.message)
+                self._server.inbox.counts[Failure.STATISTICS] += 1
             else:
                 each[name] = found
         return each

@@ -12,7 +12,6 @@ from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecor
 from edge_fl_server.registry.tables import devices, rejection_counts, rejections, reports
 
 KEPT_REJECTIONS = 200
-SIGNATURE = ("forged", "unsigned", "replayed")
 """Reasons of rejected messages that somebody else sent in a device's name."""
 
 

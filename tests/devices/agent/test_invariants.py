@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_fl.failures import Failure
 from edge_fl.release.manifest import Manifest
 from edge_fl.wire.messages import (
     Ack,
@@ -63,7 +64,7 @@ moves = st.one_of(
 def answer(job: effects.Effect, how: str) -> events.Event:
     """A possible result of `job`."""
     if how != "good":
-        return events.Failed("chunk_hash", final=how == "final")
+        return events.Failed(Failure.NO_DATA if how == "final" else Failure.CHUNK_HASH)
     match job:
         case effects.Refresh(release):
             return events.Refreshed(

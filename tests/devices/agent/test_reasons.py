@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Assignment, Capability, DeviceState
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
@@ -39,7 +40,7 @@ def test_over_budget_no_work_begins_until_the_budget_is_renewed() -> None:
 def test_over_budget_no_wake_up_is_scheduled_for_pending_work() -> None:
     device = Agent().up()
     device.receive(Assignment(1, "serve", "t", 1, "rel-1", release=3))
-    device.on(events.Failed("missing"))
+    device.on(events.Failed(Failure.MISSING))
     assert wake_at(device.state) < math.inf
     device.on(events.BudgetChanged("budget: bytes"))
     assert wake_at(device.state) == math.inf

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from edge_fl.blob import describe
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import (
     Ack,
     Capability,
@@ -80,7 +81,7 @@ def test_a_release_is_installed_while_the_server_is_away() -> None:
 def test_a_release_with_late_metadata_is_retried_when_they_change() -> None:
     device = Agent().up()
     device.receive(serve())
-    device.on(events.Failed("missing"))
+    device.on(events.Failed(Failure.MISSING))
     assert not none_of(effects.Refresh, device.on(events.MetadataChanged(), after_s=0.1))
 
 
@@ -89,7 +90,7 @@ def test_a_release_is_retried_while_assigned_with_growing_pauses() -> None:
     device.receive(serve())
     pauses = []
     for _ in range(12):
-        device.on(events.Failed("deadline"))
+        device.on(events.Failed(Failure.DEADLINE))
         before_s = device.now_s
         assert not none_of(effects.Refresh, device.sleep_until_woken())
         pauses.append(device.now_s - before_s)
@@ -103,7 +104,7 @@ def test_the_first_retries_of_a_fleet_are_spread_by_a_quarter_around_two_seconds
         device.state = replace(device.state, boot=f"boot-{number}")
         device.up()
         device.receive(serve())
-        device.on(events.Failed("deadline"))
+        device.on(events.Failed(Failure.DEADLINE))
         pauses.append(device.state.not_before_s - device.now_s)
     assert 1.5 <= min(pauses) < 1.55 and 2.45 < max(pauses) < 2.5
 
@@ -111,7 +112,7 @@ def test_the_first_retries_of_a_fleet_are_spread_by_a_quarter_around_two_seconds
 def killed(device: Agent) -> int:
     """Let every attempt end by a signal, until the device waits; return the number of attempts."""
     for tries in range(1, 100):
-        device.on(events.Failed(events.KILLED, signal="SIGSEGV"))
+        device.on(events.Failed(Failure.KILLED, signal="SIGSEGV"))
         if device.state.not_before_s == math.inf:
             return tries
         device.on(events.Tick(), device.state.not_before_s - device.now_s)
@@ -162,8 +163,8 @@ def test_another_release_is_begun_at_once_after_one_whose_child_was_killed() -> 
     assert only(effects.Refresh, device.receive(serve(version=2, release=4))).release == 4
 
 
-@pytest.mark.parametrize("reason", ["killed", "out_of_memory", "deadline", "error"])
-def test_a_refit_that_failed_is_tried_again(reason: str) -> None:
+@pytest.mark.parametrize("reason", [Failure.KILLED, Failure.OUT_OF_MEMORY, Failure.DEADLINE, Failure.ERROR])
+def test_a_refit_that_failed_is_tried_again(reason: Failure) -> None:
     """Otherwise new pictures count as seen, and no head knows them."""
     device = refitting()
     device.on(events.Failed(reason))
@@ -185,7 +186,7 @@ def test_a_refit_whose_child_is_killed_waits_for_new_data() -> None:
 
 def test_a_refit_that_waits_does_not_keep_a_full_device_awake() -> None:
     device = refitting()
-    device.on(events.Failed("deadline"))
+    device.on(events.Failed(Failure.DEADLINE))
     full = msgspec.structs.replace(device.state.capability, tier="full")
     device.on(events.TierChanged(full))
     device.receive(device.echo())
@@ -206,7 +207,7 @@ def test_a_failure_while_offline_is_in_the_status_after_reconnecting() -> None:
     device = Agent().up()
     device.receive(serve())
     device.on(Disconnected("gone"))
-    assert device.on(events.Failed("deadline")) == ()
+    assert device.on(events.Failed(Failure.DEADLINE)) == ()
     device.on(Connected(session_present=True))
     device.receive(device.echo())
     assert device.statuses()[-1] == "alert" and device.state.reason == "deadline"
@@ -215,7 +216,7 @@ def test_a_failure_while_offline_is_in_the_status_after_reconnecting() -> None:
 def test_a_release_that_failed_its_canary_is_reported_and_not_tried_again() -> None:
     device = Agent().up()
     device.receive(serve())
-    sent = only(effects.Send, device.on(events.Failed("canary_failed", final=True)))
+    sent = only(effects.Send, device.on(events.Failed(Failure.CANARY_FAILED)))
     assert (sent.parcel.report.error, sent.parcel.report.release) == ("canary_failed", 3)
     device.receive(Ack("rel-3", "accepted"))
     assert device.statuses()[-1] == "alert" and none_of(effects.Refresh, device.on(events.MetadataChanged()))
@@ -239,7 +240,7 @@ def test_a_release_that_is_served_is_not_fitted_again() -> None:
 def test_new_data_give_a_device_without_a_head_another_chance() -> None:
     device = Agent().up()
     device.receive(serve())
-    device.on(events.Failed("no_data", final=True))
+    device.on(events.Failed(Failure.NO_DATA))
     device.receive(Ack("rel-3", "accepted"))
     device.on(events.DataChanged(replace_capability(device.state.capability, samples=8)))
     assert only(effects.Refresh, device.sleep_until_woken()).release == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import (
     Ack,
     Assignment,
@@ -195,8 +196,8 @@ def test_failing_training_is_tried_three_times_then_reported() -> None:
     device.receive(Round("t", 1, 60, SPEC))
     device.receive(train())
     for _ in range(2):
-        device.on(events.Failed("chunk_hash"))
+        device.on(events.Failed(Failure.CHUNK_HASH))
         assert device.statuses()[-1] == "alert" and none_of(effects.Fetch, device.last)
         assert not none_of(effects.Fetch, device.sleep_until_woken())
-    sent = only(effects.Send, device.on(events.Failed("chunk_hash")))
+    sent = only(effects.Send, device.on(events.Failed(Failure.CHUNK_HASH)))
     assert sent.parcel.report.error == "chunk_hash" and sent.parcel.report.kind == "update"

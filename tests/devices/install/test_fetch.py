@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edge_fl.blob import Assembly, Blob, describe, split
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Echo, Request
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
@@ -135,7 +136,7 @@ def test_no_new_group_is_subscribed_behind_a_bad_chunk() -> None:
 
 class FullDisk(Assembly):
     def add(self, index: int, payload: bytes) -> bool:
-        raise ArtefactError("no space", "enospc")
+        raise ArtefactError("no space", Failure.ENOSPC)
 
 
 def test_a_full_disk_ends_the_fetch_at_once() -> None:

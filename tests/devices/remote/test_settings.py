@@ -106,7 +106,7 @@ def test_a_value_that_is_taken_back_gives_the_installed_one(remote: RemoteSettin
 
 def test_the_owner_can_switch_it_off(tmp_path: Path) -> None:
     remote = RemoteSettings(tree(tmp_path, remote_settings=False), "device.toml")
-    assert receive(remote, 1, head="auto").why == "off"
+    assert receive(remote, 1, head="auto").why == "local_only"
     assert not remote.restart_due and remote.config.head == "logistic"
 
 

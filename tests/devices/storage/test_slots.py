@@ -10,6 +10,7 @@ import pytest
 
 from edge_fl.blob import describe, split
 from edge_fl.errors import ArtefactError
+from edge_fl.failures import Failure
 from edge_fl_devices.storage.slots import Slots
 
 HERE = Path(__file__).parent
@@ -167,7 +168,7 @@ def test_a_release_that_fails_its_check_is_never_current(installed, make_release
 
     def fail(staged):
         seen.append((staged.extractor.read_bytes(), released(installed)))
-        raise ArtefactError("features differ", "canary_failed")
+        raise ArtefactError("features differ", Failure.CANARY_FAILED)
 
     manifest, payloads = make_release(2)
     fetch(installed, manifest, payloads)

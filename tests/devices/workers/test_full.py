@@ -23,6 +23,7 @@ from edge_fl.config import (
     PrivacyConfig,
 )
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.codec.privacy import cost, epsilon
@@ -30,7 +31,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.metrics import EPSILON
-from edge_fl.wire.messages import BUDGET_EXHAUSTED, Assignment, Capability, Round
+from edge_fl.wire.messages import Assignment, Capability, Round
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.effects import Fit, Train
 from edge_fl_devices.agent.events import Failed, Finished
@@ -159,7 +160,7 @@ def test_a_device_with_an_exhausted_budget_trains_no_more_in_any_process_run_or_
     assert spent == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
     assignment = replace(assign("train", 1, payload, 2), run_id="another", id="another-1-0")
     failed = attempt(partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), payload))
-    assert isinstance(failed, Failed) and (failed.reason, failed.final) == (BUDGET_EXHAUSTED, True)
+    assert isinstance(failed, Failed) and failed.reason is Failure.BUDGET_EXHAUSTED
     assert not Store(tmp_path).blob(assignment.id)
     evaluated = perform(worker(tmp_path), assign("evaluate", 1, payload, 3), spec, payload).report
     assert metrics.GLOBAL_TEST in evaluated.metrics
@@ -188,10 +189,10 @@ def test_the_owner_s_limit_holds_whatever_the_run_allows(tmp_path: Path) -> None
         limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
         return attempt(partial(limited.perform, Train(assign("train", 1, payload), spec, "b", 0), payload))
 
-    assert tried(spec, 5.0).reason == BUDGET_EXHAUSTED  # one update spends 10
+    assert tried(spec, 5.0).reason == Failure.BUDGET_EXHAUSTED  # one update spends 10
     assert isinstance(tried(spec, 11.0), Finished)
     rejected = tried(replace(spec, privacy=NO_NOISE), 1e6)
-    assert rejected.reason == BUDGET_EXHAUSTED and "updates without noise" in rejected.detail
+    assert rejected.reason == Failure.BUDGET_EXHAUSTED and "updates without noise" in rejected.detail
 
 
 @pytest.mark.parametrize("torn", [b"", b"torn", pack({"other": {}})])
@@ -202,7 +203,7 @@ def test_an_unreadable_privacy_file_does_not_count_as_zero(torn: bytes, tmp_path
     failed = attempt(
         partial(worker(tmp_path).perform, Train(assign("train", 2, payload), spec, "b", 0), payload)
     )
-    assert isinstance(failed, Failed) and failed.reason == BUDGET_EXHAUSTED
+    assert isinstance(failed, Failed) and failed.reason == Failure.BUDGET_EXHAUSTED
     assert "privacy.safetensors: the epsilon spent by this device cannot be read" in failed.detail
 
 
@@ -222,7 +223,7 @@ def test_a_run_with_other_channels_is_rejected_by_name(tmp_path: Path) -> None:
     assert (
         isinstance(failed, Failed)
         and failed.reason == "no_data"
-        and failed.final
+        and failed.reason.final
         and "[3, 8, 8]" in failed.detail
     )
 
@@ -305,7 +306,7 @@ def test_a_full_device_trains_and_fits_heads_and_a_head_only_one_does_not_train(
     spec = spec_for("fedavg")
     down = pack(tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01")))
     job = Train(assign("train", 1, down), spec, "boot-1", 0)
-    assert head.perform(job, down) == Failed("unsupported_tier", final=True)
+    assert head.perform(job, down) == Failed(Failure.UNSUPPORTED_TIER)
     head.full = worker(tmp_path)
     assert isinstance(head.perform(job, down), Finished)
     fitted = head.perform(Fit(assign("serve", 1, down), "boot-1", 0), None)

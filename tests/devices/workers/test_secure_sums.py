@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from msgspec.structs import replace
 
 from edge_fl.errors import ArtefactError, ConfigError
+from edge_fl.failures import Failure
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 from edge_fl_broker.provision.authority import Authority
@@ -118,7 +119,7 @@ def test_a_vector_that_cannot_be_recorded_does_not_leave_then_or_later(tmp_path:
     sums = participant(tmp_path, vectors)
     assert reply(sums, opening("s"))
     if where == "worker":
-        vectors.fails = ArtefactError("no space", "enospc")
+        vectors.fails = ArtefactError("no space", Failure.ENOSPC)
     else:
         (tmp_path / FILE).mkdir(parents=True)
     peers = SumStep("s", "peers", keys=COHORT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edge_fl.failures import Failure
 from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import Capability, DeviceState
 from edge_fl_server.mqtt.older_messages import SETTLE_S, OlderMessages, Standing
@@ -90,8 +91,8 @@ def test_many_messages_of_a_kind_are_one_line_then_silence_until_there_are_more_
 ) -> None:
     for _ in range(3):
         for number in range(50):
-            signatures.reject(f"pi-{number:02d}", ForgedError("state is older than one", "replayed"))
-        signatures.reject("pi-07", ForgedError("pi-07: certificate of another CA\n", "forged"))
+            signatures.reject(f"pi-{number:02d}", ForgedError("state is older than one", Failure.REPLAYED))
+        signatures.reject("pi-07", ForgedError("pi-07: certificate of another CA\n", Failure.FORGED))
         signatures.advance(QUIET)
         clock.now_s += GATHER_S
     signatures.advance(QUIET)
@@ -99,15 +100,15 @@ def test_many_messages_of_a_kind_are_one_line_then_silence_until_there_are_more_
     assert "replayed messages of 50 devices (pi-00, pi-01, pi-02 and 47 more)" in replayed
     assert "distrust the broker" in replayed and "forged messages of 1 device (pi-07)" in forged
     clock.now_s += PAUSE_S
-    signatures.reject("pi-07", ForgedError("again", "forged"))
+    signatures.reject("pi-07", ForgedError("again", Failure.FORGED))
     signatures.advance(QUIET)
     assert len(caplog.messages) == 2
-    signatures.reject("pi-08", ForgedError("another CA", "forged"))
+    signatures.reject("pi-08", ForgedError("another CA", Failure.FORGED))
     signatures.advance(QUIET)
     assert "forged messages of 2 devices (pi-07, pi-08)" in caplog.messages[-1]
     clock.now_s += FORGET_S
     signatures.advance(QUIET)
-    signatures.reject("pi-07", ForgedError("next week", "forged"))
+    signatures.reject("pi-07", ForgedError("next week", Failure.FORGED))
     clock.now_s += GATHER_S
     signatures.advance(QUIET)
     assert "forged messages of 1 device (pi-07)" in caplog.messages[-1]

@@ -8,10 +8,10 @@ import pytest
 
 from edge_fl.blob import describe
 from edge_fl.config import CompressionConfig, PrivacyConfig
+from edge_fl.failures import Failure
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.wire import tensors
-from edge_fl.wire.messages import BUDGET_EXHAUSTED
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialFleet
@@ -84,7 +84,7 @@ def test_an_update_in_another_form_than_asked_for_does_not_count(bench, tamper, 
 
 def test_a_device_that_has_spent_its_budget_is_asked_no_more(bench):
     def spent(mode, report, payload):
-        return [(msgspec.structs.replace(report, blob=None, error=BUDGET_EXHAUSTED), b"")]
+        return [(msgspec.structs.replace(report, blob=None, error=Failure.BUDGET_EXHAUSTED), b"")]
 
     bench.device("d1"), bench.device("d2", tamper=spent)
     bench.wait_for(full=2)

@@ -6,8 +6,8 @@ from functools import partial
 
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 
+from edge_fl.failures import Failure
 from edge_fl.metrics import TEST_SAMPLES, by_labels
-from edge_fl.remedies import REMEDIES
 from edge_fl_server.dashboard import reasons
 from edge_fl_server.dashboard.live import Address, Board
 from edge_fl_server.dashboard.pages import charts
@@ -84,8 +84,8 @@ def title(page: DevicePage) -> str:
     record = page.record
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
     alarms = [
-        f"{reasons.alerted(record.why)}. More: edge-fl device status on the device, docs/troubleshooting.md"
-        if record.why in REMEDIES
+        f"{reasons.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
+        if Failure.of(record.why)
         else record.why,
         f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {reasons.quarantined(record.blocked_why)}"
         if record.blocked

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, select, union_all
 
+from edge_fl.failures import SIGNATURE
 from edge_fl_server.registry import Database, audit
-from edge_fl_server.registry.reports import SIGNATURE
 from edge_fl_server.registry.tables import devices, rejections, releases, requests, rollouts, rounds, runs
 
 NEWEST = 200

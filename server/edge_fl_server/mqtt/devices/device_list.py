@@ -16,6 +16,7 @@ from msgspec import Struct
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
+from edge_fl.failures import Failure
 from edge_fl.fleet.settings import Settings
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
@@ -144,12 +145,12 @@ def _signed(
         return ""
     numbers = numbers_of(registered[device]) if device in registered else {}
     if message.signature is None:
-        return "unsigned" if numbers else "no"
+        return Failure.UNSIGNED if numbers else "no"
     try:
         require_stated("state", fleet, device, message.signature, payload, authorities)
     except ForgedError as error:
         return error.why
-    return "outdated" if message.signature.number < numbers.get("state", 0) else "yes"
+    return Failure.OUTDATED if message.signature.number < numbers.get("state", 0) else "yes"
 
 
 def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:

@@ -27,6 +27,7 @@ from edge_fl.errors import (
     RunError,
     TrustError,
 )
+from edge_fl.failures import Failure
 from edge_fl.secure.signatures import Authorities, require_signed
 from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
@@ -52,13 +53,6 @@ SETTLE_S = 1.0
 PAUSE_S = (2.0, 8.0)  # after an interruption: about as long as a query takes
 PAUSES = secrets.SystemRandom()
 SHARED = "another program may be using the same identity, which a broker allows one connection: give each person an identity"
-REASONS = {
-    "off": "its owner has switched off the setting remote_logs, or it is simulated",
-    "too_often": "it answers at most 6 queries per minute; try again in a minute",
-    "busy": "it is still answering another query; try again",
-    "budget": "its daily budget is used up; try again tomorrow",
-    "error": "it could not answer; its own log says why",
-}
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,8 @@ class _Conversation:
                 "nothing was read",
             )
         if reply.blob is None:
-            known = REASONS.get(reply.reason, "it gave no reason that this version knows")
+            word = Failure.of(reply.reason)
+            known = word.explanation if word else "it gave no reason that this version knows"
             raise RunError(f"{name}: no answer: {known}", "nothing was read")
         if reply.blob.bytes > MAX_ANSWER_BYTES:
             raise ProtocolError(f"{name}: an answer of {reply.blob.bytes} bytes, at most {MAX_ANSWER_BYTES}")

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
+from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DEFAULTS, ActualSetting, Settings, SettingsStatus
 
 
@@ -35,10 +36,10 @@ APPLIED, WAITING, UNSUPPORTED = (
     "waiting for the device",
     "the agent is too old for remote settings",
 )
-REASONS = {"off": "switched off by the owner", "fixed": "a simulated device has fixed settings"}
-"""Reasons of a device against all settings -> in plain language; others are failure words of the message."""
 LOCAL = "changed on the device"
-NO_FAULT = {APPLIED, WAITING, UNSUPPORTED, LOCAL, *REASONS.values()}
+REFUSED = {word: word.explanation for word in (Failure.LOCAL_ONLY, Failure.FIXED)}
+"""Failure words of a device against all settings; the others are of the message."""
+NO_FAULT = {APPLIED, WAITING, UNSUPPORTED, LOCAL, *REFUSED.values()}
 """States for which the operator's value is not to blame."""
 
 
@@ -89,7 +90,8 @@ def _row(
     elif origin == "remote" and found == value:
         state = APPLIED
     elif status.why:
-        state = REASONS.get(status.why, f"rejected by the device: {status.why}")
+        word = Failure.of(status.why)
+        state = (word and REFUSED.get(word)) or f"rejected by the device: {status.why}"
     elif status.serial < desired.serial:
         state = WAITING
     else:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import Ack, Report
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.journal import Journal
@@ -21,7 +22,6 @@ from edge_fl_server.mqtt.updates.validation import Terms
 log = logging.getLogger(__name__)
 
 ACK_EXPIRY_S = 3600
-STALE = "stale_round"
 
 HeadHandler = Callable[[str, Report], Verdict | None]
 """(device, report) -> verdict; None while chunks are missing."""
@@ -83,9 +83,9 @@ class Inbox:
             return self._on_head(device, report)
         round_request = self._open.get(report.id)
         if round_request is None or path != (round_request.run_id, str(round_request.round)):
-            return Verdict(report.id, "rejected", STALE)
+            return Verdict(report.id, "rejected", Failure.STALE_ROUND)
         if device not in round_request.cohort:
-            return Verdict(report.id, "rejected", "not_in_cohort")
+            return Verdict(report.id, "rejected", Failure.NOT_IN_COHORT)
         return round_request.take_report(device, report)
 
     def _on_chunk(self, received: Received) -> None:
@@ -120,9 +120,9 @@ class Inbox:
             self.journal.accept(device, run, round, report)
 
     def _on_malformed(self, device: str, kind: str, error: str) -> None:
-        self.counts["malformed"] += 1
+        self.counts[Failure.MALFORMED] += 1
         if device and not self.journal.blocked(device):
-            self.journal.reject(device, "", 0, kind, "malformed", error)
+            self.journal.reject(device, "", 0, kind, Failure.MALFORMED, error)
 
     def _on_rejected(self, why: str) -> None:
         self.counts[why] += 1

@@ -13,6 +13,7 @@ from typing import Literal
 
 from edge_fl.blob import Assembly
 from edge_fl.errors import ArtefactError, EdgeFLError
+from edge_fl.failures import Failure
 from edge_fl.learn.tree import Parts
 from edge_fl.wire.messages import Mode, Report
 from edge_fl_server.mqtt.updates.validation import RejectedError, Validator
@@ -123,7 +124,7 @@ class RoundRequest:
         except RejectedError as error:
             return self._reject(device, upload.report, error, error.reason)
         except ArtefactError as error:
-            return self._reject(device, upload.report, error, "blob_hash")
+            return self._reject(device, upload.report, error, Failure.BLOB_HASH)
         return self._accept(Response(device, upload.report, parts))
 
     def _accept(self, response: Response) -> Verdict:

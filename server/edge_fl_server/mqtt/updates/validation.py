@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from edge_fl.config import MethodSpec
 from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import BUFFER, Params, Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
@@ -91,7 +92,7 @@ class Terms(Struct, frozen=True):
 class RejectedError(EdgeFLError):
     """A rejected report or update; `reason` is the word in its acknowledgement, the message holds the details."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: Failure, detail: str = "") -> None:
         super().__init__(one_line(f"{reason}: {detail}" if detail else reason))
         self.reason = reason
 
@@ -108,22 +109,24 @@ class Validator:
         """Check all of a report but its blob. Raises RejectedError."""
         expected, max_samples = self.expected, self.samples(device) or MAX_SAMPLES
         if report.kind != kind:
-            raise RejectedError("wrong_kind", f"{report.kind!r}, expected {kind!r}")
+            raise RejectedError(Failure.WRONG_KIND, f"{report.kind!r}, expected {kind!r}")
         require_numbers(report, expected.numbers)
         if report.error:
             return
         if not 0 < report.samples <= max_samples:
-            raise RejectedError("samples", f"{report.samples}, expected 1 to {max_samples}")
+            raise RejectedError(Failure.SAMPLES, f"{report.samples}, expected 1 to {max_samples}")
         if report.blob is None:
             if expected.required:
-                raise RejectedError("no_parts", f"expected {', '.join(sorted(expected.required))}")
+                raise RejectedError(Failure.NO_PARTS, f"expected {', '.join(sorted(expected.required))}")
             return
         if report.blob.bytes > expected.max_bytes:
-            raise RejectedError("too_large", f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
+            raise RejectedError(Failure.TOO_LARGE, f"{report.blob.bytes} bytes, at most {expected.max_bytes}")
         if report.compression != expected.compression:
-            raise RejectedError("compression", f"{report.compression!r}, requested {expected.compression!r}")
+            raise RejectedError(
+                Failure.COMPRESSION, f"{report.compression!r}, requested {expected.compression!r}"
+            )
         if expected.private and EPSILON not in report.metrics:
-            raise RejectedError("privacy", f"an update without {EPSILON}")
+            raise RejectedError(Failure.PRIVACY, f"an update without {EPSILON}")
 
     def parts(self, payload: bytes, report: Report) -> Parts:
         """Unpack and check the parts of an update. Raises RejectedError."""
@@ -135,10 +138,10 @@ class Validator:
 def require_numbers(report: Report, allowed: Iterable[str]) -> None:
     """Raise RejectedError for a metric that is not declared, or whose value no correct device reports (`edge_fl.metrics.is_plausible`)."""
     if undeclared := sorted(report.metrics.keys() - set(allowed)):
-        raise RejectedError("metrics", f"{undeclared[0]!r} is not declared")
+        raise RejectedError(Failure.METRICS, f"{undeclared[0]!r} is not declared")
     for name, value in report.metrics.items():
         if not is_plausible(name, value):
-            raise RejectedError("metrics", f"{name}: {value:g} is out of range")
+            raise RejectedError(Failure.METRICS, f"{name}: {value:g} is out of range")
 
 
 def expected_of(method: Method, *, whole: bool) -> Expected:
@@ -170,13 +173,13 @@ def parts_check(method: Method, terms: Terms) -> PartsCheck:
         try:
             parts = update_codec.received(method, down, parts)
         except ProtocolError as error:
-            raise RejectedError("tensors", error.message) from error
+            raise RejectedError(Failure.TENSORS, error.message) from error
         for name, params in parts.items():
             if kind := STATISTIC_KINDS.get(name):
                 require_statistic(name, params, kind, (classes, dim), report.samples)
             limit = terms.max_growth * (terms.norms.get(name, 0.0) + 1.0)
             if terms.max_growth and name in method.net.parts and (value := norm(params)) > limit:
-                raise RejectedError("norm", f"{name}: norm {value:.3g}, at most {limit:.3g}")
+                raise RejectedError(Failure.NORM, f"{name}: norm {value:.3g}, at most {limit:.3g}")
             require_buffers(name, params, terms.counters, whole=name in method.net.parts)
         if on_trial & parts.keys():
             _require_aggregation(method, parts, report)
@@ -190,16 +193,16 @@ def require_statistic(name: str, params: Params, kind: str, size: tuple[int, int
     """
     shapes = {key: tuple(tensor.shape) for key, tensor in params.items()}
     if shapes != (expected := STATISTICS[kind](params, *size)):
-        raise RejectedError("parts", f"{name}: {shapes}, expected {dict(expected)}")
+        raise RejectedError(Failure.PARTS, f"{name}: {shapes}, expected {dict(expected)}")
     if "count" in params:
         counted, least = float(params["count"].sum()), float(params["count"].min())
         if counted != samples or least < 0:
-            raise RejectedError("parts", f"{name}: {counted:g} samples, the report {samples}")
+            raise RejectedError(Failure.PARTS, f"{name}: {counted:g} samples, the report {samples}")
     limit = MAX_STATISTIC * (samples if kind == "ridge_sums" else 1)
     for key, tensor in params.items():
         largest = float(tensor.abs().max()) if key != "count" and tensor.numel() else 0.0
         if largest > limit:
-            raise RejectedError("norm", f"{name}.{key}: {largest:.3g}, at most {limit:.3g}")
+            raise RejectedError(Failure.NORM, f"{name}.{key}: {largest:.3g}, at most {limit:.3g}")
 
 
 def counter_range(parts: Parts) -> tuple[int, int]:
@@ -221,11 +224,11 @@ def require_buffers(part: str, params: Params, counters: tuple[int, int], *, who
             lowest, highest = int(tensor.min()), int(tensor.max())
             if lowest < low or highest > high:
                 raise RejectedError(
-                    "buffers", f"{part}.{name}: {lowest} to {highest}, expected {low} to {high}"
+                    Failure.BUFFERS, f"{part}.{name}: {lowest} to {highest}, expected {low} to {high}"
                 )
         elif whole and name.endswith(VARIANCE) and float(tensor.min()) < 0:
             raise RejectedError(
-                "buffers", f"{part}.{name}: variance {float(tensor.min()):.3g}, expected at least 0"
+                Failure.BUFFERS, f"{part}.{name}: variance {float(tensor.min()):.3g}, expected at least 0"
             )
 
 
@@ -240,13 +243,13 @@ def _require_aggregation(method: Method, parts: Parts, report: Report) -> None:
         aggregate = steps.aggregate(method, start, iter([Update("alone", report.samples, parts)]))
     except (EdgeFLError, RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         cause = f"{type(error).__name__}: {str(error)[:200]}"
-        raise RejectedError("parts", f"cannot be aggregated ({cause})") from error
+        raise RejectedError(Failure.PARTS, f"cannot be aggregated ({cause})") from error
     for name, params in start.items():
         after = aggregate.get(name, {})
         for key, tensor in params.items():
             if key not in after or after[key].shape != tensor.shape:
                 raise RejectedError(
-                    "parts", f"{name}.{key}: another shape after aggregating this update alone"
+                    Failure.PARTS, f"{name}.{key}: another shape after aggregating this update alone"
                 )
 
 
@@ -259,14 +262,14 @@ def parts_of(payload: bytes, expected: Expected) -> Parts:
                 tensors.check_like({name: part}, expected.networks[name])
             elif name not in expected.statistics:
                 raise RejectedError(
-                    "parts",
+                    Failure.PARTS,
                     f"{name!r} is not a shared part, expected {', '.join(_names(expected)) or 'none'}",
                 )
         if missing := expected.required - arrays.keys():
-            raise RejectedError("parts", f"{', '.join(sorted(missing))} missing")
+            raise RejectedError(Failure.PARTS, f"{', '.join(sorted(missing))} missing")
         tensors.require_finite(arrays)
     except ProtocolError as error:
-        raise RejectedError("tensors", error.message) from error
+        raise RejectedError(Failure.TENSORS, error.message) from error
     return from_arrays(arrays)
 
 

@@ -18,6 +18,7 @@ import msgspec
 from edge_fl import threads
 from edge_fl.blob import split
 from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
 from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
 from edge_fl.secure.signatures import Authorities
@@ -32,7 +33,7 @@ from edge_fl_server.mqtt.malformed import MalformedPackets
 from edge_fl_server.mqtt.rate_limit import RateLimit
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.statements import Statements
-from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, STALE, Inbox
+from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Verdict
 from edge_fl_server.mqtt.updates.validation import Terms, Validator, expected_of, parts_check
 from edge_fl_server.registry import devices, shared_reports
@@ -113,9 +114,9 @@ class UpdateWorker:
         elif self._journal.is_accepted(device, report.id):
             self._acknowledge(device, Verdict(report.id, "duplicate"))
         elif report.kind != "head" and (request is None or (run, round) != (request.run, request.round)):
-            self._reject(device, run, round, report.id, STALE)
+            self._reject(device, run, round, report.id, Failure.STALE_ROUND)
         elif request and device not in request.cohort:
-            self._reject(device, run, round, report.id, "not_in_cohort")
+            self._reject(device, run, round, report.id, Failure.NOT_IN_COHORT)
         else:
             shared_reports.add_report(self._db, self._journal.fleet, device, run, round, report)
             self._validate(device, report.id)
@@ -129,7 +130,7 @@ class UpdateWorker:
                 complete = report.blob is None or report.error or len(chunks) >= len(report.blob.chunks)
                 return ("passed", "") if complete else None
             if request is None:
-                return "rejected", STALE
+                return "rejected", Failure.STALE_ROUND
             verdict = self._verdict(request, device, report, chunks)
             return None if verdict is None else ("rejected" if verdict.reason else "accepted", verdict.reason)
 

@@ -20,6 +20,7 @@ from edge_fl import threads
 from edge_fl.blob import describe
 from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Count, Watch, unwatched
+from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
@@ -43,7 +44,7 @@ from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout import panel as panels
 from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
-from edge_fl_server.release.rollout.stages import NO_DATA, Stages
+from edge_fl_server.release.rollout.stages import Stages
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
 
 log = logging.getLogger(__name__)
@@ -310,12 +311,12 @@ class RolloutCoordinator:
         """The verdict on a report of a head; None while chunks of its head update are missing."""
         manifest = self._known.get(report.release)
         if manifest is None:
-            return Verdict(report.id, "rejected", "unknown_release")
+            return Verdict(report.id, "rejected", Failure.UNKNOWN_RELEASE)
         known = self._roster.get(device)
         if (known and known.tier is Tier.FULL) or not self._rollout.expects(device, report.id):
-            return Verdict(report.id, "rejected", "not_assigned")
+            return Verdict(report.id, "rejected", Failure.NOT_ASSIGNED)
         if not report.error and report.extractor not in manifest.extractors:
-            return Verdict(report.id, "rejected", "extractor")
+            return Verdict(report.id, "rejected", Failure.EXTRACTOR)
         try:
             require_numbers(report, HEAD_NUMBERS)
         except RejectedError as error:
@@ -342,7 +343,11 @@ class RolloutCoordinator:
         """A device without pictures says nothing about a release of the same extractor: it could not fit a head before, either."""
         before, now = self._known.get(self._rollout.previous), self._known.get(report.release)
         same = before and now and before.extractor == now.extractor
-        return Outcome() if same and report.error == NO_DATA else outcome_of(report.error, report.metrics)
+        return (
+            Outcome()
+            if same and report.error == Failure.NO_DATA
+            else outcome_of(report.error, report.metrics)
+        )
 
     def _on_request(self, received: Received) -> None:
         """Publish metadata or chunks of a release again that a device is missing."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from edge_fl.failures import Failure
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.records import RolloutState
 from edge_fl_server.registry.rollouts import OVER
@@ -24,7 +25,6 @@ from edge_fl_server.release.rollout.gates import Evidence, Outcome
 ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
 CAREFUL_FROM = 12  # devices
-NO_DATA = "no_data"  # the error of a device without labelled pictures
 MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
 
 
@@ -120,7 +120,7 @@ def advanced(
     outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
     succeeded = sum(not outcome.failed for outcome in outcomes)
     summary = f"{succeeded} of {len(members)} devices succeeded"
-    failed = any(outcome.failed not in ("", NO_DATA) for outcome in outcomes)
+    failed = any(outcome.failed not in ("", Failure.NO_DATA) for outcome in outcomes)
     if succeeded < stages.plan.success * len(members) if stages.gated else failed and not succeeded:
         return _paused(stages, f"{summary}, {len(missing)} did not report")
     if stages.gated and (worse := gates.doubt(stages.evidence, stages.outcomes.values(), stages.plan.gates)):

@@ -1,0 +1,373 @@
+"""The failure words: one per way in which a device's work, a message or a report fails, with its meaning and remedy.
+
+This is the only list of them: a device decides by it what it tries again, a server which rejections count towards quarantine, and command
+line, dashboard, alerts and docs/failure-words.md show its texts. On the wire and on disk a failure word is plain text, which may be one of
+another version: `Failure.of` reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A device states the word about `subject`. final: it does not try that again on its own."""
+
+    subject: str
+    meaning: str
+    remedy: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A server rejects a message of a device with the word. counts: towards the device's quarantine."""
+
+    meaning: str
+    counts: bool = True
+
+
+class Failure(StrEnum):
+    """A failure word. `stated` and `rejection` say what it means from a device and from a server; None: that one never uses it."""
+
+    stated: Stated | None
+    rejection: Rejection | None
+
+    def __new__(cls, word: str, *uses: Stated | Rejection) -> Self:
+        """Make the member of `word`."""
+        self = str.__new__(cls, word)
+        self._value_ = word
+        self.stated = next((use for use in uses if isinstance(use, Stated)), None)
+        self.rejection = next((use for use in uses if isinstance(use, Rejection)), None)
+        return self
+
+    CHUNK_HASH = "chunk_hash", Stated("download", "what arrived is not what was signed")
+    DEADLINE = (
+        "deadline",
+        Stated("download", "it took longer than allowed, or a report was not acknowledged in time"),
+    )
+    MISSING = (
+        "missing",
+        Stated(
+            "download", "the release or its signed metadata are not on the broker, or not signed any longer"
+        ),
+    )
+    INCOMPLETE = (
+        "incomplete",
+        Stated("download", "parts of a release or of an agent's environment are missing"),
+    )
+    BLOB_HASH = (
+        "blob_hash",
+        Stated("download", "the pieces of a message do not give the whole that was announced"),
+        Rejection("its update arrived damaged"),
+    )
+    ENOSPC = (
+        "enospc",
+        Stated("disk", "the card is full", "free some space; the previous release continues to serve"),
+    )
+    DISK = (
+        "disk",
+        Stated(
+            "disk",
+            "the card cannot be read or written",
+            "replace it; the previous release continues to serve",
+        ),
+    )
+
+    ROLLBACK = "rollback", Stated("signed metadata", "an older version than the trusted one")
+    EXPIRED = (
+        "expired",
+        Stated(
+            "signed metadata",
+            "metadata or a message are too old",
+            "the server has stopped signing, or newer ones are being withheld",
+        ),
+    )
+    WRONG_KEY = (
+        "wrong_key",
+        Stated("signed metadata", "metadata or a message are signed by none of the fleet's keys"),
+    )
+    MIX_AND_MATCH = (
+        "mix_and_match",
+        Stated("signed metadata", "a file is not the one that the other metadata name"),
+    )
+    TRUNCATED = "truncated", Stated("signed metadata", "a file ends early, or is none")
+    ENDLESS = "endless", Stated("signed metadata", "a file is longer than allowed")
+    INVALID = "invalid", Stated("signed metadata", "a file violates the rules of signed metadata")
+    NO_ROOT = (
+        "no_root",
+        Stated(
+            "signed metadata",
+            "the device trusts no keys, because none were shipped, and trust on first use is not allowed",
+            "give it the fleet's keys with --root",
+        ),
+    )
+    MANIFEST = (
+        "manifest",
+        Stated(
+            "signed metadata", "the description of a release is invalid, or one of its parts does not fit it"
+        ),
+    )
+
+    FORGED = (
+        "forged",
+        Stated(
+            "message",
+            "it was changed after it was signed, or a key, signature or share of a sum is not its sender's",
+            "distrust the broker",
+        ),
+        Rejection("a message in its name is not signed by it", counts=False),
+    )
+    UNSIGNED = (
+        "unsigned",
+        Stated(
+            "message",
+            "it has no signature, although signed ones came before",
+            "distrust the broker, unless an older server, or one with another --home, is online",
+        ),
+        Rejection("a message in its name lacks its signature", counts=False),
+    )
+    REPLAYED = (
+        "replayed",
+        Stated("message", "it was signed before another one that the device has", "distrust the broker"),
+        Rejection("an old message of it was sent again", counts=False),
+    )
+    MISDIRECTED = (
+        "misdirected",
+        Stated("message", "it was signed for another device or fleet", "distrust the broker"),
+    )
+
+    CANARY_FAILED = (
+        "canary_failed",
+        Stated(
+            "release",
+            "the new release does not compute the expected features on this board, or the new agent fails a test of the running one",
+            "the old one continues to serve",
+            final=True,
+        ),
+    )
+    UNSUPPORTED_OPSET = (
+        "unsupported_opset",
+        Stated("release", "onnxruntime is too old for the export", "update it", final=True),
+    )
+    WORSE = (
+        "worse",
+        Stated(
+            "release",
+            "the new model is worse on held-out images",
+            "the old one continues to serve",
+            final=True,
+        ),
+    )
+    CRASH_LOOP = (
+        "crash_loop",
+        Stated(
+            "release", "the agent ended early three times in a row with it", "the one before serves again"
+        ),
+    )
+    BLOCKED = (
+        "blocked",
+        Stated("release", "it failed here before", "the device waits for a newer one", final=True),
+    )
+    REJECTED = (
+        "rejected",
+        Stated("release", "it requests something that may not leave the device", final=True),
+    )
+    ARTEFACT = "artefact", Stated("release", "one of its files cannot be used")
+    NO_EXTRACTOR = "no_extractor", Stated("release", "the method of this run releases no extractor")
+
+    NO_DATA = (
+        "no_data",
+        Stated(
+            "computation",
+            "fewer than two usable images, or none of the release's classes",
+            "put pictures into one folder per class, named exactly as the class",
+            final=True,
+        ),
+    )
+    OUT_OF_MEMORY = (
+        "out_of_memory",
+        Stated(
+            "computation",
+            "counting or reading the images ran out of memory",
+            "use fewer or smaller pictures, or set keep",
+        ),
+    )
+    KILLED = (
+        "killed",
+        Stated(
+            "computation",
+            "a child process was ended by a signal",
+            "it is tried again a few times, then with new pictures, another release or after a restart. SIGILL is an instruction that"
+            " the processor lacks, SIGSEGV or SIGBUS mostly bad memory or a bad card; edge-fl device doctor names the package",
+        ),
+    )
+    BUDGET_EXHAUSTED = (
+        "budget_exhausted",
+        Stated(
+            "computation",
+            "its next update would exceed its privacy budget",
+            "it no longer trains",
+            final=True,
+        ),
+    )
+    DIVERGED = "diverged", Stated("computation", "training gave NaN or infinity", final=True)
+    BAD_SPEC = (
+        "bad_spec",
+        Stated("computation", "this version cannot build the method that was requested", "update the agent"),
+    )
+    UNSUPPORTED_TIER = (
+        "unsupported_tier",
+        Stated("computation", "it does not belong to the tier of this device", final=True),
+    )
+    ERROR = "error", Stated("computation", "an unexpected error", "the log of the device has the traceback")
+    DRIFT = (
+        "drift",
+        Stated(
+            "computation",
+            "the images differ from those that the head was fitted on",
+            "label some of the new ones",
+        ),
+    )
+    UNSUPPORTED_PROTO = (
+        "unsupported_proto",
+        Stated(
+            "computation",
+            "the server speaks another major version of the protocol",
+            "update the older of both",
+        ),
+    )
+
+    WRONG_PLATFORM = (
+        "wrong_platform",
+        Stated("agent update", "no wheel of edge-fl for this machine and Python", final=True),
+    )
+    UNSATISFIED = (
+        "unsatisfied",
+        Stated(
+            "agent update",
+            "a package would lack a dependency, or another installed one would no longer fit; named with both versions",
+            final=True,
+        ),
+    )
+    DOWNGRADE = (
+        "downgrade",
+        Stated("agent update", "a lower version than the running one, not signed as a downgrade", final=True),
+    )
+    BAD_WHEEL = (
+        "bad_wheel",
+        Stated("agent update", "not a wheel, or it unpacks to more than was signed", final=True),
+    )
+    WITHDRAWN = (
+        "withdrawn",
+        Stated("agent update", "the roll-out was aborted since: the request is old", final=True),
+    )
+    NOT_CONNECTED = (
+        "not_connected",
+        Stated("agent update", "the new agent did not connect and serve within its trial", final=True),
+    )
+
+    TOO_FEW = "too_few", Stated("secure sum", "too few devices remained")
+    OUT_OF_ORDER = "out_of_order", Stated("secure sum", "a stage that is not the next")
+    INCONSISTENT = "inconsistent", Stated("secure sum", "shares or survivors are not those of the cohort")
+    WRONG_LENGTH = "wrong_length", Stated("secure sum", "a vector or a share has another length")
+    OUT_OF_RANGE = "out_of_range", Stated("secure sum", "a number is not finite, or too large for the sum")
+    NOT_MASKED = (
+        "not_masked",
+        Stated("secure sum", "a plain sum was requested, and this device takes part in masked ones only"),
+    )
+    NO_CERTIFICATE = (
+        "no_certificate",
+        Stated("secure sum", "a masked sum needs certificates", "enrol the devices"),
+    )
+    BELOW_FLOOR = (
+        "below_floor",
+        Stated(
+            "secure sum",
+            "its terms protect less than the device's owner demands",
+            "raise the recipe's minimum, or lower the device's [sums]",
+        ),
+    )
+    RESTORED = (
+        "restored",
+        Stated(
+            "secure sum",
+            "the device has sent more than its folder knows, which came from a backup",
+            "it takes part again with new pictures",
+        ),
+    )
+    NOTHING = "nothing", Stated("secure sum", "it has nothing to add")
+    LOST = "lost", Stated("secure sum", "its connection broke")
+
+    OFF = (
+        "off",
+        Stated(
+            "query or setting",
+            "its owner has switched off the setting remote_logs, or it is simulated",
+        ),
+    )
+    LOCAL_ONLY = "local_only", Stated("query or setting", "switched off by the owner")
+    FIXED = "fixed", Stated("query or setting", "a simulated device has fixed settings")
+    TOO_OFTEN = (
+        "too_often",
+        Stated("query or setting", "it answers at most 6 queries per minute", "try again in a minute"),
+    )
+    BUSY = "busy", Stated("query or setting", "it is still answering another query", "try again")
+    BUDGET = "budget", Stated("query or setting", "its daily budget is used up", "try again tomorrow")
+
+    UNKNOWN = "unknown", Stated("certificate request", "its sender has no valid claim or certificate")
+    WRONG_TOKEN = "wrong_token", Stated("certificate request", "the secret is not that of the claim")
+    WRONG_NAME = "wrong_name", Stated("certificate request", "it names another device")
+    USED = "used", Stated("certificate request", "the claim was redeemed with another key")
+    TOO_MANY = "too_many", Stated("certificate request", "the device has too many valid certificates")
+    WRONG_ROLE = "wrong_role", Stated("certificate request", "only devices may renew")
+
+    STALE_ROUND = "stale_round", Rejection("its report came too late", counts=False)
+    NOT_IN_COHORT = "not_in_cohort", Rejection("it was not selected in that round", counts=False)
+    UNKNOWN_RELEASE = (
+        "unknown_release",
+        Rejection("it reports on a release that is no longer kept", counts=False),
+    )
+    EXTRACTOR = "extractor", Rejection("its head is fitted on another extractor", counts=False)
+    NOT_ASSIGNED = "not_assigned", Rejection("it reports on a release that it was not assigned")
+    WRONG_KIND = "wrong_kind", Rejection("its report is not what was requested")
+    SAMPLES = "samples", Rejection("its report states an impossible number of samples")
+    METRICS = "metrics", Rejection("its report states impossible numbers")
+    TOO_LARGE = "too_large", Rejection("its update is larger than allowed")
+    NO_PARTS = "no_parts", Rejection("its report lacks the requested update")
+    COMPRESSION = "compression", Rejection("its update is compressed in another way than requested")
+    PRIVACY = "privacy", Rejection("its update lacks the requested noise")
+    PARTS = "parts", Rejection("its update does not contain the expected tensors")
+    TENSORS = "tensors", Rejection("its update cannot be read, or contains NaN")
+    NORM = "norm", Rejection("its update is much larger than allowed")
+    BUFFERS = "buffers", Rejection("its update contains impossible batch statistics")
+    OUTLIER = "outlier", Rejection("its update differs too much from those of the other devices")
+    STATISTICS = "statistics", Rejection("its class statistics are of no possible pictures")
+    FLOODING = "flooding", Rejection("it sends more messages than the rate limit allows")
+    MALFORMED = "malformed", Rejection("its message cannot be read", counts=False)
+    OUTDATED = (
+        "outdated",
+        Rejection("an older message of it, which a restored broker delivered", counts=False),
+    )
+
+    @classmethod
+    def of(cls, word: str) -> Failure | None:
+        """The failure word of a text; None for another text, such as a word of a later version."""
+        return cls._value2member_map_.get(word)  # type: ignore[return-value]
+
+    @property
+    def final(self) -> bool:
+        """Whether a device does not try again on its own."""
+        return self.stated is not None and self.stated.final
+
+    @property
+    def explanation(self) -> str:
+        """What a device means by the word, and the remedy."""
+        return ": ".join(filter(None, (self.stated.meaning, self.stated.remedy))) if self.stated else ""
+
+
+SIGNATURE = (Failure.FORGED, Failure.UNSIGNED, Failure.REPLAYED)
+"""Rejections of messages that somebody else may have sent in the name of a device."""
