@@ -4,15 +4,16 @@ own data. Nothing is sent. C. Jing et al., arXiv:2204.11841, report FedAvg+FT an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from inspect import isfunction
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from edge_fl.errors import MethodError
+from edge_fl.heads.plan import HeadUpdateKind
 from edge_fl.learn import tree
-from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.optimiser import Sgd
@@ -20,25 +21,23 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import TUNED, HeadTier, Method
 
-DECLARED = (
-    "title",
-    "parts",
-    "batch_norm",
-    "uniform",
-    "exports",
-    "unit_norm",
-    "has_global",
-    "trains_everyone",
-    "vectorises",
-    "sends",
-    "receives",
-    "measures",
-)
+
+def _asking_inner(tuned: type[FineTuned]) -> type[FineTuned]:
+    """Decorate the class: a step of `Method` that it does not define is the inner method's."""
+
+    def step(name: str) -> Callable[..., Any]:
+        return lambda self, *arguments, **named: getattr(self.inner, name)(*arguments, **named)
+
+    for name, value in vars(Method).items():
+        if isfunction(value) and not name.startswith("_") and name not in vars(tuned):
+            setattr(tuned, name, step(name))
+    return tuned
 
 
 @dataclass(frozen=True)
+@_asking_inner
 class FineTuned(Method):
-    """A method with shared extractor and head (`inner`), plus fine-tuned personal copies."""
+    """A method with shared extractor and head (`inner`), plus fine-tuned personal copies. What this class does not define is `inner`'s."""
 
     inner: Method = field(kw_only=True)
     ft_epochs: int = hyper(10, "epochs of fine-tuning", low=0, source="RepPer [P]")
@@ -50,11 +49,9 @@ class FineTuned(Method):
     )
     ft_scope: str = hyper("head", "what is tuned", choices=("head", "full"), source="RepPer [P]")
 
-    title: ClassVar = "+FT"
     citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
     family: ClassVar = "global model, then fine-tuned"
     grid: ClassVar = {"ft_lr": (0.01, 0.1)}
-    parts: ClassVar = {}
     head_tier: ClassVar = HeadTier(
         "native",
         "head, which is the fine-tuning itself",
@@ -70,9 +67,10 @@ class FineTuned(Method):
     )
 
     def __post_init__(self) -> None:
-        for name in DECLARED:
-            value = getattr(self.inner, name)
-            object.__setattr__(self, name, f"{value}+FT" if name == "title" else value)
+        object.__setattr__(self, "title", f"{self.inner.title}+FT")
+        for name, kind in Method.__annotations__.items():
+            if kind.startswith("ClassVar") and name not in (*vars(FineTuned), "title"):
+                object.__setattr__(self, name, getattr(self.inner, name))
         super().__post_init__()
         if self.ft_scope == "full" and type(self.inner).features is not Method.features:
             raise MethodError(
@@ -87,35 +85,12 @@ class FineTuned(Method):
     def at(self, round: int) -> Self:
         return replace(self, inner=self.inner.at(round))
 
-    def init_shared(self) -> Parts:
-        return self.inner.init_shared()
-
-    def init_own(self, client: str) -> Parts:
-        return self.inner.init_own(client)
-
-    def broadcast(self, shared: Parts, client: str) -> Parts:
-        return self.inner.broadcast(shared, client)
-
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return self.inner.local_update(down, own, data)
 
-    def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        return self.inner.aggregate(shared, updates)
-
-    def before_training(self, down: Parts, own: Parts) -> Parts:
-        return self.inner.before_training(down, own)
-
-    def after_training(self, down: Parts, up: Parts) -> Parts:
-        return self.inner.after_training(down, up)
-
-    def pack(self, up: Parts) -> Parts:
-        return self.inner.pack(up)
-
-    def unpack(self, down: Parts, sent: Parts) -> Parts:
-        return self.inner.unpack(down, sent)
-
-    def averages(self) -> bool:
-        return self.inner.averages()
+    def head_updates(self) -> Mapping[str, HeadUpdateKind]:
+        """None: heads are tuned for their own device."""
+        return {}
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         optimiser = Sgd(self.ft_lr, momentum=0.9)
@@ -129,17 +104,5 @@ class FineTuned(Method):
         head = fit(self.head_loss, down["head"], z, stage="ft", epochs=epochs, optimiser=optimiser)
         return {}, {**own, TUNED + "head": head}
 
-    def finalise(self, shared: Parts, updates: Iterable[Update]) -> Parts:
-        return self.inner.finalise(shared, updates)
-
-    def features(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.inner.features(parts, x)
-
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         return self.inner.predict({**parts, **tree.unprefixed(TUNED, parts)}, x)
-
-    def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
-        return self.inner.measure(parts, data)
-
-    def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
-        return self.inner.predict_global(shared, x)

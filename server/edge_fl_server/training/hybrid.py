@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
@@ -14,9 +14,9 @@ from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
 class Subset(Mapping[ClientId, Parts]):
     """The broadcasts of some clients of a cohort, computed on access."""
 
-    def __init__(self, downs: Downs, clients: Sequence[ClientId]) -> None:
-        self._downs = downs
-        self._clients = [client for client in downs if client in set(clients)]
+    def __init__(self, downs: Downs, clients: Collection[ClientId]) -> None:
+        self._downs, chosen = downs, frozenset(clients)
+        self._clients = dict.fromkeys(client for client in downs if client in chosen)
 
     def __getitem__(self, client: ClientId) -> Parts:
         if client not in self._clients:

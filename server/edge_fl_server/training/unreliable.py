@@ -30,7 +30,7 @@ class UnreliableFleet(WrappedFleet):
         shorter = with_epochs(method, max(method.epochs // 2, 1))
         for way, members in ((method, set(downs) - self._slow), (shorter, set(downs) & self._slow)):
             if members:
-                updates = self._fleet.each(step, round, way, Subset(downs, list(members)))
+                updates = self._fleet.each(step, round, way, Subset(downs, members))
                 yield from (update for update in updates if update.client not in lost)
 
 

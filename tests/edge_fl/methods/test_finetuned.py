@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import isfunction
+
 import pytest
 
 from edge_fl.errors import MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
+from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.methods.fedavg import FedAvg
+from edge_fl.methods.finetuned import FineTuned
 from tests.edge_fl.methods import toy
 
 both = pytest.mark.parametrize("name", ["fedavg", "fedprox"])
@@ -84,3 +90,26 @@ def test_the_head_gets_at_least_as_many_steps_as_repper_s_unless_there_are_no_ep
     assert tree.same(head(ft_epochs=70), head(ft_epochs=70, ft_steps=0))
     plan = head_plan(toy.method("fedavg+ft"), batch_size=8)
     assert (plan.epochs, plan.min_steps, plan.lr) == (10, 300, 0.1)
+
+
+DECLARED = [name for name, kind in Method.__annotations__.items() if kind.startswith("ClassVar")]
+OWN = {"citation", "family", "grid", "head_tier"}
+STEPS = [name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")]
+OWN_STEPS = {"at", "personalise", "predict", "head_updates"}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_a_method_declares_is_what_its_fine_tuned_variant_declares(name: str) -> None:
+    plain = toy.method("fedavg")
+    given = plain.batch_norm if name == "batch_norm" else plain.parts if name == "parts" else object()
+    other = replace(toy.method("fedavg+ft"), inner=type("Other", (FedAvg,), {name: given})(plain.net))
+    expected = f"{given}+FT" if name == "title" else vars(FineTuned)[name] if name in OWN else given
+    assert getattr(other, name) == expected
+
+
+@pytest.mark.parametrize("name", sorted({*STEPS} - OWN_STEPS))
+def test_a_step_of_a_method_is_that_of_its_fine_tuned_variant(name: str) -> None:
+    plain, answer = toy.method("fedavg"), object()
+    inner = type("Other", (FedAvg,), {name: lambda self, *given, **named: (answer, given, named)})(plain.net)
+    given = ("a",) * (getattr(Method, name).__code__.co_argcount - 1)
+    assert getattr(replace(toy.method("fedavg+ft"), inner=inner), name)(*given) == (answer, given, {})
