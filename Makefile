@@ -47,7 +47,7 @@ test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (se
 	$(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
 
 ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/server/training/engines/test_ray.py $(ARGS)
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/lab/test_ray.py $(ARGS)
 
 nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 ENTRY_POINTS = "edge_fl.commands"
+CORE = ("broker", "devices", "server")  # their commands are listed before those of extensions
 COMPLETE = "_EDGE_FL_COMPLETE"  # environment variable: a shell asks for completions of its command line
 INTERRUPTED, OUTPUT_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command ends with
@@ -161,7 +162,7 @@ def _without_options(command: Any) -> Any:
 def load(entry_points: Iterable[EntryPoint]) -> App:
     """Build an App from all entry points; one that cannot be imported is listed in `unavailable` and does not affect the others."""
     app = App()
-    for point in sorted(entry_points, key=lambda point: point.name):
+    for point in sorted(entry_points, key=lambda point: (point.name not in CORE, point.name)):
         try:
             point.load()(app)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Methods, models and heads of other packages: registered as entry points, or named `package.module:attribute`."""
+"""Methods, models, heads, engines and services of other packages: registered as entry points, or named `package.module:attribute`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ def names(group: str) -> dict[str, str]:
     return {
         point.name: package(point)
         for point in sorted(entry_points(group=group), key=lambda point: point.name)
+    }
+
+
+def all_registered(group: str) -> dict[str, Any]:
+    """All objects registered in an entry point group, by name, ascending. Raises ImportError or AttributeError for a broken one."""
+    return {
+        point.name: point.load() for point in sorted(entry_points(group=group), key=lambda point: point.name)
     }
 
 

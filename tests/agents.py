@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from edge_fl import TELEMETRY_OFF, __version__
+from edge_fl.release import device_wheel
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.update import environment, launcher
 from edge_fl_devices.update.state import Updates
@@ -55,7 +55,7 @@ OTHER_CLASSES = {
 
 def wheel(folder: Path, version: str = __version__, patches: Patches = NONE) -> Path:
     """Write the wheel of this source tree with another version, and with `patches`."""
-    name, payload = edge_fl_wheel.pack()
+    name, payload = device_wheel.pack()
     return rewritten(folder, name, payload, version, patches)
 
 
@@ -79,7 +79,7 @@ def rewritten(folder: Path, name: str, payload: bytes, version: str, patches: Pa
             files[path.replace(old, new)] = text
     target = folder / name.replace(old, new)
     folder.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(edge_fl_wheel._zip(files, f"{new}.dist-info"))
+    target.write_bytes(device_wheel._zip(files, f"{new}.dist-info"))
     return target
 
 
@@ -201,13 +201,13 @@ def endpoint(port: int) -> Endpoint:
 def earlier(folder: Path, commit: str) -> Path | None:
     """Write the wheel of an earlier commit as version 0.0.9; None where the history is not available."""
     root = Path(__file__).parents[1]
-    sources = ["edge_fl", "broker/edge_fl_broker", "devices/edge_fl_devices", "server/edge_fl_server"]
+    sources = ["edge_fl", "devices/edge_fl_devices", "server/edge_fl_server"]
     command = ["git", "-C", str(root), "archive", "--format=zip", commit, *sources]
     try:
         done = subprocess.run(command, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    name, current = edge_fl_wheel.pack()
+    name, current = device_wheel.pack()
     files = {}
     with zipfile.ZipFile(io.BytesIO(current)) as archive:
         files |= {path: archive.read(path) for path in archive.namelist() if path.startswith("edge_fl-")}

@@ -20,35 +20,66 @@ import pytest
 
 import edge_fl
 import edge_fl_broker
+import edge_fl_console
 import edge_fl_devices
+import edge_fl_lab
+import edge_fl_maker
 import edge_fl_server
 from edge_fl.methods import METHODS
 from tests import path_rule
 
 ROOT = Path(edge_fl.__file__).parents[1]
-PACKAGES = (edge_fl, edge_fl_broker, edge_fl_devices, edge_fl_server)
+CORE = (edge_fl, edge_fl_broker, edge_fl_devices, edge_fl_server)
+EXTENSIONS = {edge_fl_maker: "devices", edge_fl_lab: "server", edge_fl_console: "server"}
+PACKAGES = (*CORE, *EXTENSIONS)
 SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__file__)).parent.rglob("*.py"))
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "edge_fl_devices.workers.full")
-ONNX_LIVES_IN = ("edge_fl_devices.serving.fused",)  # below the server; `edge_fl[server]` brings it
+ONNX_LIVES_IN = ("edge_fl_maker.fused",)  # below the server; `edge_fl[server]` brings it
 
+DOWNWARDS = "packages import downwards only"
 CONTRACTS = {
-    "server/edge_fl_server/registry/devices.py": "import edge_fl_server.cli",
-    "devices/edge_fl_devices/agent/step.py": "import edge_fl_devices.runtime",
+    "server/edge_fl_server/registry/devices.py": ("import edge_fl_server.cli", f"server: {DOWNWARDS}"),
+    "devices/edge_fl_devices/agent/step.py": ("import edge_fl_devices.runtime", f"devices: {DOWNWARDS}"),
+    "devices/edge_fl_maker/watch.py": ("import edge_fl_maker.cli", f"maker: {DOWNWARDS}"),
+    "server/edge_fl_lab/catalogue.py": ("import edge_fl_lab.cli", f"lab: {DOWNWARDS}"),
+    "server/edge_fl_console/tokens.py": ("import edge_fl_console.cli", f"console: {DOWNWARDS}"),
+    "server/edge_fl_server/services.py": ("import edge_fl_console.services", "the core imports no extension"),
+    "edge_fl/plugins.py": ("import edge_fl_lab.catalogue", "the core imports no extension"),
+    "server/edge_fl_lab/demo.py": (
+        "import edge_fl_devices.config",
+        "the server's extensions import its side only",
+    ),
+    "devices/edge_fl_maker/access.py": (
+        "import edge_fl_server.services",
+        "the makers' extension imports its side only",
+    ),
+    "broker/edge_fl_broker/child.py": (
+        "import edge_fl_server.children",
+        "broker, devices and server do not import each other",
+    ),
+    "devices/edge_fl_devices/board/health.py": (
+        "import torch",
+        "torch, timm, peft and onnx are imported only where",
+    ),
+    "devices/edge_fl_devices/simulated/fleet.py": (
+        "import edge_fl_devices.simulated.chaos",
+        "fault injection is added",
+    ),
 }
-"""A module of a low layer of each package, and an import from a higher layer."""
+"""A module of each side, an import that breaks a contract, and how the contract's name begins."""
 
-# Imports the modules named in its arguments while packages that a Raspberry Pi lacks cannot be imported.
-HEAD_ONLY = """
+# Imports the modules named in its arguments while packages, given first, cannot be imported.
+BLOCKED = """
 import importlib, sys
 
 class Ban:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "torchvision", "onnx", "onnxscript", "edge_fl_server"}:
-            raise ModuleNotFoundError(f"{name} is banned on a head-only device", name=name)
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"{name} is banned here", name=name)
 
 sys.meta_path.insert(0, Ban())
 failed = 0
-for name in sys.argv[1:]:
+for name in sys.argv[2:]:
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -79,34 +110,45 @@ def needs_more(module: str) -> bool:
     return any(module == home or module.startswith(home + ".") for home in (*TORCH_LIVES_IN, *ONNX_LIVES_IN))
 
 
-def import_head_only(*names: str) -> subprocess.CompletedProcess[str]:
+def import_without(blocked: str, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", HEAD_ONLY, *names], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", BLOCKED, blocked, *names], capture_output=True, text=True, timeout=100
     )
+
+
+HEAD_ONLY = "torch,torchvision,onnx,onnxscript,edge_fl_server,edge_fl_lab,edge_fl_console"
 
 
 def test_head_only_code_needs_neither_torch_nor_onnx_nor_the_server() -> None:
     names = [
         name
-        for package in ("edge_fl", "edge_fl_broker", "edge_fl_devices")
+        for package in ("edge_fl", "edge_fl_broker", "edge_fl_devices", "edge_fl_maker")
         for name in modules(package)
         if not needs_more(name)
     ]
     assert {"edge_fl.wire.messages", "edge_fl.cli", "edge_fl_broker", "edge_fl_devices"} <= set(names)
-    child = import_head_only(*names)
+    child = import_without(HEAD_ONLY, *names)
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+def test_the_core_imports_no_extension() -> None:
+    # tests/without_extensions.py runs the core's whole test-suite like this
+    alembic_script = "edge_fl_server.registry.migrations.env"
+    names = [name for package in CORE for name in modules(package.__name__) if name != alembic_script]
+    child = import_without(",".join(package.__name__ for package in EXTENSIONS), *names)
     assert child.returncode == 0, child.stdout + child.stderr
 
 
 @pytest.mark.parametrize("name", ["edge_fl.learn.tree", "edge_fl_server"])
 def test_blocked_packages_cannot_be_imported(name: str) -> None:
-    child = import_head_only("edge_fl.errors", name)
+    child = import_without(HEAD_ONLY, "edge_fl.errors", name)
     assert child.returncode == 1
     assert child.stdout.startswith(f"{name}: ModuleNotFoundError: ")
 
 
 def test_no_import_package_has_a_name_that_a_user_may_have_chosen() -> None:
     for package in PACKAGES:
-        folder = package.__name__.removeprefix("edge_fl_")
+        folder = EXTENSIONS.get(package) or package.__name__.removeprefix("edge_fl_")
         home = ROOT if package is edge_fl else ROOT / folder
         assert Path(str(package.__file__)) == home / package.__name__ / "__init__.py"
         assert not (home / "__init__.py").exists()
@@ -119,7 +161,7 @@ def test_torch_modules_are_those_of_the_import_contract() -> None:
     assert homes == set(TORCH_LIVES_IN)
 
 
-def test_an_upward_import_breaks_the_layers_contract(tmp_path: Path) -> None:
+def test_each_contract_is_broken_by_a_planted_import(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for package in PACKAGES:
         source = Path(str(package.__file__)).parent
@@ -127,14 +169,14 @@ def test_an_upward_import_breaks_the_layers_contract(tmp_path: Path) -> None:
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     unchanged = lint_imports(tmp_path)
     assert unchanged.returncode == 0, unchanged.stdout
-    for path, line in CONTRACTS.items():
+    assert len(re.findall(r"KEPT", unchanged.stdout)) == len({name for _, name in CONTRACTS.values()})
+    for path, (line, name) in CONTRACTS.items():
         file = tmp_path / path
         text = file.read_text()
         file.write_text(f"{text}\n{line}\n")
         broken = lint_imports(tmp_path)
         assert broken.returncode == 1
-        package = path.partition("/")[0]
-        assert re.search(rf"{package}: packages import downwards only\s+BROKEN", broken.stdout), broken.stdout
+        assert re.search(rf"^{re.escape(name)}.*\bBROKEN", broken.stdout, re.MULTILINE), broken.stdout
         file.write_text(text)
 
 
@@ -397,17 +439,17 @@ CACHED = {
     "edge_fl/wire/mqtt/client.py:_properties": "built from its arguments",
     "devices/edge_fl_devices/features/extractor.py:runtime": "the onnxruntime that this process has loaded",
     "devices/edge_fl_devices/runtime/signatures.py:_decoded": "keyed by the bytes of the message",
-    "server/edge_fl_server/compare/cell.py:_dataset": "a public data set, which no one writes during a command",
-    "server/edge_fl_server/compare/inputs.py:_data": "keyed by the data set in memory",
-    "server/edge_fl_server/compare/inputs.py:_framework": "the code that this process has loaded",
-    "server/edge_fl_server/compare/inputs.py:_source": "the code that this process has loaded",
-    "server/edge_fl_server/compare/paper.py:tables": "a file of the package",
-    "server/edge_fl_server/dashboard/queries/releases.py:_head_reports": "keyed by number and time of the reports",
-    "server/edge_fl_server/dashboard/queries/releases.py:_newest_accuracies": "keyed by number and time of the reports",
+    "server/edge_fl_lab/compare/cell.py:_dataset": "a public data set, which no one writes during a command",
+    "server/edge_fl_lab/compare/inputs.py:_data": "keyed by the data set in memory",
+    "server/edge_fl_lab/compare/inputs.py:_framework": "the code that this process has loaded",
+    "server/edge_fl_lab/compare/inputs.py:_source": "the code that this process has loaded",
+    "server/edge_fl_lab/compare/paper.py:tables": "a file of the package",
+    "server/edge_fl_console/dashboard/queries/releases.py:_head_reports": "keyed by number and time of the reports",
+    "server/edge_fl_console/dashboard/queries/releases.py:_newest_accuracies": "keyed by number and time of the reports",
     "server/edge_fl_server/mqtt/connector.py:connector": "one network loop for the clients of a connector",
     "server/edge_fl_server/recipes/__init__.py:_built_in": "files of the package",
     "server/edge_fl_server/training/engines/folders.py:_cleaner": "one helper of this process",
-    "server/edge_fl_server/training/engines/ray.py:_run": "keyed by the placed run, which does not change",
+    "server/edge_fl_lab/ray.py:_run": "keyed by the placed run, which does not change",
     "server/edge_fl_server/training/engines/worker.py:_down": "keyed by the file of one broadcast, which is written once",
     "server/edge_fl_server/training/engines/worker.py:_run": "keyed by the folder of one run, which is written once",
 }

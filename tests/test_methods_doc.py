@@ -14,7 +14,7 @@ from edge_fl.methods import find, names
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl_server.catalogue import sample
+from edge_fl_lab.catalogue import sample
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").glob("methods*.md"))

@@ -92,7 +92,7 @@ def test_readme_is_short() -> None:
 
 def on_the_demo() -> dict[str, str]:
     """Every text that states how long the demo takes."""
-    names = ("docs/README.md", "docs/quick-start.md", "docs/security.md", "server/edge_fl_server/cli/demo.py")
+    names = ("docs/README.md", "docs/quick-start.md", "docs/security.md", "server/edge_fl_lab/cli/demo.py")
     pages = {name: (ROOT / name).read_text() for name in names}
     pages["docs/security.md"] = (
         pages["docs/security.md"].partition("`make demo-secure`")[2].partition(". ")[0]

@@ -20,9 +20,18 @@ from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
+    DEVICE_FOLDER,
+    ConfigOption,
+    DataOption,
+    ExistingFolder,
+    FalseAlarmOption,
     FleetOption,
+    FolderOption,
     HostOption,
+    IdOption,
     PortOption,
+    PrecisionOption,
+    TopOption,
     connection,
     full_worker,
     log_warnings,
@@ -30,76 +39,12 @@ from edge_fl_devices.options import (
 )
 from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
-from edge_fl_devices.upkeep.cli import backup, label, reset, restore, share, uninstall
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
     from edge_fl_devices.remote.settings import RemoteSettings
     from edge_fl_devices.serving.predict import Prediction
 
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="TOML file with the device's settings; options override it."
-    ),
-]
-IdOption = Annotated[
-    str | None, typer.Option("--id", metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="SOURCE", help="Images of the device: a folder, an .npz, or python:module:function."
-    ),
-]
-FolderOption = Annotated[
-    Path | None,
-    typer.Option("--dir", metavar="FOLDER", rich_help_panel="Folders", help="Folder of the device [device]."),
-]
-ExistingFolder = Annotated[
-    Path,
-    typer.Option(
-        "--dir",
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        envvar="EDGE_FL_DIR",
-        readable=False,  # who may read it is said when it is read
-        help="Folder of the device.",
-    ),
-]
-DEVICE_FOLDER = Path("device")
-TopOption = Annotated[
-    int,
-    typer.Option(
-        "--top",
-        metavar="N",
-        rich_help_panel="Predictions",
-        min=1,
-        help="Number of classes to list for each picture.",
-    ),
-]
-PrecisionOption = Annotated[
-    float | None,
-    typer.Option(
-        "--precision",
-        metavar="SHARE",
-        rich_help_panel="Predictions",
-        min=0.0,
-        max=0.999,
-        help="Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
-    ),
-]
-FalseAlarmOption = Annotated[
-    float | None,
-    typer.Option(
-        "--false-alarm",
-        metavar="SHARE",
-        rich_help_panel="Predictions",
-        min=0.0,
-        max=0.5,
-        help="Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
-    ),
-]
 MAX_NAMED = 10
 PROGRESS_S = 10.0
 
@@ -109,16 +54,8 @@ def register(app: App) -> None:
     device = app.group("device", "One device: run its agent, predict, show its status.", "Device")
     device.add(run, "edge-fl device run --id pi-07 --host laptop.local --data pictures")
     device.add(predict, "edge-fl device predict photo.jpg --top 3")
-    device.add(serve, "edge-fl device serve --port 8000")
-    device.add(watch, "edge-fl device watch --camera 0 --interval 1")
     device.add(status, "edge-fl device status")
     device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
-    device.add(label, "edge-fl device label on")
-    device.add(share, "edge-fl device share")
-    device.add(reset, "edge-fl device reset --dir /var/lib/edge-fl")
-    device.add(backup, "edge-fl device backup pi-07.backup --passphrase-file secret")
-    device.add(restore, "edge-fl device restore pi-07.backup --passphrase-file secret")
-    device.add(uninstall, "edge-fl device uninstall")
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
     app.root.add(
@@ -229,12 +166,8 @@ def predict(
         typer.Argument(
             metavar="PICTURES", help="A picture, a folder of pictures, an .npz, or - for a picture on stdin."
         ),
-    ] = "",
+    ],
     folder: ExistingFolder = DEVICE_FOLDER,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write extractor and head as one ONNX model to this file."),
-    ] = None,
     top: TopOption = 1,
     precision: PrecisionOption = None,
     false_alarm: FalseAlarmOption = None,
@@ -248,27 +181,16 @@ def predict(
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
     from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 
-    if not (source or export):
-        raise InputError(
-            "device predict: expected a picture, a folder of pictures, an .npz, - for standard input, or --export"
-        )
     skipped: list[str] = []
     predictor = Predictor(folder, remember=True, top=top, min_precision=precision, false_alarm=false_alarm)
-    if export:
-        from edge_fl_devices.serving import fused
-
-        size = fused.export(predictor, export)
-        print_status(f"{text(export)}: {units.size(size)}; its predictions match the served model")
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]
-    elif source:
+    else:
         reading = predictor.read(
             Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})"), print_status
         )
         found = list(_with_progress(reading))
-    else:
-        return
     print_threshold(predictor, found)
     show_predictions(found, format)
     if skipped:
@@ -288,102 +210,6 @@ def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
         if time.monotonic() - said_s >= PROGRESS_S:
             said_s = time.monotonic()
             print_status(f"{number:,} pictures predicted so far")
-
-
-def serve(
-    folder: ExistingFolder = DEVICE_FOLDER,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="The device's settings [those of the last device run]."
-        ),
-    ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST",
-            rich_help_panel="Connection",
-            help="Address to listen on; 0.0.0.0 for all: then clients need the token.",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel="Connection", min=0, max=65535, help="Port; 0 selects a free one."
-        ),
-    ] = 8000,
-    top: TopOption = 1,
-    precision: PrecisionOption = None,
-    false_alarm: FalseAlarmOption = None,
-) -> None:
-    """Predict over HTTP (POST a picture to /predict), and label pictures in a browser (/label)."""
-    from edge_fl_devices.board.memory import return_freed_blocks
-
-    return_freed_blocks()
-    from edge_fl_devices import config as settings
-    from edge_fl_devices.board.installation import settings_file
-    from edge_fl_devices.labelling.serve import serving
-
-    known = None if config else settings.remembered(folder)
-    if known is None and (file := config or settings_file()):
-        known = settings.from_options(file, {"folder": folder}, {})
-    options = {"top": top, "min_precision": precision, "false_alarm": false_alarm}
-    with serving(folder, known, host, port, options) as service:
-        service.run()
-
-
-def watch(
-    camera: Annotated[
-        str,
-        typer.Option(
-            metavar="CAMERA", help="Number of a camera, an rtsp:// or http:// address, or a video file."
-        ),
-    ] = "0",
-    folder: ExistingFolder = DEVICE_FOLDER,
-    top: TopOption = 1,
-    precision: PrecisionOption = None,
-    false_alarm: FalseAlarmOption = None,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Shortest time between predictions, in seconds.")
-    ] = 0.0,
-    count: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of predictions; 0: until Ctrl-C.")
-    ] = 0,
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Also publish over MQTT, with Home Assistant discovery.")
-    ] = False,
-    config: ConfigOption = None,
-    id: IdOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    identity: IdentityOption = None,
-) -> None:
-    """Predict the newest frame of a camera, again and again: one JSON object per line."""
-    from contextlib import ExitStack
-
-    import msgspec
-
-    from edge_fl_devices.capture.camera import Camera
-    from edge_fl_devices.serving.current_model import CurrentModel
-    from edge_fl_devices.serving.watch import watch as predictions
-
-    with ExitStack() as stack:
-        model = CurrentModel(folder, top=top, min_precision=precision, false_alarm=false_alarm)
-        print_threshold(model.current())
-        publisher = None
-        if publish:
-            from edge_fl_devices.runtime.publishing import home_assistant
-
-            publisher = stack.enter_context(
-                home_assistant(config, id, connection(host, port, fleet, identity))
-            )
-        frames = stack.enter_context(Camera(camera))
-        for found in predictions(model, frames, interval_s=interval, count=count):
-            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-            sys.stdout.flush()
-            if publisher:
-                publisher.publish(found)
 
 
 def doctor(

@@ -20,7 +20,7 @@ from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-from edge_fl_devices.capture.settings import CaptureConfig
+from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_devices.storage import read_json
 
 FOLDER, SETTINGS = "device", "settings.json"

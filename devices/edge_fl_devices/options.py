@@ -45,6 +45,70 @@ FleetOption = Annotated[
     ),
 ]
 
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="TOML file with the device's settings; options override it."
+    ),
+]
+IdOption = Annotated[
+    str | None, typer.Option("--id", metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="SOURCE", help="Images of the device: a folder, an .npz, or python:module:function."
+    ),
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--dir", metavar="FOLDER", rich_help_panel="Folders", help="Folder of the device [device]."),
+]
+ExistingFolder = Annotated[
+    Path,
+    typer.Option(
+        "--dir",
+        metavar="FOLDER",
+        rich_help_panel="Folders",
+        envvar="EDGE_FL_DIR",
+        readable=False,  # who may read it is said when it is read
+        help="Folder of the device.",
+    ),
+]
+DEVICE_FOLDER = Path("device")
+TopOption = Annotated[
+    int,
+    typer.Option(
+        "--top",
+        metavar="N",
+        rich_help_panel="Predictions",
+        min=1,
+        help="Number of classes to list for each picture.",
+    ),
+]
+PrecisionOption = Annotated[
+    float | None,
+    typer.Option(
+        "--precision",
+        metavar="SHARE",
+        rich_help_panel="Predictions",
+        min=0.0,
+        max=0.999,
+        help="Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
+    ),
+]
+FalseAlarmOption = Annotated[
+    float | None,
+    typer.Option(
+        "--false-alarm",
+        metavar="SHARE",
+        rich_help_panel="Predictions",
+        min=0.0,
+        max=0.5,
+        help="Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
+    ),
+]
+
 
 def connection(
     host: str | None, port: int | None, fleet: str | None, identity: Path | None = None

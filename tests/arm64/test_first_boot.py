@@ -91,10 +91,10 @@ def test_a_flashed_card_installs_itself_learns_and_predicts(
             assert systemd.received("READY=1")
             predict = "/usr/local/bin/edge-fl device predict --format json /srv/images/b/3.png"
             assert [row["label"] for row in json.loads(pi.run(*predict.split()))] == ["b"]
-            export = "/usr/local/bin/edge-fl device predict --export /tmp/fused.onnx"
+            export = "/usr/local/bin/edge-fl device export /tmp/fused.onnx"
             assert pi.attempt(*export.split()) == 4  # no package onnx there, but on the computer
             shutil.copytree(pi.root / "var/lib/edge-fl", tmp_path / "copy")
-            export = f"device predict --export {tmp_path / 'fused.onnx'} --dir {tmp_path / 'copy'}"
+            export = f"device export {tmp_path / 'fused.onnx'} --dir {tmp_path / 'copy'}"
             assert main(export.split()) == 0
         server.wait_for(site.DEVICE, "state", lambda s: s.status == "lost")  # its power was cut
         did = [state.activity for state in server.messages(site.DEVICE, "state")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.devices.labelling.fruit import CLASSES, fruit
+from tests.maker.labelling.fruit import CLASSES, fruit
 
 SIZE = (120, 90)
 MARGIN = 2

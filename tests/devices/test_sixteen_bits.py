@@ -13,22 +13,22 @@ from PIL import Image
 
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.effects import Fit
-from edge_fl_devices.capture.pool import Pool
-from edge_fl_devices.capture.settings import CaptureConfig
+from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.labelling.feature_rows import file_key
-from edge_fl_devices.labelling.learner import Learner
-from edge_fl_devices.serving.current_model import CurrentModel
-from edge_fl_devices.serving.http_server import Service
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.current_model import CurrentModel
+from edge_fl_maker.http_server import Service
+from edge_fl_maker.labelling.feature_rows import file_key
+from edge_fl_maker.labelling.learner import Learner
 from tests.devices.images import X, Y
-from tests.devices.serving.test_http_server import ask, png
+from tests.maker.test_http_server import ask, png
 
 
 def wide(number: int, bits: int = 12) -> bytes:

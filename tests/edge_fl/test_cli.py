@@ -264,8 +264,8 @@ sys.exit(cli._run(app, ["go"]))
         ("edge_fl_devices.workers.full", "import torch.nn", "full"),
         ("edge_fl_devices.workers.full", "from torchvision import models", "full"),
         ("edge_fl_server.release.export", "import onnx", "server"),
-        ("edge_fl_server.dashboard", "import prometheus_client", "server"),
-        ("edge_fl_server.training.engines.ray", "import ray", "scale"),
+        ("edge_fl_console.dashboard", "import prometheus_client", "server"),
+        ("edge_fl_lab.ray", "import ray", "scale"),
     ],
 )
 def test_a_missing_extra_is_named(package: str, code: str, extra: str) -> None:

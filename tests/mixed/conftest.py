@@ -33,11 +33,11 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_lab.report import page
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
-from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 

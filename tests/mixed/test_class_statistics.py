@@ -33,11 +33,11 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_lab.report import page
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
 from edge_fl_server.registry import Database, reports, rollouts
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.stages import rank
-from edge_fl_server.report import page
 from edge_fl_server.runs.results import Results
 from tests.mixed import conftest
 from tests.mixed.conftest import Site, data_of

@@ -13,6 +13,8 @@ import numpy as np
 from edge_fl.release.manifest import scale
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
+from edge_fl_console.dashboard.queries import fleet as fleets
+from edge_fl_console.dashboard.queries.fleet import FleetQuery, FleetRow
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event
 from edge_fl_devices.board.usage import Meter
@@ -25,8 +27,6 @@ from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
-from edge_fl_server.dashboard.queries import fleet as fleets
-from edge_fl_server.dashboard.queries.fleet import FleetQuery, FleetRow
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.roster import Roster

@@ -20,9 +20,9 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import Assignment, Report, decode
 from edge_fl.wire.tensors import pack
+from edge_fl_console.dashboard import prometheus
 from edge_fl_devices.agent.effects import Train
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_server.dashboard import prometheus
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint

@@ -10,10 +10,10 @@ import pytest
 from edge_fl import config
 from edge_fl.config import MethodConfig, OptimiserConfig
 from edge_fl.errors import ConfigError
+from edge_fl_lab.compare import paper
+from edge_fl_lab.compare.grid import parse_method
+from edge_fl_lab.recipe_changes import differences, scaled, with_method
 from edge_fl_server import recipes
-from edge_fl_server.compare import paper
-from edge_fl_server.compare.grid import parse_method
-from edge_fl_server.recipes.changes import differences, scaled, with_method
 from edge_fl_server.recipes.recipe import Recipe
 
 PAPERS = ("fedcrc", "fedcrl", "fedrir", "dualfed", "repper")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_fl_server.report import style
+from edge_fl_lab.report import style
 from tools.bench.figures import Figure, Report
 
 

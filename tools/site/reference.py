@@ -24,7 +24,7 @@ from edge_fl.release.manifest import Manifest
 from edge_fl.wire import messages
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.serving.predict import Prediction, Predictor
-from edge_fl_server import research
+from edge_fl_lab import research
 from edge_fl_server.recipes.recipe import Recipe
 
 FOLDED_FROM = 90
@@ -34,7 +34,7 @@ SHORTENED = re.compile(r"^\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", re.MULTILINE)
 
 NOTEBOOK = Path(__file__).parents[2] / "docs/notebook.ipynb"
 INTERFACE = {
-    "edge_fl_server.research": (research.run, research.compare, research.Result, research.Comparison),
+    "edge_fl_lab.research": (research.run, research.compare, research.Result, research.Comparison),
     "edge_fl_devices.serving.predict": (Predictor, Prediction),
     "edge_fl.methods.contract.method": (Method,),
     "edge_fl.heads": (heads.fit, heads.from_arrays),

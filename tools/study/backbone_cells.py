@@ -21,9 +21,9 @@ from edge_fl.inputs import InputSpec
 from edge_fl.methods import PRETRAINED, build_method
 from edge_fl.methods.contract import steps
 from edge_fl.seeds import generator
+from edge_fl_lab.research import run
 from edge_fl_server.release.export import export
 from edge_fl_server.release.onnx_session import Session
-from edge_fl_server.research import run
 from edge_fl_server.training.engines.processes import threads
 
 HEADS = {"pixels": "logistic", "cnn": "logistic", "frozen": "cosine", "lora": "logistic", "all": "logistic"}

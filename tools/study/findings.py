@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_fl import metrics
-from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.compare.tuning import Tuning
-from edge_fl_server.recommend import choose
-from edge_fl_server.recommend import evidence as stored
-from edge_fl_server.recommend.choose import Difference
-from edge_fl_server.recommend.evidence import LOCAL, PIXELS, Evidence
+from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.tuning import Tuning
+from edge_fl_lab.recommend import choose
+from edge_fl_lab.recommend import evidence as stored
+from edge_fl_lab.recommend.choose import Difference
+from edge_fl_lab.recommend.evidence import LOCAL, PIXELS, Evidence
 from tools.study import runs
 from tools.study.settings import EPOCHS, METHODS, ROUNDS, TRIALS, Setting
 from tools.study.work import Run

@@ -17,8 +17,8 @@ from PIL import Image
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
-from edge_fl_devices.capture.near_duplicates import difference_hash, is_near_duplicate
-from edge_fl_devices.capture.pool import jpeg
+from edge_fl_maker.capture.near_duplicates import difference_hash, is_near_duplicate
+from edge_fl_maker.capture.pool import jpeg
 
 SIDE = 480
 Pixels = np.ndarray

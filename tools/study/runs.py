@@ -1,6 +1,6 @@
 """Run one federation: train, then fit heads of the head-only clients on the exported extractor; store the result like a cell of `compare`.
 
-A stored cell is run again only if its inputs changed (`edge_fl_server.compare.inputs`).
+A stored cell is run again only if its inputs changed (`edge_fl_lab.compare.inputs`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.local import Local
-from edge_fl_server.compare import cell as cells
-from edge_fl_server.compare import inputs
-from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.compare.grid import Cell
+from edge_fl_lab.compare import cell as cells
+from edge_fl_lab.compare import inputs
+from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.grid import Cell
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.fleet import Fleet

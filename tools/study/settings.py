@@ -11,10 +11,10 @@ from pathlib import Path
 
 from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import DataConfig
-from edge_fl_server.compare import grid
-from edge_fl_server.compare.grid import Cell
-from edge_fl_server.compare.tuning import Grid
-from edge_fl_server.recipes.changes import with_method
+from edge_fl_lab.compare import grid
+from edge_fl_lab.compare.grid import Cell
+from edge_fl_lab.compare.tuning import Grid
+from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from tools.study.images import KEPT
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl_server.compare import tuning
-from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.compare.grid import Cell
-from edge_fl_server.compare.tuning import Tuning
+from edge_fl_lab.compare import tuning
+from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.grid import Cell
+from edge_fl_lab.compare.tuning import Tuning
 from tools.study import runs
 from tools.study.settings import (
     GRIDS,

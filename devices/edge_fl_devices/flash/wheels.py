@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from edge_fl.errors import DeadlineError, RunError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
-from edge_fl_devices.flash.edge_fl_wheel import NAME, pack
+from edge_fl.release.device_wheel import NAME, pack
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")

@@ -10,7 +10,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl_server.cli import fleet_alerts, fleet_settings, fleet_tags
+from edge_fl_server.cli import fleet_settings, fleet_tags
 from edge_fl_server.cli.connection import acting, connect_to, registry
 from edge_fl_server.cli.options import (
     HOME,
@@ -33,7 +33,6 @@ def register(app: App) -> None:
     group.add(admit, "edge-fl fleet admit pi-07")
     fleet_tags.register(group)
     fleet_settings.register(group)
-    fleet_alerts.register(group)
 
 
 def list_devices(

@@ -17,7 +17,6 @@ def register(app: App) -> None:
 def list_recipes(format: FormatOption = Format.TABLE) -> None:
     """List every recipe: method, dataset, partition, size, and the paper's table that it reproduces."""
     from edge_fl_server import recipes
-    from edge_fl_server.compare.grid import partition_label
 
     rows = []
     for name in recipes.names():
@@ -26,7 +25,7 @@ def list_recipes(format: FormatOption = Format.TABLE) -> None:
             "recipe": name,
             "method": recipe.method.name,
             "dataset": recipe.data.dataset,
-            "partition": partition_label(recipe.data),
+            "partition": recipes.partition_label(recipe.data),
             "clients": recipe.data.clients,
             "participation": recipe.cohort.participation,
             "rounds": recipe.rounds,

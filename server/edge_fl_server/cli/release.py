@@ -1,4 +1,4 @@
-"""`edge-fl release list | publish | rollout | agent | agents | pause | abort | rollback | export | sign`."""
+"""`edge-fl release list | publish | rollout | agent | agents | wheel | pause | abort | rollback | export | sign`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console.output import Format, show_table
+from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
@@ -65,6 +66,7 @@ def register(app: App) -> None:
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
     release.add(agents, "edge-fl release agents")
+    release.add(wheel, "edge-fl release wheel wheels")
     release.add(pause, "edge-fl release pause")
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
@@ -169,6 +171,24 @@ def agent(
             confirmed(releases.db, fleet, where, "update the agent on them", yes=yes)
         request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade)
         carry_out(releases, request, wait_s)
+
+
+def wheel(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder to write the wheel to; created if needed.")
+    ] = Path(),
+) -> None:
+    """Write the wheel of this edge-fl for 'release agent': what a device needs, without the server's side; prints its path."""
+    from edge_fl.files import atomic
+    from edge_fl.release import device_wheel
+
+    name, payload = device_wheel.pack()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic.write(folder / name, payload)
+    except OSError as error:
+        raise ConfigError(f"{text(folder)}: {error.strerror}; expected a folder to write to") from error
+    print(text(folder / name))
 
 
 def pause(

@@ -1,10 +1,10 @@
-"""`edge-fl server run | up | mcp | worker`: train over MQTT, serve a fleet between runs, inform assistants, validate updates elsewhere."""
+"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates elsewhere."""
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +58,6 @@ def register(app: App) -> None:
     group = app.group("server", "The server: train over MQTT, release extractors, collect reports.", "Fleet")
     group.add(run, "edge-fl server run demo --set rounds=5")
     group.add(up, "edge-fl server up --dashboard 8080")
-    group.add(mcp, "edge-fl server mcp")
     group.add(worker, "edge-fl server worker --database postgresql://user@host/name")
 
 
@@ -123,11 +122,9 @@ def run(
     connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
 
     # These import torch: invalid settings are reported before.
-    from edge_fl_server.alerts import watcher
-    from edge_fl_server.dashboard import child
+    from edge_fl_server import services
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate import setup
-    from edge_fl_server.report import page as report
 
     user_imports.allow()
     logs.configure(log_format)
@@ -135,14 +132,10 @@ def run(
         chosen, connect, runs, home, takeover, resume, database, workers, trackers, adopt
     )
     identity = Path(chosen.broker.identity) if chosen.broker.identity else None
-    alerts = (
-        nullcontext()
-        if chosen.source == "simulated"
-        else watcher.watching(request.registry, chosen.broker.fleet, home, identity)
-    )
-    with child.dashboard(dashboard, request.registry, chosen.broker.fleet, home), alerts:
+    place = services.Place(request.registry, chosen.broker.fleet, home, identity)
+    with services.running(place, dashboard=dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(request)
-        report.write(results)
+        services.finished(results)
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
@@ -162,8 +155,7 @@ def up(
 ) -> None:
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(host, port, identity)
-    from edge_fl_server.alerts import watcher
-    from edge_fl_server.dashboard import child
+    from edge_fl_server import services
     from edge_fl_server.mqtt.connector import denied, fleet_authorities
     from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
@@ -173,8 +165,7 @@ def up(
     registry = location(database, home)
     with (
         closing(Database.open(registry)) as db,
-        child.dashboard(dashboard, registry, fleet, home),
-        watcher.watching(registry, fleet, home, identity),
+        services.running(services.Place(registry, fleet, home, identity), dashboard=dashboard),
     ):
         server = FleetServer(
             connect,
@@ -190,17 +181,6 @@ def up(
             server.serve(threading.Event())
         except KeyboardInterrupt:
             print_status(f"fleet {fleet!r}: offline")
-
-
-def mcp(database: DatabaseOption = "", fleet: FleetOption = "main", home: HomeOption = HOME) -> None:
-    """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
-    from edge_fl_server import assistant
-    from edge_fl_server.registry import Database, fleets
-    from edge_fl_server.registry.database import location
-
-    with closing(Database.existing(location(database, home))) as db:
-        fleets.require(db, fleet)
-        assistant.server(db, fleet).run()
 
 
 def worker(

@@ -11,11 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from edge_fl import config
+from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError, nearest
+from edge_fl.files import paths
 from edge_fl_server.recipes.recipe import Recipe, convert
 
 FOLDER = Path(__file__).parent
 PAPERS = FOLDER / "papers.toml"  # the figures that the tables print; not a recipe
+
+
+PARTITIONS: dict[str, tuple[str, ...]] = {
+    "dirichlet": ("beta",),
+    "dirichlet-clients": ("beta",),
+    "pathological": ("classes_per_client",),
+    "domain": (),
+    "iid": (),
+}
+"""Kinds of partition, and the key of [data] whose number describes it."""
 
 
 def names() -> list[str]:
@@ -37,6 +49,13 @@ def find(recipe: str) -> Recipe:
 def title(recipe: str) -> str:
     """One line about a built-in recipe: the paper's table, and what distinguishes this cell of it."""
     return str(_built_in()[recipe]["title"])
+
+
+def partition_label(data: DataConfig) -> str:
+    """Format a partition, such as "dirichlet 0.1", or the name of its file."""
+    if data.split:
+        return f"split {paths.text(Path(data.split).stem)}"
+    return " ".join([data.partition, *(f"{getattr(data, key):g}" for key in PARTITIONS[data.partition])])
 
 
 @cache

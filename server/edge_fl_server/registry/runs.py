@@ -75,7 +75,7 @@ def record_round(db: Database, record: RoundRecord) -> None:
     """Store a completed round; a round repeated after a resume replaces its row, and their seconds add up."""
     with (
         db.writing() as connection
-    ):  # for the counters in server/edge_fl_server/dashboard/prometheus.py, which never decrease
+    ):  # for the counters in server/edge_fl_console/dashboard/prometheus.py, which never decrease
         earlier = select(rounds.c.seconds).where(rounds.c.run == record.run, rounds.c.round == record.round)
         seconds = record.seconds + (connection.execute(earlier).scalar() or 0.0)
         row = {**msgspec.to_builtins(record), "seconds": seconds, "ended_at": record.ended_at or now()}

@@ -17,10 +17,11 @@ import pytest
 from edge_fl import TELEMETRY_OFF
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
+from edge_fl.release import device_wheel
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices import config as settings
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.flash import edge_fl_wheel, templates
+from edge_fl_devices.flash import templates
 from edge_fl_devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
 from edge_fl_devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
 from edge_fl_devices.flash.wheels import PYTHONS, gather, pins, reads_heic
@@ -72,13 +73,16 @@ def test_data_folders_that_the_service_cannot_read_are_rejected(data: str) -> No
 
 
 def test_our_wheel_is_reproducible_and_installable_by_pip(tmp_path: Path) -> None:
-    name, content = edge_fl_wheel.pack()
-    assert edge_fl_wheel.pack() == (name, content)
+    name, content = device_wheel.pack()
+    assert device_wheel.pack() == (name, content)
     with zipfile.ZipFile(io.BytesIO(content)) as wheel:
         assert wheel.testzip() is None
-        assert {"edge_fl_devices/agent/step.py", "edge_fl_devices/flash/install.sh", "edge_fl/cli.py"} < set(
-            wheel.namelist()
-        )
+        names = set(wheel.namelist())
+        assert {"edge_fl_devices/agent/step.py", "edge_fl_devices/flash/install.sh", "edge_fl/cli.py"} < names
+        packages = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+        assert packages == {"edge_fl", "edge_fl_devices", "edge_fl_maker"}
+        (points,) = (wheel.read(name).decode() for name in names if name.endswith("/entry_points.txt"))
+        assert "edge_fl_maker.cli" in points and "edge_fl_server" not in points
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run(

@@ -11,9 +11,9 @@ import pytest
 
 from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError, InputError
+from edge_fl.release import device_wheel
 from edge_fl.release.agent import AgentWheel
 from edge_fl.release.wheels import MAX_FILES, MAX_UNPACKED_BYTES, UNDECLARED, declared_bytes, unpacked_bytes
-from edge_fl_devices.flash import edge_fl_wheel
 from edge_fl_devices.update import environment
 from edge_fl_server.release import agent_releases
 from edge_fl_server.release.repository import Repository
@@ -25,7 +25,7 @@ MB = 1 << 20
 def built(content: bytes) -> bytes:
     """A wheel of edge-fl with one module, compressed."""
     metadata = b"Metadata-Version: 2.1\nName: edge-fl\nVersion: 9.0\n"
-    payload = edge_fl_wheel._zip(
+    payload = device_wheel._zip(
         {"edge_fl_big.py": content, "edge_fl-9.0.dist-info/METADATA": metadata}, "edge_fl-9.0.dist-info"
     )
     packed = io.BytesIO()

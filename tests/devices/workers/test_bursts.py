@@ -22,14 +22,14 @@ from edge_fl_devices.data.load import streamer
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.labelling.session import View
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Installed, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_maker.labelling.session import View
 from tests.devices import bursts
-from tests.devices.labelling.fruit import CLASSES, INPUT, Desk, desk, device
+from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from edge_fl.heads import HeadPlan
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl_server.research import run
+from edge_fl_lab.research import run
 from tests.edge_fl.methods import toy
 
 NAME = "class-statistics"

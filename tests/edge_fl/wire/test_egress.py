@@ -19,7 +19,7 @@ from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import Egress, of_head
 from edge_fl.wire.messages import Report
-from edge_fl_server.catalogue import sample
+from edge_fl_lab.catalogue import sample
 
 ALLOWED = Egress("full", {"update": ["extractor"]})
 

@@ -20,6 +20,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.console import units
+from edge_fl.console.formatting import clock
 from edge_fl.errors import RunError
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -30,7 +31,6 @@ from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
-from edge_fl_server.report.formatting import clock
 from edge_fl_server.runs.results import Results
 
 WIDTHS = (80, 100, 200)

@@ -14,12 +14,12 @@ from edge_fl.errors import ConfigError, InputError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
+from edge_fl_lab import trained
+from edge_fl_lab.report import page as report
 from edge_fl_server.orchestrate import setup
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, QuantiseConfig, ReleaseConfig
 from edge_fl_server.registry import Database, releases, runs
 from edge_fl_server.release import export
-from edge_fl_server.report import page as report
-from edge_fl_server.runs import trained
 from edge_fl_server.runs.results import Results, list_runs
 from tests.server.orchestrate.toy_runs import finished, with_recipe
 

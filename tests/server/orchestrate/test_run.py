@@ -20,13 +20,13 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Assignment, ServerState, decode
+from edge_fl_lab.report import page as report
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import deployment
 from edge_fl_server.recipes.recipe import ReleaseConfig
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
-from edge_fl_server.report import page as report
 from edge_fl_server.runs import checkpoint, round_metrics
 from edge_fl_server.runs.results import Results, list_runs
 from tests.server.orchestrate.toy_runs import finished, method, refusing, with_recipe

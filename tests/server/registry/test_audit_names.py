@@ -12,7 +12,7 @@ import typer
 from edge_fl.cli import ENTRY_POINTS, load, main
 from edge_fl.fleet import actions as certificate_actions
 from edge_fl.wire.roles import ACTIONS, Person
-from edge_fl_server.dashboard import actions as dashboard
+from edge_fl_console.dashboard import actions as dashboard
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import Database, audit, devices, fleets
 from edge_fl_server.registry.records import DeviceRecord

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.devices.capture.scenes import pixels
+from tests.maker.capture.scenes import pixels
 from tools.study.near_duplicates import scaled, table
 
 

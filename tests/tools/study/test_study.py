@@ -10,8 +10,8 @@ import pytest
 from edge_fl import metrics
 from edge_fl.console import tables
 from edge_fl.data import npz
-from edge_fl_server.compare.cell import CellResult
-from edge_fl_server.recommend import choose, evidence
+from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.recommend import choose, evidence
 from tools.study import cli, findings, images, runs, settings
 from tools.study.settings import Setting
 from tools.study.work import Run

@@ -24,7 +24,7 @@ import signal
 import sys
 import numpy as np
 from edge_fl.console import progress
-from edge_fl_server.research import run
+from edge_fl_lab.research import run
 from edge_fl_server.training.engines import simulated
 
 def fail(number, frame):

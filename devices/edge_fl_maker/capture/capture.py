@@ -1,0 +1,144 @@
+"""Capture pictures without labels into the pool, within the device's daily budget.
+
+    FOLDER/unlabelled/usage.json     the day's usage of the process that captures
+
+The budget is used up by the agent and this process together. Then the source is closed until the next day.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from typing import Literal
+
+from msgspec.structs import replace
+
+from edge_fl import threads
+from edge_fl.console.output import print_status
+from edge_fl.errors import EdgeFLError
+from edge_fl.fleet.settings import Budget
+from edge_fl_devices.board import usage
+from edge_fl_devices.board.usage import Meter
+from edge_fl_devices.capture_settings import CaptureConfig
+from edge_fl_maker.capture.camera import LIMITS, CameraLimits
+from edge_fl_maker.capture.pool import Added, Pool
+from edge_fl_maker.capture.sources import PictureSource, open_source
+
+log = logging.getLogger(__name__)
+
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
+
+
+class Capture:
+    """Adds pictures of `config.source` to the pool in a thread, and pictures of other programs through `add`."""
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        pool: Pool,
+        budget: Budget,
+        notify: Callable[[str], None] = print_status,
+        limits: CameraLimits = LIMITS,
+    ) -> None:
+        self._config, self._pool, self._budget = config, pool, budget
+        self._notify, self._limits = notify, limits
+        self._bytes, self._lock = 0, threading.Lock()
+        self._meter = Meter(pool.folder, lambda: self._bytes, watts=budget.watts)
+        self._state: tuple[State, str] = ("off", "")
+        self._added = Counter[str]()
+        self._source: PictureSource | None = None
+        self._stopped = threading.Event()
+        self._thread = threads.lasting(
+            self._run,
+            "edge-fl-capture",
+            stopped=self._stopped,
+            report=lambda why: self._become("waiting", why),
+        )
+
+    def start(self) -> None:
+        """Start the thread, if there is a source."""
+        if self._config.source:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and close the source."""
+        self._stopped.set()
+        if source := self._source:
+            source.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def add(self, picture: bytes, source: str) -> Added:
+        """Add a picture to the pool, unless the day's budget is used up."""
+        why = self._over_budget(len(picture))
+        added = Added("", "paused", why) if why else self._pool.add(picture, source)
+        with self._lock:
+            self._added[added.why or "added"] += 1
+        return added
+
+    def status(self) -> dict[str, object]:
+        """State and its reason; size of the pool; how many pictures were added since the start, and not added, by reason."""
+        state, why = self._state
+        if state == "capturing" and self._source and self._source.interrupted:
+            state = "waiting"
+        return {
+            "state": state,
+            "why": why,
+            "pictures": len(self._pool.names()),
+            "bytes": self._pool.size_bytes,
+            "since_start": dict(self._added),
+        }
+
+    def _run(self) -> None:
+        retry_s = MIN_RETRY_S
+        while not self._stopped.is_set():
+            if why := self._over_budget():
+                self._become("paused", why)
+                retry_s = MAX_RETRY_S
+            else:
+                try:
+                    self._capture()
+                    retry_s = MIN_RETRY_S
+                except EdgeFLError as error:
+                    self._become("waiting", f"{error.message}; trying again")
+                    retry_s = min(2 * retry_s, MAX_RETRY_S)
+                except Exception as error:  # the status shows the type; the log has the rest
+                    log.exception("unexpected error while capturing")
+                    self._become("waiting", type(error).__name__)
+                    retry_s = MAX_RETRY_S
+            self._stopped.wait(retry_s)
+        self._state = ("off", "")
+
+    def _capture(self) -> None:
+        """Capture until stopped or until the budget is used up."""
+        with closing(open_source(self._config.source, self._notify, self._limits)) as self._source:
+            self._become("capturing", "")
+            while not self._stopped.is_set():
+                for picture in self._source.take():
+                    added = self.add(*picture)
+                    if added.why == "paused":
+                        return
+                    if added.why == "disk full" or added.why == "not writable":
+                        self._become(added.why, added.detail)
+                        break  # the picture comes again
+                    self._become("capturing", "")
+                self._stopped.wait(self._config.every_s)
+
+    def _become(self, state: State, why: str) -> None:
+        """Change the state, and report the change."""
+        before, self._state = self._state, (state, why)
+        if before[0] != state and (before[0], state) != ("off", "capturing"):
+            self._notify(f"capture: {state}" + (f" ({why})" if why else ""))
+
+    def _over_budget(self, more_bytes: int = 0) -> str:
+        """Name the exhausted budget; "" if there is none."""
+        with self._lock:
+            self._bytes += more_bytes
+            own, agent = self._meter.update(), usage.read(self._pool.folder.parent)
+        if agent.day == own.day:
+            own = replace(own, bytes=own.bytes + agent.bytes, cpu_s=own.cpu_s + agent.cpu_s)
+        return usage.exceeded(own, self._budget)

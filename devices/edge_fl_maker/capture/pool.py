@@ -1,0 +1,340 @@
+"""The pool of pictures without labels in a device's folder; several processes may change it at once.
+
+    FOLDER/unlabelled/NAME.jpg, .png    the pictures; NAME is a hash of the file
+    FOLDER/unlabelled/index.jsonl       one line per picture ever added, up to REMEMBERED, so that pictures that were labelled, discarded or
+                                        dropped do not return
+
+A full pool drops the least informative pictures, a share of SLACK at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from edge_fl.data import pictures
+from edge_fl.data.pictures import PictureError
+from edge_fl.errors import ArtefactError, DataError
+from edge_fl.failures import Failure
+from edge_fl.files import atomic
+from edge_fl.files.disk import reporting, require_space
+from edge_fl.files.paths import is_utf8, text
+from edge_fl.files.shared import make_folder, open_private
+from edge_fl.untrusted import NOT_JSON
+from edge_fl_devices.capture_settings import MB, CaptureConfig
+from edge_fl_maker.capture.near_duplicates import difference_hash, is_near_duplicate
+
+FOLDER, INDEX, LOCK = "unlabelled", "index.jsonl", ".lock"
+STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
+REMEMBERED = 5000
+SLACK = 0.05
+SPARE_BYTES = 64 * MB
+"""Free space that is left on the disk for releases, heads and reports."""
+JPEG_QUALITY = 90
+TICK_NS = 100_000_000
+"""Changes of a folder within this time of each other may have the same time."""
+
+Why = Literal[
+    "", "not a picture", "duplicate", "too soon", "too large", "paused", "disk full", "not writable"
+]
+Order = Callable[[Sequence[str]], Sequence[str]]
+"""Sorts names of pictures, the most informative first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """The name of a picture that was added; or "" and why it was not."""
+
+    name: str
+    why: Why = ""
+    detail: str = ""
+
+
+class Entry(Struct, frozen=True):
+    """A line of the index; `time` in seconds since 1970."""
+
+    name: str
+    source: str
+    time: float
+    hash: str
+
+
+class Pool:
+    """Pictures in `folder`, within the limits of `config`.
+
+    `order` decides what a full pool drops: its last pictures. By default it sorts by name, which is random: an even sample of all
+    pictures that were ever added.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: CaptureConfig,
+        order: Order = sorted,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.folder, self.order = folder, order
+        self._config, self._clock = config, clock
+        self._listing, self._lines = _Listing(), _Lines()
+
+    def add(self, picture: bytes, source: str) -> Added:
+        """Add a picture file unless it is a near duplicate of an earlier one, or comes too soon after the last one of its source.
+
+        Formats other than JPEG and PNG are converted to JPEG, grey ones of 16 bits to PNG. On a full disk the pool stays as it is.
+        """
+        try:
+            hash = difference_hash(picture)
+            content, suffix = _storable(picture)
+        except PictureError as error:
+            return Added("", "not a picture", error.words)
+        if len(content) > self._config.max_bytes:
+            return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
+        name = hashlib.sha256(content).hexdigest()[:16] + suffix
+        entry = Entry(name, source, self._clock(), hash)
+        try:
+            with reporting(text(self.folder)):
+                return self._add(entry, content)
+        except ArtefactError as error:
+            return Added("", "disk full" if error.why == Failure.ENOSPC else "not writable", error.message)
+
+    def names(self) -> list[str]:
+        """Return the names of all pictures, sorted."""
+        return sorted(self._sizes())
+
+    def path(self, name: str) -> Path:
+        """Return the file of a picture. Raises DataError if it is not in the pool."""
+        path = self.folder / name
+        if not _is_name(name) or path.is_symlink() or not path.is_file():
+            raise DataError(f"{name}: not among the pictures without labels; it was labelled or dropped")
+        return path
+
+    def remove(self, name: str) -> None:
+        """Delete a picture; near duplicates of it stay rejected. Raises DataError if it is not in the pool."""
+        with self._locked():
+            self.path(name).unlink()
+
+    def restore(self, name: str, picture: bytes) -> None:
+        """Put a removed picture back under its name. Raises ArtefactError if it cannot be written."""
+        with self._locked():
+            atomic.write(self.folder / Path(name).name, picture, private=True)
+
+    def entries(self) -> dict[str, Entry]:
+        """Return source and time of the pictures by name, in the order in which they were added."""
+        present = self._sizes()
+        return {entry.name: entry for entry in self._index() if entry.name in present}
+
+    def entry(self, name: str) -> Entry | None:
+        """Return source and time of a picture; None if the index does not have it."""
+        self._index()
+        return self._lines.by_name.get(name)
+
+    def too_small_disk(self) -> str:
+        """Return a remark if the limits are more than the disk can hold; "" otherwise."""
+        with suppress(OSError):
+            make_folder(self.folder, 0o700)
+            room = shutil.disk_usage(self.folder).free - SPARE_BYTES + self.size_bytes
+            if room < self._config.max_bytes:
+                return (
+                    f"capture: max_mb = {self._config.max_mb:g}, but the disk has room for {max(room, 0) // MB} MB of pictures;"
+                    " when that is used, no more are added"
+                )
+        return ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Total size of the pictures."""
+        return sum(self._sizes().values())
+
+    def _add(self, entry: Entry, content: bytes) -> Added:
+        while not (why := self._rejection(entry)):
+            dropped = self._least_informative(len(content))  # not locked: it may take seconds
+            with self._locked():
+                if why := self._rejection(entry):
+                    break
+                going = set(dropped)
+                sizes = [size for name, size in self._sizes().items() if name not in going]
+                if self._fits(len(sizes), sum(sizes), len(content)):
+                    self._write(entry, content)  # first: on a full disk no picture is dropped for nothing
+                    for name in dropped:
+                        (self.folder / name).unlink(missing_ok=True)
+                    return Added(entry.name)
+        return Added("", why)
+
+    def _rejection(self, entry: Entry) -> Why:
+        known = self._index()
+        if (self.folder / entry.name).exists() or is_near_duplicate(entry.hash, self._lines.hashes):
+            return "duplicate"
+        since = (entry.time - each.time for each in known if each.source == entry.source)
+        return "too soon" if any(0 <= passed_s < self._config.every_s for passed_s in since) else ""
+
+    def _least_informative(self, needed_bytes: int) -> list[str]:
+        """Return the names to drop so that one more picture fits: a share of SLACK at once, because an order takes time."""
+        sizes = self._sizes()
+        count, total_bytes = len(sizes), sum(sizes.values())
+        if self._fits(count, total_bytes, needed_bytes):
+            return []
+        dropped: list[str] = []
+        for name in reversed(self.order(sorted(sizes))):
+            if self._fits(count, total_bytes, needed_bytes, 1 - SLACK):
+                break
+            dropped.append(name)
+            count, total_bytes = count - 1, total_bytes - sizes[name]
+        return dropped
+
+    def _fits(self, count: int, total_bytes: int, needed_bytes: int, share: float = 1.0) -> bool:
+        """Whether one more picture fits into a share of the limits, next to `count` others of `total_bytes`."""
+        most, most_bytes = share * self._config.max_pictures, share * self._config.max_bytes
+        return count < most and total_bytes + needed_bytes <= most_bytes
+
+    def _write(self, entry: Entry, content: bytes) -> None:
+        require_space(self.folder, len(content) + SPARE_BYTES, entry.name)
+        path = self.folder / entry.name
+        atomic.write(path, content, private=True)
+        try:
+            self._append(entry)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _append(self, entry: Entry) -> None:
+        """Add a line to the index; every REMEMBERED lines it is written anew, without the oldest pictures that are gone."""
+        known, present = self._index(), self._sizes()
+        line = msgspec.json.encode(entry)
+        if len(known) < len(present) + 2 * REMEMBERED:
+            with os.fdopen(open_private(self.folder / INDEX, os.O_WRONLY | os.O_APPEND), "ab") as file:
+                file.write(b"\n" + line)  # after whatever an interrupted write has left
+            return
+        old = [each for each in known[:-REMEMBERED] if each.name in present]
+        lines = [msgspec.json.encode(each) for each in (*old, *known[-REMEMBERED:])]
+        atomic.write(self.folder / INDEX, b"\n".join([*lines, line]), private=True)
+
+    def _index(self) -> list[Entry]:
+        with suppress(FileNotFoundError):
+            self._lines = self._lines.read(self.folder / INDEX)
+            return self._lines.entries
+        self._lines = _Lines()
+        return []
+
+    def _sizes(self) -> Mapping[str, int]:
+        """Return the sizes of all pictures by name."""
+        with suppress(FileNotFoundError):
+            self._listing = self._listing.read(self.folder)
+            return self._listing.sizes
+        return {}  # no picture was added yet
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the pool; other failures of the disk become ArtefactError."""
+        with reporting(text(self.folder)):
+            make_folder(self.folder, 0o700)
+            with os.fdopen(open_private(self.folder / LOCK, os.O_WRONLY), "wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """Sizes of the pictures in a folder by name, from one look at it, which began at `began_ns`; `changed_ns` is the folder's time."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    changed_ns: int = -1
+    began_ns: int = 0
+
+    def read(self, folder: Path) -> _Listing:
+        """Return a current listing: this one unless the folder has changed; then only new names are looked up. Raises FileNotFoundError."""
+        began_ns, changed_ns = time.time_ns(), folder.stat().st_mtime_ns
+        if changed_ns == self.changed_ns and self.began_ns - changed_ns > TICK_NS:
+            return self
+        sizes = {}
+        with os.scandir(folder) as files:
+            for file in files:
+                # a link would show another file on the label page
+                if _is_name(file.name) and file.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):  # removed by another process
+                        known = self.sizes.get(file.name)
+                        sizes[file.name] = file.stat().st_size if known is None else known
+        return _Listing(sizes, changed_ns, began_ns)
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The entries of an index file, up to `end` bytes, with the hashes as numbers."""
+
+    inode: int = 0
+    end: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    by_name: dict[str, Entry] = field(default_factory=dict)
+    hashes: list[int] = field(default_factory=list)
+
+    def read(self, file: Path) -> _Lines:
+        """Return all entries: those known, and those of the lines that were added since. Raises FileNotFoundError."""
+        with file.open("rb") as lines:
+            stat = os.fstat(lines.fileno())
+            if (stat.st_ino, stat.st_size) == (self.inode, self.end):
+                return self
+            is_longer = stat.st_ino == self.inode and stat.st_size > self.end
+            lines.seek(start := self.end if is_longer else 0)
+            added = lines.read()
+        new = [entry for line in added.split(b"\n") if (entry := _entry(line))]
+        last = added[added.rfind(b"\n") + 1 :]
+        unfinished = 0 if _entry(last) else len(last)  # another process may be writing it
+        entries, hashes = (self.entries, self.hashes) if is_longer else ([], [])
+        by_name = {entry.name: entry for entry in new}
+        return _Lines(
+            stat.st_ino,
+            start + len(added) - unfinished,
+            entries + new,
+            self.by_name | by_name if is_longer else by_name,
+            hashes + [int(entry.hash, 16) for entry in new],
+        )
+
+
+def jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode pixels, grey [H, W] or RGB [H, W, 3]."""
+    return pictures.jpeg(pixels, JPEG_QUALITY)
+
+
+def _storable(picture: bytes) -> tuple[bytes, str]:
+    """Return the content and suffix of the file to store. Raises PictureError."""
+    for start, suffix in STARTS.items():
+        if picture.startswith(start):
+            return picture, suffix
+    bits, colour = pictures.bits_used(BytesIO(picture))
+    if bits and not colour:  # a JPEG has 8 bits, and which of them to keep is the learner's to know
+        return pictures.grey_png(BytesIO(picture)), ".png"
+    pixels = pictures.decode(BytesIO(picture), None)
+    return jpeg(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), ".jpg"
+
+
+def _is_name(name: str) -> bool:
+    """Whether this can be a picture of the pool; a page could not name one that is no text."""
+    return (
+        Path(name).suffix in STARTS.values()
+        and not name.startswith(".")
+        and "/" not in name
+        and is_utf8(name)
+    )
+
+
+def _entry(line: bytes) -> Entry | None:
+    """Decode a line of the index; None for a damaged one."""
+    try:
+        entry = msgspec.json.decode(line, type=Entry)
+        int(entry.hash, 16)
+    except (ValueError, *NOT_JSON):
+        return None
+    return entry

@@ -1,0 +1,151 @@
+"""The makers' commands `edge-fl device ...`: predict over HTTP and from a camera, export, label, share, back up and reset."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, IdentityOption
+from edge_fl.console import units
+from edge_fl.console.output import print_status
+from edge_fl.files.paths import text
+from edge_fl_devices.options import (
+    DEVICE_FOLDER,
+    ConfigOption,
+    ExistingFolder,
+    FalseAlarmOption,
+    FleetOption,
+    HostOption,
+    IdOption,
+    PortOption,
+    PrecisionOption,
+    TopOption,
+    connection,
+)
+from edge_fl_devices.serving.show import print_threshold
+from edge_fl_maker.upkeep.cli import backup, label, reset, restore, share, uninstall
+
+
+def register(app: App) -> None:
+    """Add the makers' commands to the group `device`."""
+    device = app.group("device")
+    device.add(serve, "edge-fl device serve --port 8000")
+    device.add(watch, "edge-fl device watch --camera 0 --interval 1")
+    device.add(export, "edge-fl device export model.onnx")
+    device.add(label, "edge-fl device label on")
+    device.add(share, "edge-fl device share")
+    device.add(reset, "edge-fl device reset --dir /var/lib/edge-fl")
+    device.add(backup, "edge-fl device backup pi-07.backup --passphrase-file secret")
+    device.add(restore, "edge-fl device restore pi-07.backup --passphrase-file secret")
+    device.add(uninstall, "edge-fl device uninstall")
+
+
+def export(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the model.")],
+    folder: ExistingFolder = DEVICE_FOLDER,
+) -> None:
+    """Write extractor and personal head of this device as one ONNX model; needs the package onnx."""
+    from edge_fl_devices.serving.predict import Predictor
+    from edge_fl_maker import fused
+
+    size = fused.export(Predictor(folder), file)
+    print_status(f"{text(file)}: {units.size(size)}; its predictions match the served model")
+
+
+def serve(
+    folder: ExistingFolder = DEVICE_FOLDER,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", help="The device's settings [those of the last device run]."
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            rich_help_panel="Connection",
+            help="Address to listen on; 0.0.0.0 for all: then clients need the token.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="N", rich_help_panel="Connection", min=0, max=65535, help="Port; 0 selects a free one."
+        ),
+    ] = 8000,
+    top: TopOption = 1,
+    precision: PrecisionOption = None,
+    false_alarm: FalseAlarmOption = None,
+) -> None:
+    """Predict over HTTP (POST a picture to /predict), and label pictures in a browser (/label)."""
+    from edge_fl_devices.board.memory import return_freed_blocks
+
+    return_freed_blocks()
+    from edge_fl_devices import config as settings
+    from edge_fl_devices.board.installation import settings_file
+    from edge_fl_maker.labelling.serve import serving
+
+    known = None if config else settings.remembered(folder)
+    if known is None and (file := config or settings_file()):
+        known = settings.from_options(file, {"folder": folder}, {})
+    options = {"top": top, "min_precision": precision, "false_alarm": false_alarm}
+    with serving(folder, known, host, port, options) as service:
+        service.run()
+
+
+def watch(
+    camera: Annotated[
+        str,
+        typer.Option(
+            metavar="CAMERA", help="Number of a camera, an rtsp:// or http:// address, or a video file."
+        ),
+    ] = "0",
+    folder: ExistingFolder = DEVICE_FOLDER,
+    top: TopOption = 1,
+    precision: PrecisionOption = None,
+    false_alarm: FalseAlarmOption = None,
+    interval: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Shortest time between predictions, in seconds.")
+    ] = 0.0,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Number of predictions; 0: until Ctrl-C.")
+    ] = 0,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Also publish over MQTT, with Home Assistant discovery.")
+    ] = False,
+    config: ConfigOption = None,
+    id: IdOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    fleet: FleetOption = None,
+    identity: IdentityOption = None,
+) -> None:
+    """Predict the newest frame of a camera, again and again: one JSON object per line."""
+    from contextlib import ExitStack
+
+    import msgspec
+
+    from edge_fl_maker.capture.camera import Camera
+    from edge_fl_maker.current_model import CurrentModel
+    from edge_fl_maker.watch import watch as predictions
+
+    with ExitStack() as stack:
+        model = CurrentModel(folder, top=top, min_precision=precision, false_alarm=false_alarm)
+        print_threshold(model.current())
+        publisher = None
+        if publish:
+            from edge_fl_maker.publishing import home_assistant
+
+            publisher = stack.enter_context(
+                home_assistant(config, id, connection(host, port, fleet, identity))
+            )
+        frames = stack.enter_context(Camera(camera))
+        for found in predictions(model, frames, interval_s=interval, count=count):
+            sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+            sys.stdout.flush()
+            if publisher:
+                publisher.publish(found)

@@ -1,0 +1,126 @@
+"""Publish predictions over MQTT, with Home Assistant's MQTT discovery (home-assistant.io/integrations/mqtt, sensor.mqtt).
+
+    homeassistant/sensor/DEVICE/class/config         retained: describes the sensor of the class
+    homeassistant/sensor/DEVICE/probability/config   retained: the sensor of its probability
+    homeassistant/sensor/DEVICE/prediction           the newest prediction, as JSON
+    homeassistant/sensor/DEVICE/availability         retained, and the will: online or offline
+
+All of a device's topics share one branch, which the broker's access list grants it (`edge_fl.wire.topics.access_rules`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+import msgspec
+
+from edge_fl import __version__
+from edge_fl.errors import DeadlineError
+from edge_fl.wire.topics import home_assistant
+from edge_fl.wire.transport import Connected, Event, Listener, Packet, Transport
+from edge_fl_maker.watch import WatchedPrediction
+
+Connect = Callable[[str, Packet | None, Listener], Transport]
+"""Connects the client of this name with its will."""
+
+ONLINE, OFFLINE = b"online", b"offline"
+TEXT = "text/plain"
+CONNECT_S = 15.0
+DRAIN_S = 2.0
+REPEAT_S = 10.0
+"""An unchanged class is published at most this often."""
+
+
+class HomeAssistant:
+    """Announces the device's sensors and publishes its predictions. `client` is the MQTT client's name.
+
+    Raises ConnectError if no broker accepts the client at first. Later connections are made in the background; predictions expire
+    after REPEAT_S.
+    """
+
+    def __init__(self, connect: Connect, client: str, device: str, fleet: str) -> None:
+        self._device, self._fleet = device, fleet
+        self._announce = threading.Event()
+        self._published, self._due_s = "", 0.0
+        will = Packet(home_assistant(device, "availability"), OFFLINE, retain=True, content_type=TEXT)
+        self._transport = connect(client, will, self._receive)
+        try:
+            self._transport.wait_connected(CONNECT_S)
+        except BaseException:
+            self._transport.close()
+            raise
+        self._announce.wait(
+            CONNECT_S
+        )  # `Connected` may come a moment later, and must not be taken for a reconnect
+
+    def publish(self, found: WatchedPrediction) -> None:
+        """Publish a prediction if its class is new or the last one is older than REPEAT_S."""
+        if self._announce.is_set():  # connected, for the first time or again
+            self._announce.clear()
+            for packet in (*announcements(self._device, self._fleet), self._availability(ONLINE)):
+                self._transport.publish(packet)
+            self._published = ""
+        now_s = time.monotonic()
+        shown = found.label or found.status
+        if shown == self._published and now_s < self._due_s:
+            return
+        self._published, self._due_s = shown, now_s + REPEAT_S
+        topic = home_assistant(self._device, "prediction")
+        self._transport.publish(Packet(topic, msgspec.json.encode(found), expiry_s=int(REPEAT_S)))
+
+    def close(self) -> None:
+        """Publish that the device is offline, and disconnect."""
+        self._transport.publish(self._availability(OFFLINE))
+        with suppress(DeadlineError):
+            self._transport.drain(DRAIN_S)
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _receive(self, event: Event) -> None:
+        if isinstance(event, Connected):
+            self._announce.set()
+
+    def _availability(self, payload: bytes) -> Packet:
+        return Packet(home_assistant(self._device, "availability"), payload, retain=True, content_type=TEXT)
+
+
+def announcements(device: str, fleet: str) -> list[Packet]:
+    """The retained discovery messages of a device: one per sensor, both of one Home Assistant device."""
+    state = home_assistant(device, "prediction")
+    common = {
+        "state_topic": state,
+        "availability_topic": home_assistant(device, "availability"),
+        "device": {"identifiers": [f"edge-fl-{fleet}-{device}"], "name": device, "manufacturer": "edge-fl"},
+        "origin": {"name": "edge-fl", "sw_version": __version__},
+    }
+    sensors: dict[str, dict[str, object]] = {
+        "class": {
+            "name": "Class",
+            "icon": "mdi:eye",
+            "value_template": "{{ value_json.label or value_json.status }}",
+            "json_attributes_topic": state,
+        },
+        "probability": {
+            "name": "Probability",
+            "unit_of_measurement": "%",
+            "state_class": "measurement",
+            "value_template": "{{ (100 * value_json.probability) | round(1) }}",
+        },
+    }
+    return [
+        Packet(
+            home_assistant(device, f"{sensor}/config"),
+            msgspec.json.encode({**own, **common, "unique_id": f"edge-fl-{fleet}-{device}-{sensor}"}),
+            retain=True,
+        )
+        for sensor, own in sensors.items()
+    ]

@@ -1,0 +1,428 @@
+"""Learn from labels at once: a thread of `edge-fl device serve` that keeps the features of all pictures, fits a head after each label, and
+orders the unlabelled pictures.
+
+The head is stored as the immediate head of the extractor (`Store.keep_immediate_head`), in a file that only this service writes. The agent
+owns everything else in the folder, including its lock: it notices the changed data, as always, fits the configured kind of head within
+`refit_every_s`, compares it with its own last head and reports it. From then on that head predicts, until the next label. So neither
+process waits for the other, the agent's guard and reports never depend on an immediate head, and the immediate head survives a restart of
+either.
+
+Groups, fits and orders run in a child that is kept for IDLE_S after the last one; this process holds an extractor, but no features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edge_fl import heads, threads
+from edge_fl.data import groups as grouping
+from edge_fl.data import pictures
+from edge_fl.data.class_names import class_of
+from edge_fl.data.groups import Groups
+from edge_fl.data.pictures import SUFFIXES, PictureError
+from edge_fl.errors import EdgeFLError, InputError, KilledError
+from edge_fl.files.folder import is_system
+from edge_fl.files.paths import text
+from edge_fl.heads import calibration as calibrations
+from edge_fl.release.manifest import Manifest
+from edge_fl_devices.child import KILLS, Children, decode, encode
+from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import load, sources
+from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
+from edge_fl_devices.data.origins import origin
+from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.features.extractor import Extractor
+from edge_fl_devices.serving.predict import Prediction, Predictor
+from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.store import ImmediateHead, Store
+from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
+from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.current_model import CurrentModel
+from edge_fl_maker.labelling import immediate
+from edge_fl_maker.labelling.feature_rows import FeatureRows, file_key
+from edge_fl_maker.labelling.immediate import Grouped, Grouping, ImmediateFit, Order, Ordering
+from edge_fl_maker.labelling.moves import FOLDER
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 5.0
+"""Interval of looks for pictures that came or went in other ways, and for a new release."""
+IDLE_S = 60.0
+FIT_DEADLINE_S = 60.0
+TOP = 3
+MOST_ORDERED = 4000
+"""Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
+LEAST = 2
+"""Labelled pictures without which no head is fitted, as by the agent."""
+Files = dict[bytes, Path]
+"""Pictures by the keys of their files."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the thread knows: the classes of the release, if any.
+
+    missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
+    scene. unreadable: labelled files that cannot be used, with the reason. problem: why the last step failed, or "".
+    """
+
+    classes: tuple[str, ...] = ()
+    release: int = 0
+    missing: int = 0
+    fits: int = 0
+    single: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Release:
+    """The release that predicts, with its extractor and the features of pictures; the 16-bit ones are scaled from `bits`."""
+
+    installed: Installed
+    extractor: Extractor
+    rows: FeatureRows
+    bits: int = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.installed.manifest
+
+
+class Learner:
+    """Learns from the folder `data` of labelled pictures and from the pool; `lock` is held while the extractor works."""
+
+    def __init__(
+        self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
+    ) -> None:
+        self.progress, self.counts = Progress(), dict[str, int]()
+        self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
+        self._store = Store(Path(config.folder))
+        self._children = Children(immediate.MODULE, "labelling", keep=True)
+        self._marker = DecodingMarker(self._store.folder / FOLDER, file_key)
+        self._release: _Release | None = None
+        self._unusable: dict[bytes, str] = {}
+        self._sampled: tuple[Predictor | None, int] | None = None
+        self._grouped: tuple[object, Groups] = None, grouping.alone()
+        self._order: list[str] = []
+        self._ordered: object = None
+        self._learned = self._agent_key = ""
+        self._working = False
+        self._killed: dict[type, tuple[object, list[KilledError]]] = {}
+        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._thread = threads.lasting(
+            self._run, "edge-fl-labelling", stopped=self._stopped, report=lambda why: self._show(problem=why)
+        )
+
+    def start(self) -> None:
+        """Look up the classes, and start the thread."""
+        with suppress(EdgeFLError):  # the thread tries again and shows the problem
+            self._look_up()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and its child."""
+        self._stopped.set()
+        self._changed.set()
+        self._thread.join()
+        self._children.close()
+        self._marker.close()
+
+    def look(self) -> None:
+        """Look for changes at once: a picture was labelled, put back or added."""
+        self._changed.set()
+
+    def count(self) -> None:
+        """Count the pictures of every class, those included that no release names: `counts`."""
+        found: dict[str, int] = {}
+        with (
+            suppress(FileNotFoundError),
+            os.scandir(self._data) as folders,
+        ):  # without a list of paths, for the sake of memory
+            for folder in folders:
+                name = class_of(folder.name)
+                if name and folder.is_dir() and not is_system(folder.name):
+                    with os.scandir(folder) as files:
+                        pictures = sum(_is_picture(file.name) for file in files)
+                        found[name] = found.get(name, 0) + pictures
+        counts = dict.fromkeys(self.progress.classes, 0) | dict(sorted(found.items()))
+        self.counts = counts
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change is not learned yet."""
+        return self._changed.is_set() or self._working
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """Sort pictures of the pool, the most informative first; those that are not ordered yet come last."""
+        ranks = {name: rank for rank, name in enumerate(self._order)}
+        return sorted(names, key=lambda name: (ranks.get(name, len(ranks)), name))
+
+    def predictor(self) -> Predictor | None:
+        """Return the model that predicts; None before the first head."""
+        with suppress(InputError):
+            return self._model.current()
+        return None
+
+    def prediction(self, name: str, key: bytes) -> Prediction | None:
+        """Predict a picture from the features of its file's key; None without a head or before the features are known."""
+        predictor, release = self.predictor(), self._release
+        if predictor is None or release is None or predictor.extractor is not release.extractor:
+            return None
+        if predictor.bits not in (0, release.bits):  # the features are computed again
+            return None
+        z = release.rows.find(key)
+        return next(predictor.from_features(z, [name], TOP)) if z is not None else None
+
+    def _run(self) -> None:
+        idle_s = 0.0
+        while not self._stopped.is_set():
+            self._working = True
+            self._changed.clear()
+            try:
+                self._update()
+                self._show(problem="")
+            except (EdgeFLError, OSError, MemoryError) as error:
+                self._show(problem=str(error) or type(error).__name__)
+            except Exception as error:  # the page gets the type; the log has the rest
+                log.exception("unexpected error while learning from labels")
+                self._show(problem=type(error).__name__)
+            self._working = False
+            idle_s = 0.0 if self._changed.wait(CHECK_S) else idle_s + CHECK_S
+            if idle_s >= IDLE_S:
+                self._children.close()
+
+    def _show(self, **changes: object) -> None:
+        self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
+
+    def _update(self) -> None:
+        """Count the labels, compute missing features, fit a head if the labels changed, and order the pool."""
+        if (release := self._look_up()) is None:
+            return
+        missing, y = self._labelled(release)
+        if not self._extract(missing, release, count=True):
+            return
+        y = {key: label for key, label in y.items() if key in release.rows}
+        self._learn(y, release)
+        unlabelled = self._unlabelled()
+        if self._extract(unlabelled, release):
+            self._sort(
+                {key: path.name for key, path in unlabelled.items() if key in release.rows}, [*y], release
+            )
+            release.rows.keep([*y, *unlabelled])
+
+    def _look_up(self) -> _Release | None:
+        """Return the release that predicts, and count the pictures of its classes."""
+        before = self._release
+        if (found := self._model.extractor()) is None:
+            self._release = None
+            self._show(classes=(), release=0)
+        else:
+            manifest = found[0].manifest
+            self._settle(manifest)
+            bits = self._bits(tuple(manifest.classes))
+            if before and before.extractor is found[1] and before.bits == bits:
+                rows = before.rows
+            else:
+                folder = self._store.folder / FOLDER
+                rows = FeatureRows(folder, manifest.extractor.sha256, manifest.feature_dim, bits)
+            self._release = _Release(*found, rows, bits)
+            self._show(classes=tuple(manifest.classes), release=manifest.release)
+        self.count()
+        return self._release
+
+    def _bits(self, classes: tuple[str, ...]) -> int:
+        """How many bits 16-bit pictures use: those that the head was fitted on, else those of the settings or of a sample."""
+        predictor = self.predictor()
+        if predictor and predictor.bits:
+            return predictor.bits
+        if self._sampled is None or self._sampled[0] is not predictor:
+            depth = sources.depth_of(self._files(classes), self._spec(classes), self._marker)
+            self._sampled = predictor, depth.bits
+        return self._sampled[1]
+
+    def _settle(self, manifest: Manifest) -> None:
+        """Decode alone what may have ended the last process, before any other picture."""
+        if self._marker.suspect:
+            with self._lock:
+                self._marker.settle(
+                    self._files(tuple(manifest.classes)), lambda path: pictures.decode(path, manifest.input)
+                )
+
+    def _files(self, classes: tuple[str, ...]) -> list[Path]:
+        """List the labelled pictures and those of the pool."""
+        spec = self._spec(classes)
+        labelled = sources.scan(os.fspath(self._data), spec).files if self._data.is_dir() else []
+        return [*(path for path, _ in labelled), *(self._pool.folder / name for name in self._pool.names())]
+
+    def _spec(self, classes: tuple[str, ...]) -> DataSpec:
+        return load.with_settings(DataSpec(classes), self._config)
+
+    def _labelled(self, release: _Release) -> tuple[Files, dict[bytes, int]]:
+        """List the pictures that a head is fitted on: those without features, and the class ids of all."""
+        files: Files = {}
+        y: dict[bytes, int] = {}
+        if self._data.is_dir():
+            spec = self._spec(tuple(release.manifest.classes))
+            for path, label in sources.scan(os.fspath(self._data), spec).files:
+                with suppress(FileNotFoundError):  # moved at this moment
+                    y[key := file_key(path)] = label
+                    if key not in release.rows:
+                        files[key] = path
+        return files, y
+
+    def _unlabelled(self) -> Files:
+        files: Files = {}
+        for name in self._pool.names():
+            with suppress(FileNotFoundError):  # labelled or dropped at this moment
+                files[file_key(self._pool.folder / name)] = self._pool.folder / name
+        return files
+
+    def _extract(self, files: Files, release: _Release, *, count: bool = False) -> bool:
+        """Compute missing features, one picture at a time; return False if something changed before the end."""
+        missing = [key for key in files if key not in release.rows and key not in self._unusable]
+        for number, key in enumerate(missing):
+            if self._changed.is_set():
+                return False
+            if count:
+                self._show(missing=len(missing) - number)
+            self._read(files[key], key, release)
+        if count:
+            self._show(missing=0, unreadable=tuple(filter(None, map(self._unusable.get, files))))
+        return True
+
+    def _read(self, path: Path, key: bytes, release: _Release) -> None:
+        """Compute the features of a picture, and what tells which others belong to it."""
+        if self._marker.is_fatal(path):
+            self._unusable[key] = f"{_short(path)} ({FATAL})"
+            return
+        try:
+            with self._lock, self._marker.of(path):
+                image = pictures.decode(path, release.manifest.input, bits=release.bits)
+                z = release.extractor.features(image[None])[0]
+                taken = origin(path, pictures.header(path))
+        except PictureError as error:
+            if path.exists():  # not moved at this moment
+                self._unusable[key] = f"{_short(path)} ({error.words})"
+        except FileNotFoundError:
+            return
+        else:
+            release.rows.add(key, z, grouping.thumbnails(image[None])[0], taken)
+
+    def _learn(self, y: dict[bytes, int], release: _Release) -> None:
+        """Fit an immediate head, unless the head that predicts is fitted on these labels."""
+        sha256, manifest = release.extractor.sha256, release.manifest
+        fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
+        groups = self._groups([*y], release)
+        self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
+        agent, newer = self._store.head(sha256), self._store.immediate_head(sha256)
+        agent_key, before = agent.fit_key if agent else "", self._agent_key
+        if newer:
+            self._learned = newer.fingerprint
+        elif agent and (
+            agent_key != before or not self._learned
+        ):  # the agent has fitted; on all these labels?
+            all_used = grouping.count(groups, len(y)) < self._config.cross_validate_below
+            covered = not all_used or agent.parcel.report.samples == len(y)
+            self._learned = fingerprint if covered else ""
+        self._agent_key = agent_key
+        if len(y) < LEAST or fingerprint == self._learned:
+            return
+        spec = FitSpec(
+            immediate.immediate_kind(self._config.head, manifest.heads),
+            len(manifest.classes),
+            manifest.unit_norm,
+            sha256,
+            seed=manifest.round,
+            balanced=self._config.balanced,
+            plan=manifest.heads,
+        )
+        extras = release.installed.extras
+        request = ImmediateFit(
+            str(release.rows.path),
+            manifest.feature_dim,
+            release.rows.rows(y),
+            labels,
+            spec,
+            {name: str(path) for name, path in extras.items()},
+            str(self._store.folder),
+            groups,
+        )
+        fitted = decode(self._ask(request, fingerprint), FittedHead)
+        head = heads.from_arrays(fitted.arrays, fitted.description)
+        calibration = calibrations.from_arrays(fitted.calibration)
+        self._store.keep_immediate_head(
+            ImmediateHead(head, calibration, fingerprint, agent_key, release.bits)
+        )
+        self._learned = fingerprint
+        self._show(fits=self.progress.fits + 1)
+
+    def _groups(self, keys: list[bytes], release: _Release) -> Groups:
+        """Return which labelled pictures belong together, computed again when others are labelled."""
+        state = (keys, release.rows)
+        if state != self._grouped[0]:
+            dim = release.manifest.feature_dim
+            request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys))
+            self._grouped = state, decode(self._ask(request, state), Grouped).groups
+        return self._grouped[1]
+
+    def _ask(self, request: ImmediateFit | Grouping | Ordering, state: object) -> bytes:
+        """Return the child's response. A child that a signal ended KILLS times is not asked again before `state` is another one."""
+        kind = type(request)
+        known, killed = self._killed.get(kind, (state, []))
+        if known == state and len(killed) >= KILLS:
+            raise killed[-1]
+        try:
+            response = self._children.request(encode(request), FIT_DEADLINE_S)
+        except KilledError as error:
+            self._killed[kind] = (state, [*(killed if known == state else []), error])
+            raise
+        self._killed.pop(kind, None)
+        return response
+
+    def _sort(self, unlabelled: dict[bytes, str], labelled: Sequence[bytes], release: _Release) -> None:
+        """Order the pool, if its pictures or the head changed."""
+        predictor = self.predictor()
+        if predictor and predictor.extractor is not release.extractor:
+            return
+        state = (predictor, frozenset(unlabelled))
+        if state == self._ordered:
+            return
+        some = sorted(unlabelled.items(), key=lambda item: item[1])[:MOST_ORDERED]
+        unlabelled = dict(some)
+        request = Ordering(
+            os.fspath(release.rows.path),
+            release.manifest.feature_dim,
+            release.rows.rows(unlabelled),
+            release.rows.rows(labelled),
+            immediate.fitted(predictor.head, predictor.calibration) if predictor else None,
+        )
+        order = decode(self._ask(request, state), Order)
+        names = [*unlabelled.values()]
+        self._order, self._ordered = [names[position] for position in order.positions], state
+
+
+def _short(path: Path) -> str:
+    """The name of a picture with that of its folder, which is its class."""
+    return text(path.relative_to(path.parents[1]))
+
+
+def _is_picture(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES and not name.startswith(".")
+
+
+def _fingerprint(y: dict[bytes, int]) -> str:
+    """A hash of pictures and labels, in any order."""
+    total = hashlib.blake2b(digest_size=16)
+    for key, label in sorted(y.items()):
+        total.update(key + label.to_bytes(4, "big"))
+    return total.hexdigest()

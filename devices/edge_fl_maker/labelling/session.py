@@ -1,0 +1,267 @@
+"""The labelling session of a device: which picture is next, what people do with it, and how to undo that."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from edge_fl.data import groups
+from edge_fl.errors import DataError
+from edge_fl.heads.calibration import Calibration
+from edge_fl_devices.data.report import MOST_NAMED
+from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.labelling.feature_rows import file_key
+from edge_fl_maker.labelling.learner import Learner
+from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
+from edge_fl_maker.labelling.offers import Offers
+
+KEPT_ACTIONS = 200
+UPCOMING = 3
+
+
+@dataclass(frozen=True)
+class ClassCount:
+    """A class with its number of labelled pictures; `learned`: whether the release names it, so that heads learn it."""
+
+    name: str
+    pictures: int
+    learned: bool
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A class with the probability that the current head gives it."""
+
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Upcoming:
+    """A picture of the pool: its name and the version of its file, which changes with the contents."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture to label, with where and when (seconds since 1970) it was taken and the most probable classes."""
+
+    name: str
+    version: str
+    source: str
+    time: float
+    guesses: tuple[Guess, ...] = ()
+
+
+@dataclass(frozen=True)
+class View:
+    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures; None before that. On new scenes it is
+    between `low` and `high`, with a probability of 95 %; remark: why it says little, or "".
+
+    upcoming: the pictures after this one, to load ahead. waiting: labelled pictures whose features are still to be computed. problem: why
+    the last label was not learned, or "".
+    """
+
+    picture: Shown | None
+    upcoming: tuple[Upcoming, ...]
+    unlabelled: int
+    classes: tuple[ClassCount, ...]
+    accuracy: float | None
+    measured: int
+    low: float
+    high: float
+    remark: str
+    release: int
+    head: str
+    fits: int
+    busy: bool
+    waiting: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """An action that can be undone, and the view after it."""
+
+    action: str
+    view: View
+
+
+@dataclass(frozen=True)
+class NewClass:
+    """A class that was added, under its name, with how that differs from what was asked for, and the view after it."""
+
+    name: str
+    remark: str
+    view: View
+
+
+@dataclass(frozen=True)
+class _Action:
+    kind: Literal["label", "skip", "discard"]
+    name: str
+    path: Path | None = None
+
+
+@dataclass
+class Session:
+    """Several people may label at once: every action names its picture and the version of its file.
+
+    It is refused unless that picture was last given to this client, to no other one since, and its file is still the same.
+    """
+
+    pool: Pool
+    moves: Moves
+    learner: Learner
+    clock: Callable[[], float] = time.monotonic
+    _offers: Offers = field(default_factory=Offers)
+    _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def view(self, client: str) -> View:
+        """Return what a client sees: its next picture, and the progress."""
+        progress, predictor = self.learner.progress, self.learner.predictor()
+        order = self.learner.order(self.pool.names())
+        offered = self._offer(client, order)
+        calibration = predictor.calibration if predictor else None
+        measured = len(calibration.right) if calibration else 0
+        return View(
+            self._shown(offered[0]) if offered else None,
+            offered[1:],
+            len(order),
+            tuple(
+                ClassCount(name, count, not progress.classes or name in progress.classes)
+                for name, count in self.learner.counts.items()
+            ),
+            calibration.accuracy if calibration and measured else None,
+            measured,
+            *(calibration.interval if calibration else (0.0, 1.0)),
+            _remark(calibration, progress.single, progress.unreadable),
+            progress.release,
+            predictor.head.kind if predictor else "",
+            progress.fits,
+            self.learner.is_busy,
+            progress.missing,
+            progress.problem,
+        )
+
+    def label(self, client: str, name: str, version: str, class_name: str) -> Done:
+        """Label a picture. Raises DataError if there is no such class or picture, ArtefactError for a full disk."""
+        if class_name not in self.learner.counts:
+            known = ", ".join(self.learner.counts) or "none yet"
+            raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
+        self._require_on_screen(client, name, version)
+        return self._done(client, _Action("label", name, self.moves.label(name, class_name)))
+
+    def discard(self, client: str, name: str, version: str) -> Done:
+        """Remove a picture that shows nothing to learn from. Raises as `label`."""
+        self._require_on_screen(client, name, version)
+        return self._done(client, _Action("discard", name, self.moves.discard(name)))
+
+    def skip(self, client: str, name: str, version: str) -> Done:
+        """Offer a picture again after all others. Raises DataError if it is not on this client's screen."""
+        self._require_on_screen(client, name, version)
+        with self._lock:
+            self._offers.skip(name)
+        return self._done(client, _Action("skip", name))
+
+    def undo(self, client: str, action: str) -> View:
+        """Undo an action of this client. Raises DataError if that is not possible any more, ArtefactError for a full disk."""
+        with self._lock:
+            found = self._actions.get(action)
+        if found is None:
+            raise DataError("undo: too long ago, or undone already", NOTHING)
+        if found.path:
+            self.moves.put_back(found.path)
+        with self._lock:
+            self._actions.pop(action, None)
+            self._offers.restore(found.name)
+            self._offers.show(client, found.name, self.clock())
+        self.learner.look()
+        return self.view(client)
+
+    def add_class(self, client: str, name: str) -> NewClass:
+        """Create the folder of a class, with at most LONGEST characters of its name.
+
+        Raises DataError for an unusable name or one that is already there, ArtefactError for a full disk.
+        """
+        added, remark = shortened(name)
+        self.moves.add_class(added, self.learner.counts)
+        self.learner.count()
+        return NewClass(added, remark, self.view(client))
+
+    def picture(self, name: str, version: str) -> Path:
+        """Return the file of a picture. Raises DataError if it is gone, or is another one than `version`, unless that is ""."""
+        path = self.pool.path(name)
+        if version not in ("", self._version(name)):
+            raise DataError(f"{name}: the file was changed since it was offered", NOTHING)
+        return path
+
+    def _offer(self, client: str, order: Sequence[str]) -> tuple[Upcoming, ...]:
+        """Return the next pictures of a client, those left out that are deleted at this moment."""
+        left = list(order)
+        while True:
+            with self._lock:
+                names = self._offers.next(client, left, self.clock(), 1 + UPCOMING)
+            offered = [Upcoming(name, version) for name in names if (version := self._version(name))]
+            if not names or (offered and offered[0].name == names[0]):
+                return tuple(offered)
+            left.remove(names[0])
+
+    def _require_on_screen(self, client: str, name: str, version: str) -> None:
+        """Raise DataError unless the client was given this picture, with the contents that it has now."""
+        self.picture(name, version or "unknown")
+        with self._lock:
+            given = self._offers.on_screen(client)
+        if given != name:
+            raise DataError(
+                f"{name}: not the picture that this page was last given"
+                f" ({given or 'none'}); it may be on another person's screen",
+                NOTHING,
+            )
+
+    def _version(self, name: str) -> str:
+        """Return the version of a picture's file; "" if it is gone."""
+        with suppress(FileNotFoundError):
+            return file_key(self.pool.folder / name).hex()
+        return ""
+
+    def _done(self, client: str, action: _Action) -> Done:
+        id = secrets.token_hex(8)
+        with self._lock:
+            self._actions[id] = action
+            while len(self._actions) > KEPT_ACTIONS:
+                self._actions.popitem(last=False)
+        if action.path:
+            self.learner.count()
+            self.learner.look()
+        return Done(id, self.view(client))
+
+    def _shown(self, offered: Upcoming) -> Shown:
+        entry = self.pool.entry(offered.name)
+        found = self.learner.prediction(offered.name, bytes.fromhex(offered.version))
+        guesses = tuple(Guess(each.label, each.probability) for each in found.top) if found else ()
+        source, time_s = (entry.source, entry.time) if entry else ("", 0.0)
+        return Shown(offered.name, offered.version, source, time_s, guesses)
+
+
+def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: Sequence[str]) -> str:
+    """What is to be said of a measured accuracy: few scenes, or classes and pictures that it leaves out."""
+    if calibration is None:
+        return ""
+    remarks = [groups.few(len(calibration.right), calibration.scenes)]
+    if single:
+        remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
+    if unreadable:
+        more = f" and {len(unreadable) - MOST_NAMED} more" if len(unreadable) > MOST_NAMED else ""
+        remarks.append(f"cannot be read: {', '.join(unreadable[:MOST_NAMED])}{more}")
+    return "; ".join(filter(None, remarks))

@@ -1,0 +1,196 @@
+"""Watch a fleet in the background of a server: evaluate the rules, keep the alerts in the registry, and send them.
+
+Every channel has its own thread, so that one that does not respond delays no other. Several servers may watch one fleet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+
+from edge_fl import threads
+from edge_fl.console.output import print_status
+from edge_fl.errors import EdgeFLError
+from edge_fl_console.alerts import settings as alert_settings
+from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts.channels import Channel
+from edge_fl_console.alerts.rules import DAY_S, KINDS, Place
+from edge_fl_console.alerts.settings import AlertSettings
+from edge_fl_console.alerts.stored import Due
+from edge_fl_server.registry import Database
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.selectors import SelectorError
+from edge_fl_server.selectors import fleet as selectors
+
+log = logging.getLogger(__name__)
+
+POLL_S = 2.0
+RETRY_S = (10.0, 300.0)  # pause after a failed delivery: the first, and the longest
+CLOSE_S = 5.0
+MAX_NAMES = 20
+HOUR_S = 3600
+
+
+class Evaluator:
+    """Compares what the rules find with the active alerts of the registry."""
+
+    def __init__(self, place: Place, settings: AlertSettings) -> None:
+        self._place, self._settings = place, settings
+        self._absent_s: dict[int, float] = {}  # since when the condition of an active alert has not held
+        self._forgot_s = 0.0
+
+    def look(self) -> None:
+        """Raise and resolve alerts. Raises RunError when the registry fails."""
+        place, now_s = self._place, self._place.now_s()
+        found, unknown = self._found()
+        active = {(alert.rule, alert.subject): alert for alert in alerts.active(place.db, place.fleet)}
+        raised = [
+            (rule, subject, text) for (rule, subject), text in found.items() if (rule, subject) not in active
+        ]
+        absent = {
+            alert.number: self._absent_s.get(alert.number, time.monotonic())
+            for key, alert in active.items()
+            if key not in found and alert.rule not in unknown
+        }
+        resolved = {
+            number
+            for number, since_s in absent.items()
+            if time.monotonic() - since_s >= self._settings.settle_s
+        }
+        self._absent_s = {number: since_s for number, since_s in absent.items() if number not in resolved}
+        if raised or resolved:
+            alerts.update_active(place.db, place.fleet, raised, resolved, now_s)
+        if time.monotonic() - self._forgot_s > HOUR_S or not self._forgot_s:
+            self._forgot_s = time.monotonic()
+            alerts.forget(place.db, place.fleet, now_s)
+            registered.forget_boots(place.db, place.fleet, now_s - DAY_S)
+
+    def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
+        """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""
+        found, unknown = {}, set()
+        for name, rule in self._settings.rules.items():
+            conditions = KINDS[rule.kind].find(self._place, self._settings.limit(name))
+            if conditions is None:
+                unknown.add(name)
+                continue
+            chosen: Collection[str] = conditions
+            if rule.where:
+                try:
+                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
+                except SelectorError as error:  # a group was removed
+                    log.warning("alert rule %r: %s", name, error.message)
+                    unknown.add(name)
+                    continue
+            found.update({(name, subject): text for subject, text in conditions.items() if subject in chosen})
+        return found, unknown
+
+
+class Sender:
+    """Sends what is due on one channel; a failed delivery is repeated after a growing pause."""
+
+    def __init__(self, place: Place, settings: AlertSettings, channel: Channel) -> None:
+        self._place, self._settings, self._channel = place, settings, channel
+        self._failures, self._again_s = 0, 0.0
+
+    def send(self) -> None:
+        """Send what is due, in one message. Raises RunError when the registry fails."""
+        if time.monotonic() < self._again_s:
+            return
+        place, name = self._place, self._channel.name
+        now_s = place.now_s()
+        before_s = int(now_s - self._settings.group_s)
+        due = alerts.claim(
+            place.db, place.fleet, name, self._settings.rules_of(name), before_s=before_s, now_s=now_s
+        )
+        if not due:
+            return
+        sent = False
+        try:
+            self._channel.send(*message(place.fleet, due), good=all(one.event == "resolved" for one in due))
+            sent = True
+        except EdgeFLError as error:
+            pause_s = min(RETRY_S[0] * 2**self._failures, RETRY_S[1])
+            self._again_s, self._failures = time.monotonic() + pause_s, self._failures + 1
+            if self._failures == 1:
+                print_status(f"{error.message}; {len(due)} alert{'s' * (len(due) > 1)} to send, trying again")
+        finally:
+            alerts.settle(place.db, name, due, sent=sent)
+        if sent and self._failures:
+            print_status(f"alert channel {name!r}: works again")
+            self._failures = 0
+
+
+def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
+    """Title and body of a message: a line per rule, the devices of one rule together."""
+    counts = {event: sum(one.event == event for one in due) for event in ("raised", "resolved")}
+    parts = [
+        f"{count} alert{'s' * (count > 1)}" if event == "raised" else f"{count} resolved"
+        for event, count in counts.items()
+        if count
+    ]
+    lines = []
+    ordered = sorted(due, key=lambda one: (one.event, one.alert.rule, one.alert.subject))
+    for (event, rule), group in groupby(ordered, key=lambda one: (one.event, one.alert.rule)):
+        found = [one.alert for one in group]
+        head = f"{rule}{' resolved' * (event == 'resolved')}: "
+        if len(found) == 1:
+            lines.append(f"{head}{found[0].subject}: {found[0].text}")
+        else:
+            names = ", ".join(alert.subject for alert in found[:MAX_NAMES])
+            more = f" and {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
+            lines.append(f"{head}{len(found)}: {names}{more} ({found[0].subject}: {found[0].text})")
+    return f"Fleet {fleet}: {', '.join(parts)}", "\n".join(lines)
+
+
+@contextmanager
+def watching(
+    registry: str, fleet: str, home: Path, identity: Path | None = None, *, poll_s: float = POLL_S
+) -> Iterator[None]:
+    """Watch a fleet while the block runs. Raises ConfigError for unusable settings."""
+    with closing(Database.open(registry)) as db:
+        folders = (home, *([] if "://" in registry else [Path(registry).parent]))
+        place = Place(db, fleet, folders, identity)
+        settings = alert_settings.load(alert_settings.path_of(home, fleet), db, fleet)
+        channels = [Channel.open(name, url) for name, url in settings.channels.items()]
+        steps = [
+            Evaluator(place, settings).look,
+            *(Sender(place, settings, channel).send for channel in channels),
+        ]
+        closing_now = threading.Event()
+        watchers = [
+            threads.lasting(
+                partial(_repeat, step, closing_now, poll_s), "edge-fl-alerts", stopped=closing_now
+            )
+            for step in steps
+        ]
+        for thread in watchers:
+            thread.start()
+        try:
+            yield
+        finally:
+            closing_now.set()
+            for thread in watchers:
+                thread.join(CLOSE_S)
+
+
+def _repeat(step: Callable[[], None], ending: threading.Event, poll_s: float) -> None:
+    """Call a step every `poll_s`; an error is logged once until it is another one."""
+    logged = ""
+    while True:
+        try:
+            step()
+            if logged:
+                log.warning("alerts: works again")
+            logged = ""
+        except Exception as error:
+            if str(error) != logged:
+                log.warning("alerts: %s; trying again", error, exc_info=not isinstance(error, EdgeFLError))
+            logged = str(error)
+        if ending.wait(poll_s):
+            return

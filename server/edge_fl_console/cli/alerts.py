@@ -1,0 +1,157 @@
+"""`edge-fl fleet alerts list | silence | test`: what needs attention, and where it is sent."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, Commands, FormatOption
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.tables import Column, Columns
+from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
+from edge_fl.files import paths
+from edge_fl_server.cli.connection import acting, registry
+from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+
+COLUMNS: Columns = {
+    "rule": "rule",
+    "subject": "about",
+    "state": "state",
+    "since": Column("since, UTC", rank=1),
+    "sent": Column("sent on", rank=2),
+    "text": Column("what", prose=True),
+}
+UNITS = {"m": 60, "h": 3600, "d": 86_400}
+DURATION = re.compile(r"(\d{1,6})([mhd])\Z")
+
+
+def register(app: App) -> None:
+    """Add the group `fleet alerts`."""
+    group = Commands(
+        add_completion=False, help="Alerts about the fleet; channels and rules are in HOME/FLEET/alerts.toml."
+    )
+    app.group("fleet").add_typer(group, name="alerts")
+    group.add(list_alerts, "edge-fl fleet alerts list --resolved 7d", name="list")
+    group.add(silence, "edge-fl fleet alerts silence pi-07 --for 2h")
+    group.add(test, "edge-fl fleet alerts test")
+
+
+def list_alerts(
+    resolved: Annotated[
+        str,
+        typer.Option(
+            "--resolved", metavar="DURATION", help="Also alerts resolved in this time, such as 30m, 2h or 7d."
+        ),
+    ] = "0m",
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the alerts whose condition holds, newest first, and the channels on which they were sent."""
+    from edge_fl_console.alerts import stored as alerts
+
+    now_s = int(time.time())
+    since_s = now_s - seconds("--resolved", resolved)
+    with registry(database, home, fleet) as db:
+        quiet, sent = alerts.silenced(db, fleet, now_s), alerts.delivered(db, fleet)
+        rows = []
+        for alert in alerts.listed(db, fleet, since_s):
+            until_s = max(quiet.get(alert.rule, 0), quiet.get(alert.subject, 0))
+            state = (
+                "resolved" if alert.resolved_s else f"silent until {_time(until_s)}" if until_s else "active"
+            )
+            rows.append(
+                {
+                    "rule": alert.rule,
+                    "subject": alert.subject,
+                    "state": state,
+                    "since": _time(alert.resolved_s or alert.raised_s),
+                    "sent": ", ".join(sent.get(alert.number, [])),
+                    "text": alert.text,
+                }
+            )
+    show_table(rows, COLUMNS, format)
+
+
+def silence(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A rule, or a device or other subject, as 'fleet alerts list' shows it."
+        ),
+    ],
+    duration: Annotated[
+        str,
+        typer.Option(
+            "--for", metavar="DURATION", help="For how long, such as 30m, 2h or 7d; 0m ends a silence."
+        ),
+    ] = "2h",
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Send no alert of a rule, or about a device, for some time. Those whose condition still holds then are sent at its end."""
+    from edge_fl_console.alerts import stored as alerts
+    from edge_fl_console.alerts.settings import load, path_of
+    from edge_fl_server.registry import devices
+
+    until_s = int(time.time()) + seconds("--for", duration)
+    with registry(database, home, fleet) as db:
+        known = {*load(path_of(home, fleet), db, fleet).rules, *devices.names(db, fleet), "server"}
+        known |= {alert.subject for alert in alerts.active(db, fleet)}
+        if name not in known:
+            raise InputError(f"{name!r}: no rule and no device of fleet {fleet!r}{nearest(name, known)}")
+        with acting(db, fleet, "silence", f"{name}, for {duration}"):
+            alerts.silence(db, fleet, name, until_s)
+    print_status(
+        f"{name}: silent until {_time(until_s)} UTC" if until_s > time.time() else f"{name}: no longer silent"
+    )
+
+
+def test(
+    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A channel of alerts.toml [all].")] = "",
+    fleet: FleetOption = "main",
+    database: DatabaseOption = "",
+    home: HomeOption = HOME,
+) -> None:
+    """Check alerts.toml and send a test message on each channel; prints the channels that accepted it."""
+    from edge_fl_console.alerts.channels import Channel
+    from edge_fl_console.alerts.settings import load, path_of
+
+    path, failed = path_of(home, fleet), []
+    with registry(database, home, fleet) as db:
+        settings = load(path, db, fleet)
+    if channel and channel not in settings.channels:
+        raise ConfigError(f"{paths.text(path)}: no channel {channel!r}{nearest(channel, settings.channels)}")
+    if not settings.channels:
+        raise ConfigError(
+            f'{paths.text(path)}: no channels, expected some, such as ops = "mailto://..." (docs/alerts.md)'
+        )
+    for name, url in settings.channels.items():
+        if channel in ("", name):
+            try:
+                Channel.open(name, url).send(
+                    f"Fleet {fleet}: test", "This is a test of the channel.", good=True
+                )
+                print(name)
+            except ConnectError as error:
+                print_status(error.message)
+                failed.append(name)
+    if failed:
+        raise ConnectError(f"{', '.join(failed)}: the test message was not accepted")
+
+
+def seconds(option: str, text: str) -> int:
+    """The seconds of a duration such as 2h. Raises ConfigError."""
+    if not (found := DURATION.match(text)):
+        raise ConfigError(f"{option} {text}: expected a number and m, h or d, such as 2h")
+    return int(found[1]) * UNITS[found[2]]
+
+
+def _time(at_s: int) -> str:
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M}"

@@ -1,0 +1,286 @@
+"""The actions behind the dashboard's buttons: each asks with its effect, then does what the command of the same name does.
+
+Actions on roll-outs and runs write a desired state into the registry, which the running server applies. Without a server the answer says
+so, and names the command that acts now.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edge_fl.console.units import counted
+from edge_fl.errors import InputError
+from edge_fl.fields import EXPECTED_NAME
+from edge_fl.fleet.actions import ACTING_FOR
+from edge_fl.wire.topics import NAME, checked_device
+from edge_fl_console.dashboard.context import PageContext
+from edge_fl_console.dashboard.queries import standing
+from edge_fl_server.children import Children
+from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.recipes.recipe import RolloutConfig
+from edge_fl_server.registry import audit, devices, rollouts, runs, servers
+from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
+from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
+from edge_fl_server.release.rollout.stored_rollout import request
+
+REVOKE_S = 60.0
+NUMBER = re.compile("[1-9][0-9]{0,8}")  # of a release or roll-out
+MAX_TARGET = 64  # characters of a refused one in the audit log
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a dialog says before an action: its effect. Without a `word` for the button there is only `command`, which acts elsewhere."""
+
+    title: str
+    text: str
+    word: str = ""
+    danger: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """`ask` states the effect on a target, `do` has it and returns a message. Both raise InputError if it is not possible any more.
+
+    `require` raises InputError for a target that no button has: a browser may send any.
+    """
+
+    ask: Callable[[PageContext, str], Question]
+    do: Callable[[PageContext, str], str]
+    require: Callable[[PageContext, str], None]
+
+
+def _require_number(context: PageContext, target: str) -> None:
+    if not NUMBER.fullmatch(target):
+        raise InputError(f"{target[:100]!r}: expected a number")
+
+
+def _require_run(context: PageContext, target: str) -> None:
+    if not NAME.match(target):
+        raise InputError(f"run {target[:100]!r}: {EXPECTED_NAME}")
+
+
+def _require_device(context: PageContext, target: str) -> None:
+    if devices.get(context.db, context.fleet, checked_device(target)) is None:
+        raise InputError(f"{target}: no device of fleet {context.fleet}")
+
+
+def command_words(record: RolloutRecord) -> str:
+    """The command that does without a server what was requested of a roll-out."""
+    if record.desired == "running":
+        return f"release {'rollback' if record.leaves else 'rollout'} {record.release}"
+    return {"paused": "release pause", "aborted": "release abort", "rolled_back": "release rollback"}[
+        record.desired
+    ]
+
+
+def _requested(context: PageContext, what: str, number: int) -> str:
+    """The message after a request on the roll-out `number`: who carries it out."""
+    if servers.presence(context.db, context.fleet).online:
+        return f"{what} requested; the server carries it out."
+    record = rollouts.get(context.db, number)
+    command = f" To act now: {context.command(command_words(record))}" if record else ""
+    return f"{what} requested; waiting for a server.{command}"
+
+
+def _moving(context: PageContext, release: int, *, to: bool) -> str:
+    """How many head-only devices change their release: all others `to` it, or those that run it back."""
+    found = standing.on_release(context.db, context.fleet, release)
+    count, gone = (found.others, found.others_gone) if to else (found.running, found.running_gone)
+    later = f" ({gone:,} of them when {'it connects' if gone == 1 else 'they connect'})" if gone else ""
+    return f"{counted(count, 'device')}{later}"
+
+
+def _ask_start(context: PageContext, release: str) -> Question:
+    number, served = int(release), rollouts.served_release(context.db, context.fleet)
+    moving = _moving(context, number, to=True)
+    if number < served:
+        text = (
+            f"{moving} will return from release {served} to release {number}, all at once and without stages."
+        )
+        return Question(f"Roll back to release {number}?", text, "Roll back", danger=True)
+    back = f" and its devices return to release {served}" if served else ""
+    text = f"{moving} will receive it stage by stage; a stage with bad results ends the roll-out{back}."
+    return Question(f"Roll out release {number}?", text, "Roll out")
+
+
+def start(context: PageContext, release: str) -> str:
+    """Request the roll-out of a release. Raises InputError during another roll-out, and for the release that is served."""
+    db, fleet, number = context.db, context.fleet, int(release)
+    if current := rollouts.current(db, fleet):
+        raise InputError(
+            f"release {number}: the roll-out of release {current.release} has not ended; abort it first"
+        )
+    served = rollouts.served_release(db, fleet)
+    if number == served:
+        raise InputError(f"release {number}: the fleet serves it already")
+    begun = request(db, fleet, number, RolloutConfig(stages=ALL_AT_ONCE if number < served else CAREFUL))
+    return _requested(
+        context, f"{'Roll-back to' if number < served else 'Roll-out of'} release {number}", begun
+    )
+
+
+def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> RolloutRecord:
+    """A roll-out under way. Raises InputError if it has ended, and if devices should return but there is no previous release."""
+    record = rollouts.get(context.db, int(number))
+    if record is None or record.fleet != context.fleet or record.state in rollouts.OVER:
+        raise InputError(f"roll-out {number}: it has ended")
+    if returns and not record.previous:
+        raise InputError(f"release {record.release}: there is no previous release to return to")
+    return record
+
+
+def _steer(desired: DesiredRolloutState, ask: Callable[[PageContext, RolloutRecord], Question]) -> Action:
+    """The action that requests a state of the roll-out under way."""
+    returns = desired in ("aborted", "rolled_back")
+
+    def do(context: PageContext, number: str) -> str:
+        record = _unfinished(context, number, returns=returns)
+        rollouts.steer(context.db, record.number, desired)
+        return _requested(context, STEERED[desired].format(record), record.number)
+
+    return Action(
+        lambda context, number: ask(context, _unfinished(context, number, returns=returns)),
+        do,
+        _require_number,
+    )
+
+
+STEERED = {
+    "paused": "Pause of release {0.release}",
+    "running": "Continuation of release {0.release}",
+    "aborted": "Return to release {0.previous}",
+    "rolled_back": "Roll-back to release {0.previous}",
+}
+"""Desired state -> its name in messages."""
+
+
+def _ask_pause(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Pause the roll-out of release {record.release}?",
+        f"No further stage starts. {_moving(context, record.release, to=False)} with release {record.release} keep it.",
+        "Pause",
+    )
+
+
+def _ask_resume(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Resume the roll-out of release {record.release}?",
+        "The next stage starts as soon as the devices of the present one have reported.",
+        "Resume",
+    )
+
+
+def _ask_abort(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Abort the roll-out of release {record.release}?",
+        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous};"
+        " no other device receives it.",
+        "Abort",
+        danger=True,
+    )
+
+
+def _ask_roll_back(context: PageContext, record: RolloutRecord) -> Question:
+    return Question(
+        f"Roll back to release {record.previous}?",
+        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous}, all"
+        " at once. The roll-out ends.",
+        "Roll back",
+        danger=True,
+    )
+
+
+def _ask_stop(context: PageContext, run: str) -> Question:
+    return Question(
+        f"Stop {run}?",
+        "The run ends after the current round, keeps its results, and can be resumed.",
+        "Stop the run",
+        danger=True,
+    )
+
+
+def stop(context: PageContext, run: str) -> str:
+    """Request the end of a run. Raises InputError if it has ended."""
+    record = runs.get(context.db, run)
+    if record is None or record.fleet != context.fleet or not runs.stop(context.db, run):
+        raise InputError(f"run {run}: it is not running")
+    if servers.presence(context.db, context.fleet).online:
+        return f"Run {run} stops after the current round."
+    return f"Stop of {run} requested, but its server is offline. To end the run now: {context.command('server up')}"
+
+
+def _ask_admit(context: PageContext, device: str) -> Question:
+    why = standing.reason(context.db, context.fleet, device)
+    return Question(
+        f"Admit {device}?",
+        f"{why} Its reports will count again, and its count of rejected reports restarts at 0. If the cause remains, it will be"
+        " quarantined again.",
+        "Admit",
+    )
+
+
+def admit(context: PageContext, device: str) -> str:
+    """End the quarantine of a device."""
+    devices.readmit(context.db, context.fleet, device)
+    return f"{device}: quarantine ended."
+
+
+def _ask_revoke(context: PageContext, device: str) -> Question:
+    text = (
+        "Its certificate becomes invalid: the broker ends its connection within a second, and nothing that it sends counts. It can return"
+        f" only with a new certificate (edge-fl fleet enrol {device})."
+    )
+    if context.identities:
+        return Question(f"Revoke {device}?", text, "Revoke", danger=True)
+    where = "The fleet's CA is not on this machine. Where it is, run:"
+    return Question(f"Revoke {device}?", f"{text} {where}", command=f"edge-fl fleet revoke {device}")
+
+
+def revoke(context: PageContext, device: str) -> str:
+    """Revoke a device's certificate with the command of that name. Raises InputError without the CA, RunError if the command fails."""
+    if context.identities is None:
+        raise InputError(f"{device}: the CA of the fleet is not on this machine")
+    person = {ACTING_FOR: context.access.person.name}
+    with Children(lambda name, line: None, person) as children:
+        words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
+        printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
+    online = servers.presence(context.db, context.fleet).online
+    return printed + ("." if online else "; the list shows it when a server is online.")
+
+
+ACTIONS = {
+    "start": Action(_ask_start, start, _require_number),
+    "pause": _steer("paused", _ask_pause),
+    "resume": _steer("running", _ask_resume),
+    "abort": _steer("aborted", _ask_abort),
+    "rollback": _steer("rolled_back", _ask_roll_back),
+    "stop": Action(_ask_stop, stop, _require_run),
+    "admit": Action(_ask_admit, admit, _require_device),
+    "revoke": Action(_ask_revoke, revoke, _require_device),
+}
+"""By the part of a button's `data-act` before the colon; the rest is the target."""
+
+
+def require(context: PageContext, name: str, target: str) -> None:
+    """Check that the person may do an action, and has chosen a target that it can have; what is refused is in the audit log.
+
+    Raises NotPermittedError, InputError.
+    """
+    person, shown = context.access.person, one_line(target[:MAX_TARGET])
+    audit.permit(context.db, context.fleet, person, name, shown)
+    try:
+        ACTIONS[name].require(context, target)
+    except InputError as error:
+        audit.record(context.db, context.fleet, person, name, shown, str(error))
+        raise
+
+
+def recorded_as(context: PageContext, name: str, target: str) -> str:
+    """The action that the audit log has: a roll-out of an earlier release is a roll-back, as with the commands."""
+    back = name == "start" and int(target) < rollouts.served_release(context.db, context.fleet)
+    return "rollback" if back else name

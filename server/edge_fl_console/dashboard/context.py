@@ -1,0 +1,53 @@
+"""What all pages share: the fleet, its registry, and the folders of releases and certificates where they are on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_fl.errors import EdgeFLError
+from edge_fl.files.paths import text
+from edge_fl_console.dashboard.auth import LOCAL, Access
+from edge_fl_server.registry import Database
+from edge_fl_server.registry.database import location, shown
+
+HOME = Path("runs/releases")  # the default of the commands' --home
+FLEET = "main"
+
+
+@dataclass(frozen=True)
+class PageContext:
+    """The fleet that the pages show, and to whom. `home`: the folder of its releases; `registry`: where `db` was opened."""
+
+    db: Database
+    fleet: str
+    home: Path | None = None
+    registry: str = ""
+    access: Access = LOCAL
+
+    def kept(self) -> frozenset[int] | None:
+        """The releases whose files still exist; None where the repository is not on this machine."""
+        folder = self.home / self.fleet if self.home else None
+        if folder is None or not (folder / "metadata").is_dir():
+            return None
+        from edge_fl_server.release.repository import Repository
+
+        try:
+            return frozenset(manifest.release for manifest in Repository(folder).releases())
+        except EdgeFLError:
+            return None
+
+    @property
+    def identities(self) -> Path | None:
+        """The folder of the fleet's CA, next to the releases; None where it is not on this machine."""
+        folder = (self.home or HOME).parent / "identities"
+        return folder if (folder / "ca.key").is_file() else None
+
+    def command(self, words: str) -> str:
+        """A command of edge-fl on this fleet, with the options that differ from their defaults."""
+        home = self.home or HOME
+        options = [f"--fleet {self.fleet}"] if self.fleet != FLEET else []
+        options += [f"--home {text(home)}"] if home != HOME else []
+        if self.registry and self.registry != location("", home):
+            options.append(f"--database {shown(self.registry)}")
+        return " ".join(["edge-fl", words, *options])

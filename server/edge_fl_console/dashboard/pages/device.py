@@ -1,0 +1,222 @@
+"""One device: its description, its accuracy over time, its requests, reports and rejections."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
+
+from edge_fl.console.formatting import (
+    clock,
+    escape,
+    mean,
+    number,
+    positive,
+    seconds,
+    share,
+    since,
+    size,
+)
+from edge_fl.failures import Failure
+from edge_fl.metrics import TEST_SAMPLES, by_labels
+from edge_fl_console.dashboard import reasons
+from edge_fl_console.dashboard.live import Address, Board
+from edge_fl_console.dashboard.pages import charts
+from edge_fl_console.dashboard.pages.charts import Chart, Curve
+from edge_fl_console.dashboard.pages.parts import Column, button, empty, facts, heading, outlier, word
+from edge_fl_console.dashboard.queries import device
+from edge_fl_console.dashboard.queries.device import DevicePage
+from edge_fl_server.mqtt.devices.settings_list import shown
+
+DESCRIPTION = {
+    "machine": "Machine",
+    "memory_mb": "Memory, MB",
+    "disk_free_mb": "Disk free, MB",
+    "python": "Python",
+    "onnxruntime": "onnxruntime",
+    "max_opset": "Largest opset",
+    "agent": "Agent",
+    "protocol": "Protocol",
+}
+"""Field of a capability -> its heading."""
+CHANCE = 0.025
+"""Least probability of so few correct images at the fleet's mean that may be chance: the end of an exact 95 % interval."""
+CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
+FEW_SAMPLES = 0.5  # of the fleet's median
+REPORTS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Kind", "kind"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("Release", "release", positive),
+    Column("Before %", "before", share),
+    Column("After %", "after", share),
+    Column("Took", "seconds", seconds),
+    Column("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    Column("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
+)
+REQUESTS = (
+    Column("Requested, UTC", "requested_at", clock),
+    Column("Mode", "mode"),
+    Column("Run", "run"),
+    Column("Round", "round", number),
+    Column("State", "state", word),
+    Column("Reason", "reason"),
+)
+SETTINGS = (
+    Column("Setting", "setting"),
+    Column("Desired", "desired", lambda value: escape(shown(value))),
+    Column("Actual", "actual", lambda value: escape(shown(value))),
+    Column("Origin", "origin"),
+    Column("State", "state"),
+)
+REJECTIONS = (
+    Column("Received, UTC", "received_at", clock),
+    Column("Run", "run"),
+    Column("Round", "round", positive),
+    Column("Reason", "reason", lambda reason: escape(reasons.rejected(reason))),
+    Column("Detail", "detail"),
+)
+
+
+def title(page: DevicePage) -> str:
+    """The device's name and status, why it needs attention, and the remedy."""
+    record = page.record
+    blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
+    alarms = [
+        f"{reasons.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
+        if Failure.of(record.why)
+        else record.why,
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {reasons.quarantined(record.blocked_why)}"
+        if record.blocked
+        else "",
+    ]
+    shown = "".join(f'<p class="alarm">{escape(alarm)}</p>' for alarm in alarms if alarm)
+    buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
+    buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
+    return (
+        heading(record.device, f'{word(record.status)}{blocked}<span class="actions">{buttons}</span>')
+        + shown
+    )
+
+
+def absent(id: str) -> str:
+    """The empty state."""
+    return heading(id) + empty("Unknown device", f"No device {id!r} has connected to this fleet yet.")
+
+
+def summary(page: DevicePage) -> str:
+    """The device's main figures."""
+    able = page.record.capability or {}
+    newest = next((report for report in page.reports if report.after is not None), None)
+    images = newest.metrics.get(TEST_SAMPLES) if newest else None
+    return facts(
+        {
+            "Accuracy after, %": share(newest.after if newest else None),
+            "Before, %": share(newest.before if newest else None),
+            "Test images": number(images),
+            "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
+            "Release": positive(page.record.release),
+            "Tier": escape(able.get("tier", "")),
+            "Head": escape(able.get("head", "")),
+            "Samples": number(able.get("samples", 0)),
+            "Outlier score": outlier(page.record.outlier_score),
+            "Last message": since(page.record.seen_at),
+        },
+        big=True,
+    )
+
+
+def standing(page: DevicePage) -> str:
+    """How the device's accuracy compares with that of all devices on its release, and the likely cause where it is lower."""
+    newest = next((report for report in page.reports if report.after is not None), None)
+    if newest is None or newest.after is None or page.fleet.after is None:
+        return ""
+    able, images = page.record.capability or {}, int(newest.metrics.get(TEST_SAMPLES, 0))
+    counts, samples = able.get("samples_per_class") or (), int(able.get("samples", 0))
+    of = f" of {number(images)} test images (one image is {100 / images:.1f} points)" if images else ""
+    said = [
+        f"{share(newest.after)} %{of}; mean of all devices on release {page.record.release}:"
+        f" {share(page.fleet.after)} % (n = {number(page.fleet.measured)}).",
+        f"{number(samples)} samples (median of the fleet: {number(page.median_samples)})"
+        + (f" in {sum(map(bool, counts))} of {len(counts)} classes." if counts else "."),
+    ]
+    if newest.after < page.fleet.after:
+        said.append(_cause(page, newest.after, page.fleet.after, images, samples))
+    return f'<p class="after">{escape(" ".join(said))}</p>'
+
+
+def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int) -> str:
+    """Why the accuracy may be below the mean, from what the device reports."""
+    if (page.record.capability or {}).get("drift"):
+        return "Likely cause: its images have changed since its head was fitted."
+    said = ""
+    if images:
+        wrong = round((1 - own) * images)
+        said = f"{number(wrong)} of {number(images)} images wrong; "
+        if float(bdtr(images - wrong, images, mean)) > CHANCE:
+            return f"{said}may be chance."
+        said += "more than chance. "
+    if samples < FEW_SAMPLES * page.median_samples:
+        return f"{said}Likely cause: few samples to fit its head on."
+    return f"{said}No likely cause in what it reports. {CHECK}"
+
+
+def description(page: DevicePage) -> str:
+    """The hardware and software of the device, and its notes."""
+    able = page.record.capability or {}
+    values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
+    shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
+    if update := able.get("update"):
+        shown["Agent update"] = escape(": ".join(filter(None, (update["state"], update["why"]))))
+    shown |= {
+        "Boot": escape(page.record.boot),
+        "First seen, UTC": clock(page.record.first_seen_at),
+        "Rejections towards quarantine": number(page.record.rejections),
+        "Dropped messages": number(page.record.dropped),
+    }
+    notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
+    return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
+
+
+def history(page: DevicePage) -> Chart | None:
+    """Accuracy by report, from two reports on; a report is named by its release, or its round, and its time."""
+    measured = [one for one in reversed(page.reports) if one.after is not None or one.before is not None]
+    numbered = dict(enumerate(measured, 1))
+    after = {place: one.after for place, one in numbered.items() if one.after is not None}
+    before = {place: one.before for place, one in numbered.items() if one.before is not None}
+    curves = [Curve("after", after), Curve("before", before, dashed=True)]
+    names = {
+        place: (f"release {one.release}" if one.release else f"round {one.round}")
+        + f"\n{clock(one.received_at)[5:16]}"
+        for place, one in numbered.items()
+    }
+    return charts.lines(curves, "", 200, names) if len(measured) > 1 else None
+
+
+def cold_start(page: DevicePage) -> Chart | None:
+    """Accuracy by labels per class for each kind of head, as a device whose head is `auto` measured it last."""
+    measured = filter(None, (by_labels(report.metrics) for report in page.reports))
+    newest: dict[str, dict[int, float]] = next(measured, {})
+    curves = [Curve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
+    return charts.lines(curves, "labels per class", 200)
+
+
+def spread(page: DevicePage) -> Chart | None:
+    """Samples by class."""
+    return charts.columns((page.record.capability or {}).get("samples_per_class", ()))
+
+
+def build(board: Board, address: Address) -> None:
+    """Add the page's parts."""
+    find = partial(device.page, board.context.db, board.context.fleet, address["id"])
+    board.html(find, title, absent(address["id"]))
+    board.html(find, lambda page: summary(page) + standing(page))
+    board.chart(find, history, "Accuracy, % by report (UTC)")
+    board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
+    board.chart(find, spread, "Samples by class")
+    board.html(find, description)
+    board.table(find, SETTINGS, lambda page: page.settings, "Settings")
+    board.table(find, REPORTS, lambda page: page.reports, "Reports")
+    board.table(find, REQUESTS, lambda page: page.requests, "Requests")
+    board.table(find, REJECTIONS, lambda page: page.rejections, "Rejected reports")

@@ -1,0 +1,212 @@
+"""Releases: the devices that run each of them, the current roll-out with its stages, and the buttons that control it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from nicegui import ui
+
+from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, share, size
+from edge_fl_console.dashboard.actions import command_words
+from edge_fl_console.dashboard.live import Address, Board
+from edge_fl_console.dashboard.pages.parts import (
+    Column,
+    button,
+    empty,
+    facts,
+    gain,
+    heading,
+    meaning,
+    run_link,
+    word,
+)
+from edge_fl_console.dashboard.queries import releases
+from edge_fl_console.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
+from edge_fl_server.registry.records import RolloutRecord
+
+END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
+BUTTONS = {"running": (("pause", "Pause", ""),), "paused": (("resume", "Resume", "primary"),)}
+"""State of a roll-out -> action, label and look of its buttons; those of END only if there is a previous release."""
+REQUESTED = {
+    "paused": "pause requested",
+    "running": "requested",
+    "aborted": "abort requested",
+    "rolled_back": "roll-back requested",
+}
+"""Desired state -> its name."""
+
+ROLLOUTS = (
+    Column("No.", "record.number", number),
+    Column("Release", "record.release", number),
+    Column("Replaces", "record.previous", positive),
+    Column("State", "record.state", word),
+    Column("Stage", "record.stage", cell=lambda row: f"{row.record.stage + 1} of {len(row.record.shares)}"),
+    Column("Started, UTC", "record.created_at", clock),
+    Column("Changed, UTC", "record.changed_at", clock),
+    Column("Asked by", "asked_by"),
+    Column("Reason", "record.explanation"),
+)
+
+
+def _running(row: ReleaseRow) -> str:
+    return f'{row.running:,}<span class="meter"><i style="width:{100 * row.part:.1f}%"></i></span>'
+
+
+def _accuracy(reports: HeadReports) -> str:
+    return mean(reports.after, reports.measured)
+
+
+def _paired(reports: HeadReports) -> str:
+    """Means of the same devices with the model that they served before and with this release."""
+    if not reports.paired:
+        return NOTHING
+    return f"{share(reports.paired_before)} → {mean(reports.paired_after, reports.paired)}"
+
+
+def _replaces(row: ReleaseRow | None) -> str:
+    return f"Release {row.replaces} → {row.record.release}" if row and row.replaces else "Before → after"
+
+
+def _compared(row: ReleaseRow) -> str:
+    """The means of the same devices, and below them the mean difference."""
+    if not row.reports.paired:
+        return NOTHING
+    before = f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces else ""
+    return f"<p>{before}{_paired(row.reports)}</p><p>{gain(row.reports.gain)}</p>"
+
+
+def _origin(row: ReleaseRow) -> str:
+    return f"{run_link(row.record.run)}, round {row.record.round:,}"
+
+
+def _start(row: ReleaseRow) -> str:
+    if row.served:
+        return '<span class="quiet">in service</span>'
+    left = word("rolled_back") + " " if row.rolled_back else ""
+    if not row.startable:
+        return left
+    if row.older:
+        return left + button("start", row.record.release, "Roll back to this", "danger")
+    return left + button("start", row.record.release, "Roll out")
+
+
+RELEASES = (
+    Column("Release", "record.release", number),
+    Column("Action", "start", cell=_start),
+    Column("Running", "running", number, cell=_running),
+    Column("Failed", "reports.failed", number),
+    Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
+    Column("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
+    Column("Method", "record.method", minor=True),
+    Column("Run", "record.run", cell=_origin, minor=True),
+    Column("Size", "record.bytes", size, minor=True),
+    Column("Published, UTC", "record.published_at", lambda moment: clock(moment)[:16], minor=True),
+)
+
+
+def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".format) -> str:
+    """The current roll-out, or the release in service; `command_of` completes a command with the options of this fleet."""
+    if not page.releases:
+        command = "edge-fl server run demo"
+        return empty("No release yet", "The first extractor is released after round 1.", command)
+    record = page.current
+    if record is None:
+        return _served(page)
+    shares = record.shares
+    row = page.releases.get(record.release)
+    reports = row.reports if row else HeadReports()
+    bars = "".join(
+        f'<i class="{_progress(place, record)}" style="flex:{max(upto - before, 0.08):.4f}"></i>'
+        for place, (before, upto) in enumerate(zip([0.0, *shares], shares, strict=False))
+    )
+    waits = record.desired != record.state
+    acts = not page.server.online and (waits or record.state == "running")
+    requested = REQUESTED[record.desired] if waits else ""
+    note = "; ".join(filter(None, (requested, "waiting for a server" if acts else "")))
+    state = word(record.state) if requested or not acts else ""
+    back = record.release < record.previous
+    title = f"{'Roll-back to' if back else 'Roll-out of'} release {record.release}"
+    ends = () if not record.previous else END[:1] if back else END
+    offered = () if waits else (*BUTTONS.get(record.state, ()), *ends)
+    buttons = "".join(button(action, record.number, label, look) for action, label, look in offered)
+    command = command_of(command_words(record)) if acts else ""
+    hint = (
+        f'<p class="quiet">To act now, without a server: <code>{escape(command)}</code></p>'
+        if command
+        else ""
+    )
+    place = min(record.stage, len(shares) - 1)
+    stage = f"stage {place + 1} of {len(shares)}, up to {shares[place]:.0%} of the fleet"
+    shown = facts(
+        {
+            "Release": number(record.release),
+            "Replaces": positive(record.previous),
+            "Running": f"{row.running if row else 0:,} of {page.heads:,}",
+            "Failed": number(reports.failed),
+            "Accuracy, mean %": _accuracy(reports),
+            f"{_replaces(row)}, same devices, %": _paired(reports),
+            "Difference": gain(reports.gain),
+        },
+        big=True,
+    )
+    reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
+    rest = (
+        f'{state}<span class="text-warn">{note}</span><span class="quiet">{stage}</span>'
+        f'<span class="actions">{buttons}</span>'
+    )
+    return (
+        f'<div id="rollout"><div class="head"><h2>{title}</h2>{rest}</div>'
+        f'{hint}{reason}<div class="steps" aria-hidden="true">{bars}</div>{shown}</div>'
+    )
+
+
+def _served(page: ReleasesPage) -> str:
+    """The release in service, how it compares with the one before, and the way back."""
+    row, last = page.releases.get(page.served), page.rollouts[0].record if page.rollouts else None
+    result = f"Last roll-out: release {last.release}, {word(last.state)}" if last else "There was none yet."
+    why = last.explanation if last else ""
+    reason = f'<span class="quiet">: {escape(why)}</span>' if why else ""
+    title = f"Release {page.served} is in service" if row else "No release is in service"
+    actions = button("start", page.back, f"Roll back to release {page.back}", "danger") if page.back else ""
+    rest = f'<span class="quiet">No current roll-out. {result}{reason}</span><span class="actions">{actions}</span>'
+    head = f'<div class="head"><h2>{title}</h2>{rest}</div>'
+    if row is None:
+        return head
+    found, change = row.reports, page.change
+    verdict = f'<div class="quiet">{meaning(change.found)}</div>' if change.found else ""
+    means = f"{share(change.before)} → {mean(change.after, change.found.n)}" if change.found else NOTHING
+    names = f"Release {change.other} → {change.release}" if change.other else "Before → after"
+    how = "last accuracy on each, " if change.rolled_back else ""
+    shown = facts(
+        {
+            "Running": f"{row.running:,} of {page.heads:,}",
+            "Failed": number(found.failed),
+            "Accuracy, mean %": _accuracy(found),
+            f"{names}, {how}same devices, %": means,
+            "Difference": gain(change.found) + verdict,
+        },
+        big=True,
+    )
+    return head + shown
+
+
+def build(board: Board, _: Address) -> None:
+    """Add the page's parts."""
+
+    def find() -> ReleasesPage:
+        return releases.page(board.context.db, board.context.fleet, board.context.kept())
+
+    ui.html(heading("Releases"), sanitize=False)
+    board.html(find, partial(current, command_of=board.context.command))
+    board.table(find, RELEASES, lambda page: page.releases.values(), "Releases").classes("named")
+    board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs").classes("named")
+    board.table(find, ROLLOUTS, lambda page: page.agents, "Roll-outs of the agent's software").classes(
+        "named"
+    )
+
+
+def _progress(place: int, record: RolloutRecord) -> str:
+    if place < record.stage or record.state == "completed":
+        return "done"
+    return ("stopped" if record.state == "paused" else "now") if place == record.stage else ""

@@ -1,0 +1,85 @@
+"""Which devices need attention or are blocked, and which run a release: the counts behind health, filters and questions."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from sqlalchemy import ColumnElement, case, func, select
+
+from edge_fl.errors import InputError
+from edge_fl.wire.messages import GONE
+from edge_fl_console.dashboard import reasons
+from edge_fl_server.registry import Database
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry.tables import devices
+
+BLOCKED = STANDING != ""
+HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
+"""Devices that receive releases."""
+OUTLIER = devices.c.outlier_score >= 1
+DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
+GROUPS: dict[str, ColumnElement[bool]] = {
+    "quarantined": ~devices.c.revoked & (devices.c.quarantine != ""),
+    "alert": ~devices.c.revoked & (devices.c.status == "alert"),
+    "lost": ~devices.c.revoked & (devices.c.status == "lost"),
+    "outlier": ~devices.c.revoked & OUTLIER,
+    "drift": ~devices.c.revoked & (DRIFT > 0),
+}
+"""Why a device needs attention, the most urgent first; a revocation is the operator's own decision."""
+ATTENTION = case(
+    *((which, urgency) for urgency, which in zip(range(len(GROUPS), 0, -1), GROUPS.values(), strict=True)),
+    else_=0,
+)
+"""How urgently a device needs attention; 0: it does not."""
+ONLY: dict[str, ColumnElement[bool]] = {
+    "attention": ATTENTION > 0,
+    "blocked": BLOCKED,
+    "quarantined": STANDING == "quarantined",
+    "revoked": STANDING == "revoked",
+}
+"""Filters of the list of devices."""
+
+
+class OnRelease(Struct, frozen=True):
+    """Head-only devices that run a release and that run another one, and those of both that are not connected."""
+
+    running: int
+    running_gone: int
+    others: int
+    others_gone: int
+
+
+def needing_attention(db: Database, fleet: str) -> dict[str, int]:
+    """The number of devices that need attention by group, each device in its most urgent one."""
+    query = select(ATTENTION, func.count()).where(of_fleet(fleet)).group_by(ATTENTION)
+    with db.reading() as connection:
+        by_urgency = {row[0]: row[1] for row in connection.execute(query)}
+    return {name: by_urgency.get(len(GROUPS) - place, 0) for place, name in enumerate(GROUPS)}
+
+
+def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:
+    """The number of devices in each group, in one pass."""
+    sums = (func.coalesce(func.sum(case((which, 1), else_=0)), 0) for which in groups.values())
+    with db.reading() as connection:
+        row = connection.execute(select(*sums).where(of_fleet(fleet))).one()
+    return dict(zip(groups, row, strict=True))
+
+
+def on_release(db: Database, fleet: str, release: int) -> OnRelease:
+    """The head-only devices by whether they run a release."""
+    running, gone = devices.c.release == release, devices.c.status.in_(GONE)
+    groups = {
+        "running": HEAD_ONLY & running,
+        "running_gone": HEAD_ONLY & running & gone,
+        "others": HEAD_ONLY & ~running,
+        "others_gone": HEAD_ONLY & ~running & gone,
+    }
+    return OnRelease(**counts(db, fleet, groups))
+
+
+def reason(db: Database, fleet: str, device: str) -> str:
+    """Why a device is in quarantine, as a sentence. Raises InputError if it is not."""
+    record = registered.get(db, fleet, device)
+    if record is None or not record.quarantine:
+        raise InputError(f"{device}: not in quarantine")
+    return f"It is in quarantine: {reasons.quarantined(record.quarantine)}."

@@ -1,0 +1,153 @@
+"""Serve the dashboard and /metrics: on loopback without a login if none is required, elsewhere with one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI, Response
+from nicegui import app as pages
+from nicegui import ui
+from starlette.middleware.sessions import SessionMiddleware
+from starlette.types import ASGIApp
+
+from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.files.paths import text
+from edge_fl_console import tokens
+from edge_fl_console.dashboard import prometheus
+from edge_fl_console.dashboard.auth import Login, is_loopback
+from edge_fl_console.dashboard.context import PageContext
+from edge_fl_console.dashboard.headers import Headers, Nonces
+from edge_fl_console.dashboard.site import build
+from edge_fl_server.registry import Database, fleets
+
+if TYPE_CHECKING:
+    from edge_fl_console.dashboard.single_sign_on import SingleSignOn
+
+MIN_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Registry, fleet and address of the dashboard.
+
+    A login is required on addresses other than loopback, with a shared `token`, and on request. A shared token is generated if a login is
+    required and there is no other way to sign in.
+    """
+
+    registry: str
+    fleet: str = "main"
+    home: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str = ""
+    certificate: Path | None = None
+    key: Path | None = None
+    login: bool = False
+    oidc: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.token and len(self.token) < MIN_TOKEN:
+            raise ConfigError(f"token of {len(self.token)} characters: expected at least {MIN_TOKEN}")
+        if bool(self.certificate) != bool(self.key):
+            raise ConfigError("TLS: expected both a certificate and its key")
+        if self.certificate and self.key:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(
+                    f"{text(self.certificate)}, {text(self.key)}: {error.strerror or error}; expected a certificate and its key (PEM)",
+                    consequence="no dashboard was started",
+                ) from error
+
+
+def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
+    """Serve until Ctrl-C; `status` receives the address as soon as it can be opened.
+
+    Raises ConfigError, ConnectError, and InputError for a fleet that the registry does not have.
+    """
+    sign_on = _single_sign_on(settings.oidc)
+    db = Database.existing(settings.registry)
+    fleets.require(db, settings.fleet)
+    required = bool(settings.login or settings.token or sign_on or not is_loopback(settings.host))
+    others = any(tokens.state(token) == "valid" for token in tokens.listed(db, settings.fleet))
+    token = settings.token or (secrets.token_urlsafe(24) if required and not (others or sign_on) else "")
+    listener = _listen(settings.host, settings.port)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
+    build(PageContext(db, settings.fleet, settings.home, settings.registry))
+    logging.getLogger("nicegui").setLevel(logging.WARNING)
+    pages.add_middleware(Nonces)  # before NiceGUI's own, one of which compresses
+    ui.run_with(
+        app,
+        title="edge-fl",
+        favicon=FAVICON,
+        tailwind=False,
+        reconnect_timeout=10.0,
+        show_welcome_message=False,
+    )
+    entrance: ASGIApp = Login(
+        app, token, partial(tokens.find, db, settings.fleet), required=required, sign_on=sign_on
+    )
+    if sign_on:  # "lax": the browser comes from the identity provider when the session is needed first
+        https = sign_on.settings.address.startswith("https:")
+        key = secrets.token_urlsafe(32)
+        entrance = SessionMiddleware(entrance, key, max_age=None, same_site="lax", https_only=https)
+    config = uvicorn.Config(
+        Headers(entrance),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.key,
+        timeout_graceful_shutdown=2,
+    )
+    scheme = "https" if settings.certificate else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    status(f"{scheme}://{host}:{listener.getsockname()[1]}/{f'?token={token}' if token else ''}")
+    if required and not settings.certificate and not is_loopback(settings.host):
+        status(
+            "warning: without TLS the token can be read on the network; give --cert and --key, or use a proxy"
+        )
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        listener.close()
+        db.close()
+
+
+def _single_sign_on(path: Path | None) -> SingleSignOn | None:
+    if path is None:
+        return None
+    from edge_fl_console.dashboard import single_sign_on
+
+    return single_sign_on.SingleSignOn.of(*single_sign_on.read(path))
+
+
+def _metrics(db: Database, fleet: str) -> Response:
+    return Response(prometheus.text(db, fleet), media_type=prometheus.CONTENT_TYPE)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConnectError(
+            f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
+            consequence="no dashboard was started",
+        ) from error
+
+
+FAVICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><circle cx='16' cy='16' r='5' fill='#2f7fd0'/>"
+    "<g fill='none' stroke='#2f7fd0' stroke-width='2.5'><circle cx='16' cy='16' r='11' stroke-dasharray='9 5'/></g></svg>"
+)

@@ -1,0 +1,222 @@
+"""`edge-fl compare`: compare methods on the same clients."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import FormatOption
+from edge_fl.console.output import Format, print_status, show_tables, show_text
+from edge_fl.errors import InputError, RunError
+from edge_fl.files.paths import text
+from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli.options import (
+    RUNS,
+    ClientsOption,
+    DataDirOption,
+    EpochsOption,
+    HeadsOption,
+    ModelOption,
+    RecipeOption,
+    RoundsOption,
+    ScaleOption,
+    SetOption,
+    SplitOption,
+)
+
+EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
+
+
+def compare(
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="METHODS",
+            rich_help_panel="Training",
+            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
+        ),
+    ] = "",
+    recipe: RecipeOption = "",
+    dataset: Annotated[
+        str, typer.Option(metavar="DATASET", rich_help_panel="Data", help="Datasets, comma-separated.")
+    ] = "",
+    partitions: Annotated[
+        str,
+        typer.Option(
+            metavar="PARTITIONS",
+            rich_help_panel="Data",
+            help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.",
+        ),
+    ] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", rich_help_panel="Training", min=1, help="Number of seeds, starting at the recipe's."
+        ),
+    ] = None,
+    clients: ClientsOption = None,
+    split: SplitOption = "",
+    model: ModelOption = "",
+    heads: HeadsOption = None,
+    rounds: RoundsOption = None,
+    epochs: EpochsOption = None,
+    data_dir: DataDirOption = "",
+    scale: ScaleOption = 1.0,
+    settings: SetOption = None,
+    target: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", min=0, max=1, help="Mean accuracy up to which bytes are counted."),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            rich_help_panel="Tuning",
+            help="Choose each method's learning rate and hyper-parameters on validation data.",
+        ),
+    ] = False,
+    tune_trials: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Tuning",
+            min=2,
+            max=100,
+            help="Configurations to try per method with --tune; 6.",
+        ),
+    ] = None,
+    tune_values: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD:KEY=VALUES",
+            rich_help_panel="Tuning",
+            help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable.",
+        ),
+    ] = None,
+    against_paper: Annotated[
+        bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
+    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Number of concurrent cells, each a process with one thread."),
+    ] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also write one page with verdict, differences, plots and tables.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            rich_help_panel="Folders",
+            help="Folder of this comparison; cells stored in it are not run again.",
+        ),
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
+    from edge_fl.methods import names
+    from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuned, tuning
+    from edge_fl_lab.recipe_changes import scaled
+    from edge_fl_server import recipes
+    from edge_fl_server.recipes.recipe import Recipe, with_settings
+
+    if split and clients:
+        raise InputError("--clients: the clients are those of the --split file")
+    if against_paper and (not recipe or dataset or partitions):
+        raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
+    base = recipes.find(recipe) if recipe else Recipe(name="compare")
+    if not tune and (tune_trials or tune_values):
+        raise InputError("--tune-trials, --tune-values: only with --tune")
+    grids = tuning.parse_grids(tune_values or [])
+    given = {
+        "data.clients": clients,
+        "data.split": split,
+        "model.name": model,
+        "heads": heads,
+        "rounds": rounds,
+        "method.epochs": epochs,
+        "data.data_dir": data_dir,
+        "source": "simulated",
+    }
+    user_imports.allow()
+    base = with_settings(base, [*options.settings(given), *(settings or [])])
+    base = scaled(options.simulated(base, "compare"), scale)
+    if not (methods or recipe):
+        raise InputError("compare: no methods, expected --methods or --recipe")
+    if against_paper:
+        paper.figures(recipe)
+    chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)
+    cells = grid.cells(
+        base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
+    )
+    folder = out or RUNS / f"compare-{text((recipe and Path(recipe).stem) or dataset or base.data.dataset)}"
+
+    run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)
+    trials, reported = [], cells
+    try:
+        if tune:
+            comparison.check(tuning.variants(cells, grids))
+            trials = tuning.search(cells, run, tune_trials or tuning.TRIALS, grids)
+            reported = tuning.tuned(cells, trials)
+        results = run([*cells, *reported])
+    except KeyboardInterrupt:
+        print_status(f"interrupted; finished cells are in {text(folder)}, and the same command resumes")
+        raise
+    rows = summary.rows(reported, results, target)
+    tuned_rows = tuned.rows(trials, cells, reported, results)
+    shown = tuned.tables(tuned_rows, rows, cells, target) if tune else tables.tables(rows, cells, target)
+    records = [tables.record(row) for row in rows]
+    if tune:
+        records = [
+            {**tables.record(row), **tuned.record(tuned_row)}
+            for row, tuned_row in zip(rows, tuned_rows, strict=True)
+        ]
+    comparison.save(folder, "table", shown, records)
+    comparison.save_rows(
+        folder, rows, [*cells, *(cell for cell in reported if cell not in cells)], results, tuned_rows
+    )
+    comparison.save_curves(folder, reported, results)
+    if against_paper:
+        paper_table = paper.against(recipe, cells, results)
+        comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
+        shown = [*shown, paper_table]
+    if plots:
+        from edge_fl.console.progress import Progress
+        from edge_fl_lab.report import comparison_plots
+
+        with Progress() as progress:
+            files = comparison_plots.save(reported, results, folder, progress)
+        print_status(f"plots: {len(files)} files in {text(folder / 'plots')}")
+    if html:
+        from edge_fl.console.progress import Progress
+        from edge_fl_lab.report import comparison_page
+
+        with Progress() as progress:
+            page = comparison_page.write(folder, shown, reported, results, progress)
+        print_status(f"page: {page}")
+    if format is Format.JSON:
+        print((folder / "table.json").read_text())
+    else:
+        show_tables(shown)
+        from edge_fl_lab.report import comparison_page
+
+        print()
+        for where, _ in grid.blocks(reported):
+            found = comparison_page.block(reported, results, where)
+            show_text(f"{found.where}: {comparison_page.verdict(found)}")
+    print_status(f"results: {text(folder)}")
+    if not html:
+        print_status(
+            "next: repeat the command with --html for a page with plots; no finished cell is run again"
+        )
+    every = {cell.key: cell for cell in [*cells, *reported]}
+    failed = [cell for key, cell in every.items() if key in results and results[key].failure]
+    if failed:
+        raise RunError(
+            f"{len(failed)} of {len(every)} cells failed ({failed[0]}: {results[failed[0].key].failure}); the others are in {text(folder)}"
+        )

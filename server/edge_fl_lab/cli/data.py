@@ -1,0 +1,70 @@
+"""`edge-fl data download` and `edge-fl data convert`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, print_status, show_paths
+
+
+def register(app: App) -> None:
+    """Add the group `data`."""
+    data = app.group("data", "Datasets, as .npz files in a folder: download, convert.", "Research")
+    data.add(download, "edge-fl data download fashion-mnist")
+    data.add(convert, "edge-fl data convert pictures pets")
+
+
+def download(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")
+    ],
+    data_dir: Annotated[
+        Path, typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder to write the .npz file to.")
+    ] = Path(".data"),
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
+    from edge_fl_lab import dataset_download
+
+    show_paths({"data": dataset_download.download(name, data_dir)}, format)
+
+
+def convert(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folders of pictures by class, or a folder of PFLlib or LEAF with train and test.",
+        ),
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new dataset.")],
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER", rich_help_panel="Data", help="Folder to write NAME.npz and NAME-split.csv to."
+        ),
+    ] = Path(".data"),
+    size: Annotated[
+        int, typer.Option(metavar="N", min=8, max=1024, help="Pixels per side of converted pictures.")
+    ] = 224,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset (and a file for --split)."""
+    from edge_fl_lab import dataset_convert
+
+    if dataset_convert.holds_pictures(folder):
+        data, unusable, remarks = dataset_convert.convert_pictures(folder, name, data_dir, size)
+        for remark in remarks:
+            print_status(remark)
+        if unusable:
+            print_status(f"{unusable} files that are no pictures, or damaged, are left out")
+        show_paths({"data": data}, format)
+        return
+    data, split, left_out = dataset_convert.convert(folder, name, data_dir)
+    if left_out:
+        print_status(f"{left_out} clients without training or test samples are left out")
+    show_paths({"data": data, "split": split}, format)

@@ -1,0 +1,80 @@
+"""`edge-fl methods list`, `edge-fl methods show` and `edge-fl methods recommend`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console.output import Format, show_json, show_table, show_text
+from edge_fl.console.tables import Column
+
+
+def register(app: App) -> None:
+    """Add the group `methods`."""
+    methods = app.group("methods", "Federated methods: list, show, recommend.", "Research")
+    methods.add(list_methods, "edge-fl methods list", name="list")
+    methods.add(show_method, "edge-fl methods show fedcrc", name="show")
+    methods.add(recommend_method, "edge-fl methods recommend --clients 12 --samples 50", name="recommend")
+
+
+class Device(StrEnum):
+    """What devices do: train the method itself, or fit a head on a received extractor."""
+
+    FULL = "full"
+    HEAD = "head"
+
+
+def list_methods(format: FormatOption = Format.TABLE) -> None:
+    """List every method: family, shared and personal parts, behaviour of head-only devices, paper."""
+    from edge_fl_lab.catalogue import COLUMNS, rows
+
+    columns = {key: Column(heading, prose=key != "name") for key, heading in COLUMNS.items()}
+    columns["citation"] = Column(COLUMNS["citation"], prose=True, rank=1)
+    show_table(rows(), columns, format)
+
+
+def show_method(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method of 'edge-fl methods list'.")],
+    model: Annotated[
+        str,
+        typer.Option(metavar="MODEL", rich_help_panel="Training", help="Model for which bytes are counted."),
+    ] = "cnn2",
+    egress: Annotated[
+        bool, typer.Option("--egress", help="Print only what may leave a device, by tier, as JSON.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show one method: hyper-parameters with range and source, shared parts, bytes per round, deviations from the paper."""
+    from edge_fl_lab import catalogue
+
+    if egress:
+        print(catalogue.egress_json(name))
+    elif format is Format.JSON:
+        show_json(catalogue.facts(name, model))
+    else:
+        show_text(catalogue.describe(name, model))
+
+
+def recommend_method(
+    clients: Annotated[
+        int, typer.Option(metavar="N", rich_help_panel="Data", min=1, help="Clients that train.")
+    ],
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Training images of each of them, on average.")
+    ],
+    tier: Annotated[
+        Device, typer.Option(metavar="TIER", help="Devices whose accuracy counts.")
+    ] = Device.FULL,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
+    from edge_fl_lab.recommend import choose, evidence, show
+
+    found = choose.recommend(evidence.load(), tier.value, clients, samples)
+    if format is Format.JSON:
+        show_json(found)
+    else:
+        show_text(show.text(found))

@@ -1,0 +1,143 @@
+"""Commands on finished runs: `edge-fl report`, `edge-fl plots`, `edge-fl newtask`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from edge_fl.cli import App, FormatOption
+from edge_fl.console import units
+from edge_fl.console.output import Format, print_status, show_paths, show_table
+from edge_fl.console.tables import Column
+from edge_fl.errors import MethodError
+from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
+
+
+def register(app: App) -> None:
+    """Add `report`, `plots` and `newtask`."""
+    app.root.add(report, "edge-fl report demo-20261120-101500", panel="Research")
+    app.root.add(plots, "edge-fl plots simulate-20261120-101500", panel="Research")
+    app.root.add(
+        newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
+    )
+
+
+class ReportFormat(StrEnum):
+    """Formats of a report."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+
+
+def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
+    """Plot a run: labels per client, accuracy by round, features by class and client, class separation, CKA similarity."""
+    from edge_fl_lab.report import run_plots
+    from edge_fl_server.runs.results import Results
+
+    user_imports.allow()
+    drawn = run_plots.of_run(Results.open(run_folder(run, runs)))
+    show_paths({path.name: path for path in drawn.files}, format)
+    for why, names in drawn.absent.items():
+        print_status(f"not drawn: {', '.join(names)}: {why}")
+
+
+def newtask(
+    run: RunArgument,
+    to: Annotated[str, typer.Option(metavar="FOLDER", help="The new dataset.")],
+    clients: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            rich_help_panel="Data",
+            min=1,
+            help="Number of clients that the new dataset is split over.",
+        ),
+    ] = 20,
+    beta: Annotated[
+        float, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
+    ] = 1.0,
+    head: Annotated[
+        str,
+        typer.Option(
+            metavar="HEAD",
+            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
+        ),
+    ] = "mlp",
+    iterations: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Batches that each head is trained on.")
+    ] = 100,
+    data_dir: DataDirOption = "",
+    runs: RunsOption = RUNS,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
+    from edge_fl import heads, metrics
+    from edge_fl.console.progress import Progress
+    from edge_fl_lab import newcomers, trained
+    from edge_fl_lab import recipe_heads as heads_of
+    from edge_fl_server.recipes.recipe import with_settings
+    from edge_fl_server.runs.results import Results
+    from edge_fl_server.training import study as studies
+
+    user_imports.allow()
+    old = trained.load(Results.open(run_folder(run, runs)))
+    given = {
+        "data.dataset": to,
+        "data.data_dir": data_dir,
+        "data.clients": clients,
+        "data.beta": beta,
+        "data.partition": "dirichlet",
+        "data.unseen": 0,
+    }
+    study = studies.prepare(with_settings(old.recipe, [*options.settings(given), 'data.split=""']))
+    classes, seed = len(study.dataset.classes), old.recipe.seed
+    if head in newcomers.HEADS:
+        training = newcomers.HeadTraining(iterations, every=max(iterations // 10, 1), head=head, seed=seed)
+        with Progress() as progress:
+            curve = newcomers.learn_new_task(
+                old.method, old.shared, study.data(), classes, training, watch=progress
+            )
+        metric = metrics.PERSONAL_AFTER
+    else:
+        metric = metrics.of_head(heads.resolve(head).kind)
+        if not old.method.exports:
+            raise MethodError(f"{old.method.title}: shares no extractor, so no new head can use it")
+        curve = {0: heads_of.fitted([head], old.method, old.shared, study.data(), seed, classes=classes)}
+    rows = []
+    for iteration, reports in curve.items():
+        summary = metrics.summarise_reports(list(reports.values()))[metric]
+        rows.append({
+            "iterations": iteration if head in newcomers.HEADS else None,
+            "mean": summary.mean,
+            "std": summary.std,
+            "bottom_decile": summary.bottom_decile,
+        })  # fmt: skip
+    columns = {"iterations": "iterations"} | {
+        key: Column(key.replace("_", " "), units.percent) for key in ("mean", "std", "bottom_decile")
+    }
+    show_table(rows, columns, format)
+
+
+def report(
+    run: RunArgument,
+    format: Annotated[
+        ReportFormat,
+        typer.Option(
+            metavar="FORMAT", help="html writes RUN/report.html and prints its path; md and json are printed."
+        ),
+    ] = ReportFormat.HTML,
+    runs: RunsOption = RUNS,
+) -> None:
+    """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
+    from edge_fl_lab.report import page
+    from edge_fl_server.runs.results import Results
+
+    results = Results.open(run_folder(run, runs))
+    if format is ReportFormat.HTML:
+        print(page.write(results))
+    else:
+        print(page.FORMATS[format](page.report(results)), end="")

@@ -1,0 +1,128 @@
+"""A comparison as one self-contained page: verdict, paired differences, figures and tables by dataset and partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+
+from markupsafe import Markup
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.console import units
+from edge_fl.console.progress import Watch, unwatched
+from edge_fl.console.tables import Table
+from edge_fl_lab.compare import paired
+from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.grid import ALWAYS, Cell, blocks
+from edge_fl_lab.compare.paired import Difference
+from edge_fl_lab.compare.summary import MeanStd, mean_std
+from edge_fl_lab.compare.tables import conditions
+from edge_fl_lab.report import comparison_plots, gains, page, style
+
+NAME = "comparison.html"
+
+
+class Compared(Struct, frozen=True):
+    """A method: final accuracy over `seeds` seeds and `clients` pairs of client and seed, and its difference to the best baseline."""
+
+    method: str
+    accuracy: MeanStd
+    clients: int
+    difference: Difference | None
+
+
+class Block(Struct, frozen=True):
+    """The methods on one dataset and partition; `chosen` has the highest validation accuracy, `baseline` that of the baselines."""
+
+    where: str
+    conditions: str
+    rows: tuple[Compared, ...]
+    chosen: str
+    baseline: str
+
+
+def write(
+    folder: Path,
+    tables: Sequence[Table],
+    cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    watch: Watch = unwatched,
+) -> Path:
+    """Write the page of a comparison and return its path. Raises RunError if it cannot be written."""
+    figures = [
+        (drawn, Markup(style.inline(drawn.figure, drawn.title, name)))
+        for name, drawn in comparison_plots.of_cells(cells, results, folder, watch)
+    ]
+    found = [block(cells, results, where) for where, _ in blocks(cells)]
+    drawn = (
+        page.templates()
+        .get_template("comparison.html.j2")
+        .render(
+            name=folder.name,
+            blocks=found,
+            verdict=verdict,
+            figures=figures,
+            tables=tables,
+            failures=[
+                (cell, results[cell.key].failure)
+                for cell in cells
+                if cell.key in results and results[cell.key].failure
+            ],
+            cells=[(cell, results[cell.key]) for cell in cells if cell.key in results],
+            percent=units.percent,
+            difference=difference_text,
+        )
+    )
+    return style.write(folder / NAME, drawn)
+
+
+def block(cells: Sequence[Cell], results: Mapping[str, CellResult], where: tuple[str, str]) -> Block:
+    """Compare the methods of one dataset and partition with the baseline of the highest validation accuracy."""
+    inside = [cell for cell in cells if cell.block == where]
+    best = paired.best_baseline(where, cells, results)
+    theirs = paired.of_method(best, where, cells, results)
+    rows, scores = [], {}
+    for label in dict.fromkeys(cell.label for cell in inside):
+        ours = paired.of_method(label, where, cells, results)
+        means = [
+            result.last[metrics.PERSONAL_AFTER].mean
+            for result in ours.values()
+            if metrics.PERSONAL_AFTER in result.last
+        ]
+        if not means:
+            continue
+        scores[label] = paired.score(ours)
+        pairs = sum(len(paired.by_client(result)) for result in ours.values())
+        different = None if label == best else paired.difference(best, theirs, ours)
+        rows.append(Compared(label, mean_std(means), pairs, different))
+    chosen = max(scores, key=lambda label: scores[label]) if any(scores.values()) else ""
+    return Block(", ".join(where), conditions(inside[0].recipe), tuple(rows), chosen, best)
+
+
+def verdict(found: Block) -> str:
+    """One sentence: the method with the highest validation accuracy, and what it gains over the best baseline."""
+    if not found.rows:
+        return "All cells failed."
+    if not found.chosen:
+        return "Without validation data no method is selected; the table has their test accuracies."
+    row = next(row for row in found.rows if row.method == found.chosen)
+    seeds = f"{row.accuracy.count} seed{'s' * (row.accuracy.count != 1)}"
+    reached = f"{units.percent(row.accuracy.mean)} of the test images (mean over {seeds}, {row.clients} pairs of client and seed)"
+    if found.chosen in ALWAYS:
+        return f"By validation accuracy no method is better than the baseline {found.chosen}, which classifies {reached} correctly."
+    gain = f", {difference_text(row.difference)}" if row.difference else ""
+    return f"Of {len(found.rows)} methods {found.chosen} has the highest validation accuracy and classifies {reached} correctly{gain}."
+
+
+def difference_text(found: Difference) -> str:
+    """Format a paired difference with its interval and n."""
+    n = f"n = {found.seeds} seeds" if found.over == "seeds" else f"n = {found.pairs} clients"
+    points = units.points(found.mean)
+    if isnan(found.low):
+        return f"{points} compared with {found.baseline} ({n})"
+    interval = f"95 % CI {gains.interval_text(found.low, found.high)}, {n}"
+    if found.low <= 0 <= found.high:
+        return f"not clearly different from {found.baseline} ({points}, {interval})"
+    return f"{points} compared with {found.baseline} ({interval})"

@@ -1,0 +1,237 @@
+"""The contents of a report, read from a run's folder: every number is a `Figure`, which names its lines of round_metrics.jsonl.
+
+The headline of a group of clients is their mean accuracy on the newest line that evaluated them; gains are paired (`gains`).
+
+Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the metric, the final personalisation's if it measured it;
+"best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+import msgspec
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.metrics import Summary
+from edge_fl.wire.egress import Egress
+from edge_fl_lab.report import gains, sent
+from edge_fl_lab.report.figure import Figure
+from edge_fl_lab.report.gains import Group
+from edge_fl_lab.report.sent import Sent, SentMessage
+from edge_fl_server.recipes.recipe import Recipe
+from edge_fl_server.runs import round_metrics, statistics
+from edge_fl_server.runs.results import Results, RunManifest, data_name
+from edge_fl_server.runs.round_metrics import RoundLine
+
+SHOWN_ELSEWHERE = ("name", "method.name", "data.dataset", "data.data_dir", "broker.port")
+"""Settings that are in the heading, or belong to the machine."""
+FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
+
+Points = tuple[tuple[int, Figure, Figure, Figure], ...]
+"""(round or labels per class, mean over clients, std over clients, number of clients), ascending."""
+
+
+class Accuracy(Struct, frozen=True):
+    """One row of the accuracy table."""
+
+    metric: str
+    which: str
+    round: int
+    figures: tuple[Figure, ...]
+
+
+class Setting(Struct, frozen=True):
+    """A setting of the run that is not the default."""
+
+    value: str
+    default: str
+
+
+class WorseRound(Struct, frozen=True):
+    """A round that made devices worse: what the round gate did with it, why, and whom it named."""
+
+    round: int
+    line: int
+    outcome: str
+    why: str
+    named: str
+
+
+class RunReport(Struct, frozen=True):
+    """The contents of a report. `egress`: what devices may send; `sent`: what each has sent; `kept`: the parts that stay on the client."""
+
+    run: str
+    created: str
+    state: str
+    reason: str
+    source: str
+    method: str
+    dataset: str
+    verdict: str
+    groups: tuple[Group, ...]
+    worse: tuple[WorseRound, ...]
+    changed: dict[str, Setting]
+    settings: dict[str, str]
+    egress: tuple[SentMessage, ...]
+    sent: tuple[Sent, ...]
+    kept: str
+    accuracy: tuple[Accuracy, ...]
+    curves: dict[str, Points]
+    labels: dict[str, Points]
+    bytes_by_round: dict[int, float]
+    totals: dict[str, Figure]
+    versions: dict[str, str]
+
+
+def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:
+    return tuple(
+        WorseRound(line.round, line.line, verdict.outcome, str(verdict), ", ".join(sorted(verdict.named)))
+        for line in lines
+        if (verdict := line.verdict) and verdict.outcome != "accepted"
+    )
+
+
+def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
+    """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
+    manifest, state, recipe = results.manifest(), results.state(), results.recipe()
+    lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
+    groups = gains.of_lines(lines, results.devices())
+    settings, defaults = (dict(_flat(msgspec.to_builtins(each))) for each in (recipe, Recipe()))
+    return RunReport(
+        run=manifest.run,
+        created=manifest.created,
+        state=state.state,
+        reason=state.reason,
+        source=manifest.source,
+        method=recipe.method.name,
+        dataset=data_name(recipe),
+        verdict=gains.verdict(recipe.method.name, state.state, results.reached, groups),
+        groups=groups,
+        worse=_worse(lines),
+        changed={
+            name: Setting(settings.get(name, "none"), defaults.get(name, "none"))
+            for name in {**settings, **defaults}
+            if settings.get(name) != defaults.get(name) and name not in SHOWN_ELSEWHERE
+        },
+        settings=settings,
+        egress=(*sent.messages(manifest.source, egress), *sent.sums(results)),
+        sent=sent.by_device(results),
+        kept=", ".join(personal) or "none: the method keeps no part on the client",
+        accuracy=_accuracy(lines),
+        curves=_curves(lines),
+        labels=_by_labels(lines),
+        bytes_by_round=_bytes_by_round(lines),
+        totals=_totals(lines),
+        versions=_versions(manifest),
+    )
+
+
+def _versions(manifest: RunManifest) -> dict[str, str]:
+    origin = manifest.provenance
+    versions = {
+        "edge-fl": origin.edge_fl,
+        "Python": origin.python,
+        "machine": origin.machine,
+        **origin.libraries,
+    }
+    if origin.commit:
+        versions["commit"] = origin.commit.sha[:12] + (", with changes" if origin.commit.dirty else "")
+    versions |= {"data": manifest.data_hash, "engine": manifest.engine}
+    if manifest.calibration:
+        versions["choice of the engine"] = str(manifest.calibration)
+    return {name: version for name, version in versions.items() if version}
+
+
+def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
+    settings = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            settings += _flat(value, f"{before}{name}.")
+        elif value not in ("", None):
+            settings.append((before + name, str(value)))
+    return settings
+
+
+def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
+    rows = [
+        _row(name, metrics.LAST, next(line for line in reversed(lines) if name in line.metrics))
+        for name in dict.fromkeys(name for line in lines for name in line.metrics)
+        if "_acc" in name and not metrics.by_labels({name: name})
+    ]
+    place = statistics.best_by_validation([line.metrics for line in lines])
+    if place is not None:
+        best = lines[place]
+        rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]
+    return tuple(rows)
+
+
+def _row(name: str, which: str, line: RoundLine) -> Accuracy:
+    summary = line.metrics[name]
+    figures = tuple(_figure(summary, line, field, name) for field in FIELDS)
+    return Accuracy(name, which, line.round, figures)
+
+
+def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figure:
+    value = getattr(summary, field)
+    return Figure(value if isfinite(value) else None, str(line.line), field, metric)
+
+
+def _curves(lines: Sequence[RoundLine]) -> dict[str, Points]:
+    names = dict.fromkeys(
+        name for line in lines for name in line.metrics if "test_acc" in name and not line.final
+    )
+    return {
+        name: tuple(
+            _point(line.round, line, name) for line in lines if not line.final and name in line.metrics
+        )
+        for name in names
+    }
+
+
+def _by_labels(lines: Sequence[RoundLine]) -> dict[str, Points]:
+    """Accuracy by labels per class for each kind of head, as devices whose head is `auto` measured it last."""
+    for line in reversed(lines):
+        if curves := metrics.by_labels({name: name for name in line.metrics}):
+            return {
+                kind: tuple(_point(labels, line, name) for labels, name in sorted(names.items()))
+                for kind, names in curves.items()
+            }
+    return {}
+
+
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure, Figure]:
+    mean, std, clients = (
+        _figure(line.metrics[metric], line, field, metric) for field in ("mean", "std", "clients")
+    )
+    return at, mean, std, clients
+
+
+def _bytes_by_round(lines: Sequence[RoundLine]) -> dict[int, float]:
+    """Bytes to and from a client that takes part in every round, until the end of each."""
+    found, so_far = {}, 0.0
+    for line in lines:
+        if not line.final:
+            so_far += (line.bytes_down + line.bytes_up) / max(len(line.responded), 1)
+            found[line.round] = so_far
+    return found
+
+
+def _totals(lines: Sequence[RoundLine]) -> dict[str, Figure]:
+    rounds = [line for line in lines if not line.final]
+    numbers = ",".join(str(line.line) for line in rounds)
+    totals = {"rounds": Figure(len(rounds), numbers, "round")}
+    for field in ("seconds", "bytes_down", "bytes_up"):
+        values = [value for line in rounds if (value := getattr(line, field)) is not None]
+        if values:
+            totals[field] = Figure(sum(values), numbers, field)
+    for field in ("selected", "responded"):
+        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
+    for line in reversed(lines):
+        if spent := [
+            report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report
+        ]:
+            return {**totals, "largest_epsilon": Figure(max(spent), str(line.line), "max", metrics.EPSILON)}
+    return totals

@@ -1,0 +1,228 @@
+"""The headline of a run by group of clients, what it gains over its baselines, and the sentence that says so.
+
+Full and head-only devices are separate groups, because their models come about differently. A gain is over the clients with both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, isnan
+
+import numpy as np
+from msgspec import Struct
+
+from edge_fl import metrics
+from edge_fl.console import units
+from edge_fl_lab.report.figure import Figure
+from edge_fl_server.runs import statistics
+from edge_fl_server.runs.round_metrics import RoundLine
+from edge_fl_server.runs.statistics import Paired
+
+WORST = 5
+"""Devices listed of each group."""
+HEADLINES = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+"""A group's accuracy is the first of these that enough of its clients measured."""
+GROUPS = {
+    "simulated": "simulated clients",
+    "full": "full devices",
+    "head": "head-only devices",
+    "unknown": "unknown devices",
+}
+"""By tier in devices.csv."""
+ALL = "clients"
+BASELINES = {
+    metrics.LOCAL_ONLY: "training on the client's own data alone",
+    metrics.GLOBAL_TEST: "the shared model",
+    metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
+}
+"""In the order in which a verdict names them."""
+PREVIOUS_HEADS = "the heads on the previous release"
+"""`PERSONAL_BEFORE` of head-only devices."""
+NO_BASELINE = "Neither training alone nor the shared model was measured, so this does not show what personalised training gains."
+ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
+
+
+class Gain(Struct, frozen=True):
+    """The headline accuracy minus that of a baseline, paired; the ends of the 95 % interval are None for one client."""
+
+    over: str
+    baseline: Figure
+    accuracy: Figure
+    difference: Figure
+    low: Figure
+    high: Figure
+    n: Figure
+
+
+class Device(Struct, frozen=True):
+    """A client's accuracy, its test samples, and its training samples if known."""
+
+    accuracy: Figure
+    test_samples: Figure
+    samples: int | None
+
+
+class Group(Struct, frozen=True):
+    """Clients of one kind: their newest accuracy by `metric` with its mean, n and gains, and the lowest of them."""
+
+    name: str
+    metric: str
+    round: int
+    mean: Figure
+    n: Figure
+    gains: tuple[Gain, ...]
+    devices: dict[str, Device]
+    worst: tuple[str, ...]
+
+
+def of_lines(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> tuple[Group, ...]:
+    """The groups that were evaluated; `devices` are the rows of devices.csv."""
+    tiers = {row["device"]: row["tier"] for row in devices}
+    samples = {row["device"]: int(row["samples"]) for row in devices}
+    members: dict[str, set[str]] = {}
+    for line in lines:
+        for client in line.clients:
+            members.setdefault(GROUPS.get(tiers.get(client, ""), ALL), set()).add(client)
+    found = (
+        _group(name, members[name], lines, samples) for name in (*GROUPS.values(), ALL) if name in members
+    )
+    return tuple(group for group in found if group)
+
+
+def verdict(method: str, state: str, round: int, groups: Sequence[Group]) -> str:
+    """One sentence: what the run reached, over how many clients, and what it gained."""
+    end = f" The run {ENDS[state]} after round {round}." if state in ENDS else ""
+    if not groups:
+        return f"Nothing was measured.{end}"
+    after = f" after round {round}" if state == "running" else ""
+    alone = "" if has_baseline(groups) else f" {NO_BASELINE}"
+    return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{alone}{end}"
+
+
+def has_baseline(groups: Sequence[Group]) -> bool:
+    """Whether training alone or the shared model was measured, too."""
+    known = {BASELINES[metrics.LOCAL_ONLY], BASELINES[metrics.GLOBAL_TEST]}
+    return any(
+        group.metric == metrics.GLOBAL_TEST or any(gain.over in known for gain in group.gains)
+        for group in groups
+    )
+
+
+def lowest(groups: Sequence[Group]) -> str:
+    """One sentence: the client with the lowest accuracy, and of how many test images; "" if nothing was measured."""
+    devices = {name: device for group in groups for name, device in group.devices.items()}
+    if not devices:
+        return ""
+    name = min(devices, key=lambda client: devices[client].accuracy.value or 0.0)
+    tested = devices[name].test_samples.value
+    images = f" of {tested:.0f} test images" if tested else ""
+    return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """Format an interval in percentage points: "+0.7 to +3.6"; a dash for one client."""
+    if low is None or high is None:
+        return units.NOTHING
+    return f"{_signed(low)} to {_signed(high)}"
+
+
+def counted(group: Group) -> str:
+    """Format as "8 head-only devices"."""
+    return f"{group.n.value} {group.name.removesuffix('s') if group.n.value == 1 else group.name}"
+
+
+def _group(
+    name: str, members: set[str], lines: Sequence[RoundLine], samples: Mapping[str, int]
+) -> Group | None:
+    for line in reversed(lines):
+        found = {metric: _values(line, members, metric) for metric in HEADLINES}
+        largest = max(map(len, found.values()))
+        if not largest:
+            continue
+        metric = next(metric for metric in HEADLINES if statistics.is_enough(len(found[metric]), largest))
+        values = found[metric]
+        at = str(line.line)
+        return Group(
+            name,
+            metric,
+            line.round,
+            Figure(float(np.mean(list(values.values()))), at, "mean", metric, group=name),
+            Figure(len(values), at, "clients", metric, group=name),
+            tuple(_gains(name, metric, values, line, members)),
+            {
+                client: Device(
+                    Figure(value, at, "value", metric, client),
+                    Figure(
+                        line.clients[client].get(metrics.TEST_SAMPLES),
+                        at,
+                        "value",
+                        metrics.TEST_SAMPLES,
+                        client,
+                    ),
+                    samples.get(client),
+                )
+                for client, value in sorted(values.items())
+            },
+            tuple(sorted(values, key=lambda client: (values[client], client))[:WORST]),
+        )
+    return None
+
+
+def _values(line: RoundLine, members: set[str], metric: str) -> dict[str, float]:
+    return {
+        client: report[metric]
+        for client, report in line.clients.items()
+        if client in members and isfinite(report.get(metric, float("nan")))
+    }
+
+
+def _gains(
+    name: str, metric: str, after: Mapping[str, float], line: RoundLine, members: set[str]
+) -> Iterator[Gain]:
+    for against, meaning in BASELINES.items():
+        before = {} if against == metric else _values(line, members, against)
+        if (found := statistics.paired(before, after)) is None:
+            continue
+        both = before.keys() & after.keys()
+        means = [float(np.mean([values[client] for client in both])) for values in (before, after)]
+        heads = name == GROUPS["head"] and against == metrics.PERSONAL_BEFORE
+        yield _gain(PREVIOUS_HEADS if heads else meaning, found, means, str(line.line), metric, name, against)
+
+
+def _gain(
+    over: str, found: Paired, means: Sequence[float], at: str, metric: str, group: str, against: str
+) -> Gain:
+    values = {
+        "baseline": means[0],
+        "accuracy": means[1],
+        "difference": found.mean,
+        "low": None if isnan(found.low) else found.low,
+        "high": None if isnan(found.high) else found.high,
+        "n": found.n,
+    }
+    return Gain(
+        over,
+        **{
+            field: Figure(value, at, f"paired.{field}", metric, group=group, against=against)
+            for field, value in values.items()
+        },
+    )
+
+
+def _reached(group: Group) -> str:
+    text = f"a mean accuracy of {units.percent(group.mean.value)} over {counted(group)}"
+    gain = next((gain for gain in group.gains if gain.difference.value or gain.low.value), None)
+    if gain is None:
+        return text
+    low, high, n = gain.low.value, gain.high.value, f"n = {gain.n.value}"
+    points = units.points(gain.difference.value)
+    if low is None or high is None:
+        return f"{text}, {points} compared with {gain.over} ({n})"
+    interval = f"95 % CI {interval_text(low, high)}"
+    if low <= 0 <= high:
+        return f"{text}, not clearly different from {gain.over} ({points}, {interval}, {n})"
+    return f"{text}, {points} compared with {gain.over} ({interval}, {n})"
+
+
+def _signed(difference: float) -> str:
+    return units.points(difference).removesuffix(" points")

@@ -1,1 +1,0 @@
-"""People in the registry: their tokens."""

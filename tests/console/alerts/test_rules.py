@@ -1,0 +1,187 @@
+"""The conditions of alerts, from what the registry knows."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from edge_fl.errors import ConfigError
+from edge_fl.wire.messages import Report
+from edge_fl_broker.provision.authority import Authority
+from edge_fl_console.alerts import rules, settings
+from edge_fl_console.alerts.rules import KINDS, Place
+from edge_fl_server.registry import Database, devices, reports, rollouts, servers
+from edge_fl_server.registry.records import DeviceRecord, Rejection
+from edge_fl_server.registry.tables import devices as table
+from edge_fl_server.registry.tables import servers as presence
+
+HOUR_S, DAY_S = 3600, 86_400
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(Database.open(), "main")
+
+
+def add(place: Place, device: str, status: str = "ready", **fields: object) -> None:
+    devices.record(place.db, [DeviceRecord("main", device, status, **fields)])  # type: ignore[arg-type]
+
+
+def seen(place: Place, device: str, ago_s: float) -> None:
+    at = datetime.now(UTC) - timedelta(seconds=ago_s)
+    with place.db.writing() as connection:
+        connection.execute(table.update().where(table.c.device == device).values(seen_at=at.isoformat()))
+
+
+def server_online(place: Place, since_s: int) -> None:
+    servers.begin(place.db, "main", 1)
+    with place.db.writing() as connection:
+        connection.execute(presence.update().values(since_s=int(time.time()) - since_s))
+
+
+def found(place: Place, kind: str, limit: float | None = None) -> rules.Found:
+    return KINDS[kind].find(place, KINDS[kind].limit if limit is None else limit)
+
+
+def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: Place) -> None:
+    for name, status, ago_s in (
+        ("a", "lost", 7200),
+        ("b", "lost", 60),
+        ("c", "ready", 7200),
+        ("d", "unknown", 7200),
+    ):
+        add(place, name, status)
+        seen(place, name, ago_s)
+    devices.set_revoked(place.db, "main", ["e"])
+    assert found(place, "silent") is None  # no server that receives messages
+    server_online(place, since_s=60)
+    assert found(place, "silent") == {}
+    server_online(place, since_s=4000)
+    silent = found(place, "silent")
+    assert (
+        silent is not None
+        and sorted(silent) == ["a", "d"]
+        and silent["a"].startswith("lost, last message 20")
+    )
+
+
+def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_named(place: Place) -> None:
+    soon, later = int(time.time()) + 5 * DAY_S, int(time.time()) + 300 * DAY_S
+    add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon})
+    add(place, "b", why="enospc", capability={"drift": 0.0, "disk_free_mb": 9000, "certificate_until": later})
+    add(place, "c")
+    devices.quarantine(place.db, "main", "c", "flooding")
+    assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
+    assert found(place, "drift", 3.0) == {}
+    assert found(place, "quarantine") == {"c": "flooding"}
+    assert found(place, "disk") == {"a": "90 MB free", "b": "disk is full"}
+    assert (found(place, "certificate") or {}).keys() == {"a"}
+
+
+def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: Place) -> None:
+    assert found(place, "signatures") == {}
+    for name in ("a", "b", "c", "d", "e"):
+        reports.reject(place.db, Rejection("main", name, "state", "", 0, "replayed", "older"))
+    reports.reject(place.db, Rejection("main", "a", "state", "", 0, "norm", "too large"))
+    assert found(place, "signatures") == {
+        "replayed": "replayed messages of 5 devices (a, b, c and 2 more); distrust the broker"
+    }
+    assert found(place, "signatures", -60) == {}  # long ago
+
+
+def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: Path) -> None:
+    Authority.make(tmp_path / "ca")
+    place = Place(Database.open(), "main", (tmp_path,), tmp_path / "ca" / "server")
+    assert found(place, "certificate", 30) == {} == found(place, "disk", 0)
+    # the operator's certificate is for 90 days, those of server and broker for five years
+    assert (found(place, "certificate", 100) or {}).keys() == {"operator"}
+    assert {"server", "broker", "registrar"} <= (found(place, "certificate", 365 * 6) or {}).keys()
+    assert "MB free at " in (found(place, "disk", 1e12) or {})["server"]
+
+
+def test_an_agent_that_starts_again_and_again_is_named(place: Place) -> None:
+    for number in range(7):
+        add(place, "a", boot=f"boot-{number}")
+        add(place, "a", "lost", boot=f"boot-{number}")
+        add(place, "b", boot="boot")
+    assert found(place, "restarts") == {"a": "7 starts of the agent in an hour"}
+    devices.forget_boots(place.db, "main", int(time.time()) + 1)
+    assert found(place, "restarts") == {}
+
+
+def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: Place) -> None:
+    number = rollouts.begin(place.db, "main", 7)
+    for state, reason, expected in (
+        ("running", "", {}),
+        (
+            "paused",
+            "stage 1: 2 of 4 devices succeeded",
+            {"release 7": "roll-out paused: stage 1: 2 of 4 devices succeeded"},
+        ),
+        ("aborted", "by hand", {}),
+        ("aborted", "accuracy", {"release 7": "roll-out aborted: accuracy"}),
+    ):
+        record = rollouts.get(place.db, number)
+        assert record is not None
+        rollouts.advance(place.db, record, state=state, reason=reason)
+        assert found(place, "rollout") == expected
+    rollouts.begin(place.db, "main", 8)
+    assert found(place, "rollout") == {}
+
+
+def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: Place) -> None:
+    for release, lost in ((1, 0.0), (2, 0.2)):
+        for device in range(20):
+            accuracy = 0.9 - (lost if device < 4 else 0.0)
+            report = Report(
+                f"rel-{release}", "head", "b", 9, {"accuracy": accuracy}, release=release, head="svm"
+            )
+            record = reports.record_of("main", f"d{device}", "none", 0, report)
+            reports.accept(place.db, record.__class__(**{**_fields(record), "after": accuracy}))
+        number = rollouts.begin(place.db, "main", release, previous=release - 1)
+        record = rollouts.get(place.db, number)
+        assert record is not None
+        rollouts.advance(place.db, record, state="completed")
+        if release == 1:
+            assert found(place, "decile") == {}
+    assert found(place, "decile") == {"release 2": "bottom decile 70.0 %, 90.0 % on release 1 (n = 20)"}
+    assert found(place, "decile", 0.25) == {}
+
+
+def _fields(record: object) -> dict[str, object]:
+    return {name: getattr(record, name) for name in record.__struct_fields__}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[rules.silnt]", r"rules.silnt.kind: 'silnt' \(did you mean 'silent'\?\)"),
+        ("[rules.silent]\nlimits = 3", "did you mean 'limit'"),
+        ("[rules.silent]\nwhere = 'site='", "rules.silent.where: selector 'site=': position 6"),
+        ("[rules.rollout]\nwhere = 'site=a'", "kind rollout watches no devices"),
+        ("[rules.disk]\nchannels = ['ops']", r"rules.disk.channels: 'ops', expected one of \[channels\]"),
+        ("[rules.disk]\nlimit = -1", "limit"),
+        ("[channels]\nOps = 'json://x'", "Ops"),
+    ],
+)
+def test_a_mistake_in_the_settings_names_its_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "alerts.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        settings.load(path, Database.open(), "main")
+
+
+def test_rules_have_defaults_and_a_kind_may_have_several(tmp_path: Path) -> None:
+    path = tmp_path / "alerts.toml"
+    assert settings.load(path, Database.open(), "main").rules.keys() == KINDS.keys()
+    path.write_text(
+        "[channels]\na = 'json://h'\nb = 'json://i'\n[rules.drift]\nenabled = false\n"
+        "[rules.berlin]\nkind = 'silent'\nlimit = 60\nwhere = 'site=berlin'\nchannels = ['a']"
+    )
+    found = settings.load(path, Database.open(), "main")
+    assert found.rules.keys() == KINDS.keys() - {"drift"} | {"berlin"}
+    assert (found.limit("berlin"), found.limit("silent")) == (60, 3600)
+    assert found.rules_of("a") - found.rules_of("b") == {"berlin"}

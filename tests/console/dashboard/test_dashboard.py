@@ -1,0 +1,387 @@
+"""The dashboard without a browser: queries, pages, actions, access, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import httpx
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from edge_fl import metrics
+from edge_fl.console import formatting
+from edge_fl.errors import ConfigError, InputError
+from edge_fl.metrics import Summary
+from edge_fl.wire.messages import Capability
+from edge_fl_console.dashboard import actions, prometheus
+from edge_fl_console.dashboard.auth import Login, is_loopback
+from edge_fl_console.dashboard.context import PageContext
+from edge_fl_console.dashboard.pages import charts, parts
+from edge_fl_console.dashboard.pages import data as data_page
+from edge_fl_console.dashboard.pages import device as device_page
+from edge_fl_console.dashboard.pages import fleet as fleet_page
+from edge_fl_console.dashboard.pages import log as log_page
+from edge_fl_console.dashboard.pages import releases as releases_page
+from edge_fl_console.dashboard.pages import run as run_page
+from edge_fl_console.dashboard.pages.parts import Column
+from edge_fl_console.dashboard.queries import data, device, fleet, log, releases, run
+from edge_fl_console.dashboard.queries.fleet import FleetQuery
+from edge_fl_console.dashboard.serve import Settings
+from edge_fl_server.registry import Database, reports, rollouts, runs
+from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry.records import DeviceRecord, ReportRecord
+from tests.console.dashboard import filled
+
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+TOKEN = "a-token-of-some-length"
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Database:
+    db = Database.open()
+    filled.fill(db, 120, tmp_path)
+    return db
+
+
+def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> None:
+    first = fleet.page(db, "main", FleetQuery(sort="device"), per_page=50)
+    assert [row.device for row in first.rows] == [filled.name(n) for n in range(50)]
+    assert (first.matches, first.total, first.pages) == (120, 120, 3)
+    last = fleet.page(db, "main", FleetQuery(sort="device", page=99), per_page=50)
+    assert (last.page, len(last.rows)) == (2, 20)
+
+
+def cells(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+    """The markup of all cells of a table."""
+    return " ".join(str(cell) for row in parts.cells(columns, rows) for cell in row.values())
+
+
+@pytest.mark.parametrize("sort", [column.name for column in fleet_page.COLUMNS if column.sortable])
+def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
+    _report_today(db)
+    for down in (False, True):
+        found = [
+            getattr(row, sort)
+            for row in fleet.page(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
+        ]
+        known = [value for value in found if value is not None]
+        assert known == sorted(known, reverse=down) == found[: len(known)]  # those without a value come last
+    assert len({*found}) > 1
+
+
+def _report_today(db: Database) -> None:
+    """Devices with reports of today, whose values grow with the device's number, and one device with drift."""
+    able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
+    registered.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
+    for number in range(1, 12):
+        kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
+        measured = {metrics.EPSILON: number / 4} if kind == "update" else {}
+        sent = ReportRecord(
+            "main",
+            filled.name(number),
+            f"today-{number}",
+            run,
+            9,
+            kind,
+            5,
+            measured,
+            after=0.5,
+        )
+        reports.accept(db, sent)
+
+
+def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: Database) -> None:
+    assert "epsilon" not in fleet_page.visible(fleet.page(db, "main", FleetQuery()))
+    _report_today(db)
+    found = fleet.page(db, "main", FleetQuery(sort="device"))
+    assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
+    assert "epsilon" in fleet_page.visible(found) and " 1.25" in cells(fleet_page.COLUMNS, found.rows)
+
+
+def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
+    assert fleet.page(db, "main", FleetQuery(search="0011")).matches == 11
+    assert fleet.page(db, "main", FleetQuery(search="%")).matches == 0
+    lost = fleet.page(db, "main", FleetQuery(status="lost"))
+    assert {row.status for row in lost.rows} == {"lost"} and lost.by_status["ready"] == 83
+    assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
+
+
+def test_a_selector_narrows_the_fleet_and_a_wrong_one_is_named(db: Database) -> None:
+    found = fleet.page(db, "main", FleetQuery(where="tier=full and not status=lost"))
+    assert {(row.tier, row.status) for row in found.rows} == {("full", "ready")} and not found.wrong
+    wrong = fleet.page(db, "main", FleetQuery(where="tier=full and"))
+    assert wrong.matches == 0 and "position 14: ends" in fleet_page.note(wrong)
+
+
+def test_a_row_shows_the_newest_report(db: Database) -> None:
+    row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
+    report = device.page(db, "main", "pi-00004")
+    assert report is not None
+    assert (row.before, row.after) == (report.reports[0].before, report.reports[0].after)
+    assert report.reports[0].release == 3
+
+
+def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
+    capability = Capability("head", "test", "3", drift=1.24)
+    registered.record(
+        db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(capability))]
+    )
+    found = fleet.page(db, "main", FleetQuery(search="pi-x"))
+    assert found.rows[0].drift == 1.24 and "1.2 σ" in cells(fleet_page.COLUMNS, found.rows)
+    assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
+
+
+def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Database) -> None:
+    seven, six = filled.name(7), filled.name(6)
+    (row,) = fleet.page(db, "main", FleetQuery(search="quarantined")).rows
+    assert (row.device, row.standing, row.outlier_score) == (seven, "quarantined", 22.8)
+    assert '<span class="text-bad">22.8</span>' in cells(fleet_page.COLUMNS, [row])
+    assert [row.device for row in fleet.page(db, "main", FleetQuery(search="revoked")).rows] == [six]
+    shown = {name: device.page(db, "main", name) for name in (seven, six)}
+    texts = {
+        name: device_page.title(page) + device_page.summary(page) for name, page in shown.items() if page
+    }
+    assert (
+        "the last one because its update is much larger than allowed; to count its reports again: edge-fl fleet admit pi-00007"
+        in texts[seven]
+    )
+    assert "22.8" in texts[seven] and "edge-fl fleet enrol pi-00006" in texts[six]
+
+
+def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
+    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
+    shown = device.page(db, "main", "pi-x")
+    assert shown and "put pictures into one folder per class" in device_page.title(shown)
+
+
+def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
+    query = FleetQuery("pi", "blocked", "lost", "head", "after", True, 3, "site=berlin")
+    pairs = dict(parse_qsl(fleet_page.address_of(query)))
+    assert fleet_page.query_of(pairs) == query
+    assert fleet_page.query_of({"page": "x"}) == FleetQuery()
+
+
+def test_text_from_a_device_is_escaped(db: Database) -> None:
+    script = '"><script>alert(1)</script>'
+    able = to_builtins(Capability("head", script, "3", head=script, notes=[script]))
+    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
+    report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
+    reports.accept(db, report)
+    found, shown = fleet.page(db, "main", FleetQuery(search="pi-x")), device.page(db, "main", "pi-x")
+    assert shown is not None
+    drawn = cells(fleet_page.COLUMNS, found.rows) + cells(device_page.REPORTS, shown.reports)
+    drawn += device_page.title(shown) + device_page.summary(shown) + device_page.description(shown)
+    assert "<script" not in drawn and drawn.count("&lt;script&gt;") >= 7
+
+
+def test_a_device_that_chose_its_head_shows_accuracy_by_labels(db: Database) -> None:
+    shown = device.page(db, "main", filled.name(0))
+    assert shown is not None and device_page.cold_start(shown) is None
+    measured = {metrics.at_labels(labels, "nearest"): labels / 20 for labels in (1, 5, 10)}
+    chosen = replace(shown.reports[0], metrics=measured)
+    chart = device_page.cold_start(replace(shown, reports=(chosen,)))
+    assert chart is not None and chart.options["xAxis"]["data"] == ["1", "5", "10"]
+    (line,) = chart.options["series"]
+    assert (line["name"], line["data"]) == ("nearest", [5.0, 25.0, 50.0])
+
+
+def test_a_run_shows_its_spread_and_its_dropped_and_rejected_reports(db: Database) -> None:
+    page = run.page(db, "main")
+    assert page is not None and page.run.run == "toy-1"
+    assert page.rounds[2].rejected == {"norm": 1} and page.rounds[3].dropped == {"timed_out": 1}
+    assert page.current == {"queued": 11, "succeeded": 9} and "9 of 20" in run_page.summary(page)
+    shown = cells(run_page.ROUNDS, page.rounds)
+    assert "1 timed out" in shown and "1 norm" in shown
+    assert 'data-act="stop:toy-1"' in run_page.title(page)
+
+
+def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
+    page = run.page(db, "main")
+    chart = run_page.curves(page) if page else None
+    assert chart is not None
+    low, band, line = chart.options["series"][:3]
+    mean = 0.93 - 0.5 * 0.75
+    assert (low["data"][0], line["data"][0]) == (round(100 * (mean - 0.09), 1), round(100 * mean, 1))
+    assert band["data"][0] == 18.0 and band["stack"] == low["stack"] and len(line["data"]) == filled.ROUNDS
+
+
+def test_a_completed_run_shows_the_metrics_of_its_final_personalisation(db: Database) -> None:
+    page = run.page(db, "main")
+    tile = '<dd class="big">97.5<div class="quiet">n = 20, final</div></dd>'
+    assert page is not None and tile not in run_page.summary(page)
+    final = replace(page, final={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
+    assert tile in run_page.summary(final)
+
+
+def test_missing_runs_and_devices_have_an_empty_state(db: Database) -> None:
+    assert run.page(db, "main", "nothing") is None and device.page(db, "main", "pi-none") is None
+    assert "No run yet" in run_page.absent("") and "Unknown run" in run_page.absent("nothing")
+    assert "Unknown device" in device_page.absent("pi-none")
+
+
+def test_an_empty_registry_has_a_page_of_every_kind() -> None:
+    db = Database.open()
+    assert "No device yet" in fleet_page.note(fleet.page(db, "main", FleetQuery()))
+    assert "No release yet" in releases_page.current(releases.page(db, "main"))
+    assert "No data reported yet" in data_page.body(data.page(db, "main"))
+    assert log.newest(db, "main") == () and "No events" in log_page.NOTE
+    assert run.page(db, "main") is None
+
+
+def test_the_area_of_a_dot_is_its_count() -> None:
+    chart = charts.dots({"a": (100, 25), "b": (0, 100)})
+    assert chart is not None
+    points = {tuple(point["value"]): point["symbolSize"] for point in chart.options["series"][0]["data"]}
+    assert points == {(0, 0): 20.0, (0, 1): 10.0, (1, 1): 20.0}
+
+
+def test_the_log_is_newest_first_and_can_be_narrowed(db: Database) -> None:
+    every = log.newest(db, "main")
+    assert [event.at for event in every] == sorted((event.at for event in every), reverse=True)
+    assert {"run", "round", "release", "roll-out", "rejected", "request", "quarantine", "revoked"} == {
+        e.kind for e in every
+    }
+    assert {event.level for event in log.newest(db, "main", "error")} == {"error"}
+
+
+def test_actions_write_the_desired_state(db: Database) -> None:
+    context = PageContext(db, "main")
+    actions.start(context, "2")
+    begun = rollouts.current(db, "main")
+    assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
+    with pytest.raises(InputError, match="has not ended"):
+        actions.start(context, "3")
+    actions.ACTIONS["rollback"].do(context, str(begun.number))
+    wanted = rollouts.get(db, begun.number)
+    assert wanted is not None and wanted.desired == "rolled_back"
+    actions.ACTIONS["stop"].do(context, "toy-1")
+    stopped = runs.get(db, "toy-1")
+    assert stopped is not None and stopped.desired == "stopped"
+    with pytest.raises(InputError, match="it has ended"):
+        actions.ACTIONS["abort"].do(context, "1")
+
+
+def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> None:
+    number = rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 0.25, 1.0]})
+    shown = releases_page.current(releases.page(db, "main"))
+    assert "stage 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
+    rollouts.steer(db, number, "paused")
+    waiting = releases_page.current(releases.page(db, "main"))
+    assert "pause requested; waiting for a server" in waiting and "edge-fl release pause" in waiting
+    assert "data-act" not in waiting
+
+
+def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:
+    app = Login(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
+
+    async def get() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+            return await client.get(address, headers=headers)
+
+    return asyncio.run(get())
+
+
+def test_loopback_accepts_only_its_own_names() -> None:
+    assert visit().text == "inside"
+    assert visit(host="evil.example:8080").status_code == 403
+    assert visit(origin="http://evil.example").status_code == 403
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.2", "::1", "0.0.0.0", "10.0.0.1", "a.b")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_elsewhere_the_token_is_required_and_leaves_the_address() -> None:
+    assert visit(token=TOKEN).status_code == 401
+    assert visit("/?token=wrong", TOKEN).status_code == 401
+    entered = visit(f"/?token={TOKEN}&sort=after", TOKEN)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/?sort=after")
+    cookie = entered.headers["set-cookie"]
+    assert "HttpOnly" in cookie and visit(token=TOKEN, cookie=cookie.partition(";")[0]).text == "inside"
+    assert visit(token=TOKEN, authorization=f"Bearer {TOKEN}").text == "inside"
+    with pytest.raises(ConfigError, match="expected at least 16"):
+        Settings("x", token="short")
+
+
+def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
+    ready = [s for s in families["edge_fl_devices"].samples if s.labels["status"] == "ready"]
+    assert sum(sample.value for sample in ready) == 83 and {s.labels["tier"] for s in ready} == {
+        "head",
+        "full",
+    }
+    assert families["edge_fl_rejected_reports"].samples[0].labels["reason"] == "norm"
+    blocked = {s.labels["why"]: s.value for s in families["edge_fl_devices_blocked"].samples}
+    assert blocked == {"quarantined": 1, "revoked": 1}
+    assert [s.value for s in families["edge_fl_devices_outliers"].samples] == [1]
+    registered.count_dropped(db, "main", filled.name(5), 40)
+    registered.count_dropped(db, "main", filled.name(6), 2)
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
+    assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
+    lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}
+    assert lasted["edge_fl_round_duration_seconds_count"] == filled.ROUNDS
+    assert sum(s.value for s in families["edge_fl_bytes"].samples) == (96 * 3 - 1) * 52_900
+
+
+def test_metrics_are_named_as_prometheus_requires(db: Database) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool: none on this machine (Debian's package prometheus)")
+    found = subprocess.run(
+        [promtool, "check", "metrics"], input=prometheus.text(db, "main"), capture_output=True
+    )
+    assert (found.returncode, found.stdout + found.stderr) == (0, b"")
+
+
+def test_the_grafana_dashboard_uses_existing_metrics(db: Database) -> None:
+    board = json.loads((Path(prometheus.__file__).parent / "grafana.json").read_text())
+    text = json.dumps(board)
+    names = {
+        s.name
+        for f in text_string_to_metric_families(prometheus.text(db, "main").decode())
+        for s in f.samples
+    }
+    used = {name for target in _targets(board) for name in re.findall(r"edge_fl_\w+", target)}
+    assert {"edge_fl_devices", "edge_fl_bytes_total", "edge_fl_rejected_reports_total"} <= used <= names
+    assert all("edge_fl_" in target for target in _targets(board))
+    assert "http" not in text
+
+
+def _targets(board: dict) -> list[str]:
+    return [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.parametrize(
+    ("passed", "expected"), [(3, "now"), (45, "40 s"), (600, "10 min"), (7300, "2 h"), (400_000, "4 d")]
+)
+def test_times_are_coarse(passed: int, expected: str) -> None:
+    then = datetime.fromtimestamp(NOW.timestamp() - passed, UTC).isoformat()
+    assert formatting.ago(then, NOW) == expected
+
+
+def test_sizes_and_shares_are_short() -> None:
+    assert [formatting.size(n) for n in (0, 1023, 1536, 52_900_000)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "50.4 MiB",
+    ]
+    assert (formatting.share(0.9312), formatting.share(None), formatting.share(float("nan"))) == (
+        "93.1",
+        "–",
+        "–",
+    )
+    assert replace(FleetQuery(), page=2).page == 2

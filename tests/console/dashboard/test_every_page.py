@@ -1,0 +1,97 @@
+"""Every page in every state of the registry, in both widths and colour schemes: no error, no overflow, nothing that axe-core calls serious.
+
+EDGE_FL_SCREENSHOTS=FOLDER keeps a picture of each page there; those of README are made by
+`EDGE_FL_SCREENSHOTS=docs/images python -m pytest tests/console/dashboard/test_every_page.py -k readme`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from sqlalchemy import inspect, text
+
+from edge_fl_console.dashboard.queries.fleet import PER_PAGE
+from edge_fl_console.dashboard.site import ROUTES
+from edge_fl_server.registry import Database, servers
+from tests.browsing import LOOKS, dashboard, visiting
+from tests.console.dashboard import filled
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+PAGES = [path.format(id="toy-0" if path.startswith("/run") else filled.name(filled.WORST)) for path in ROUTES]
+ALARM = '[role="alert"] .alarm'
+ONLINE = 2  # sequence number of the second server
+
+
+def empty(db: Database, folder: Path) -> None:
+    """The registry of a server that has never run."""
+
+
+def offline(db: Database, folder: Path) -> None:
+    filled.fill(db, 60, folder)
+    filled.evaluate(db, 60)
+    servers.begin(db, "main", 1)
+    servers.end(db, "main", 1)
+
+
+def online(db: Database, folder: Path) -> None:
+    servers.begin(db, "main", ONLINE)
+
+
+def unreadable(db: Database, folder: Path) -> None:
+    with db.writing() as connection:
+        for table in {"devices", "runs", "reports", "releases", "rollouts"} & {
+            *inspect(connection).get_table_names()
+        }:
+            connection.execute(text(f"ALTER TABLE {table} RENAME TO {table}_"))
+
+
+STATES = {empty: LOOKS[::3], offline: LOOKS[::3], online: LOOKS, unreadable: LOOKS[::3]}
+"""State -> widths and colour schemes. One registry passes through all, as each dashboard takes seconds to start."""
+PICTURES = os.environ.get("EDGE_FL_SCREENSHOTS", "")
+
+
+def test_every_page_in_every_state(browser: Any, tmp_path: Path) -> None:
+    flaws = []
+    registry = tmp_path / "registry.sqlite"
+    with closing(Database.open(registry)) as db, dashboard(registry) as service:
+        for state, looks in STATES.items():
+            state(db, tmp_path)
+            with visiting(browser, service.address) as visit:
+                for path in PAGES:
+                    servers.beat(db, "main", ONLINE)
+                    visit.go(path, ALARM if state is unreadable else ".sheet:visible")
+                    for width, scheme in looks:
+                        visit.look(width, scheme)
+                        where = f"{state.__name__}{path.replace('/', '-').rstrip('-')}-{width}-{scheme}"
+                        flaws += [f"{where}: {flaw}" for flaw in visit.flaws()]
+                        if PICTURES:
+                            visit.page.screenshot(path=Path(PICTURES) / f"{where}.png", full_page=True)
+                if state is online:  # an open page keeps its contents when the registry fails
+                    visit.go("/fleet", "tbody tr")
+                    unreadable(db, tmp_path)
+                    visit.page.wait_for_selector(ALARM)
+                    assert visit.page.locator("tbody tr").count() == PER_PAGE
+    assert not flaws, "\n".join(flaws)
+
+
+@pytest.mark.skipif(not PICTURES, reason="EDGE_FL_SCREENSHOTS is not set")
+def test_pictures_for_the_readme(browser: Any, tmp_path: Path) -> None:
+    registry = tmp_path / "registry.sqlite"
+    with closing(Database.open(registry)) as db, dashboard(registry) as service:
+        filled.fill(db, 24, tmp_path)
+        filled.evaluate(db, 24)
+        servers.begin(db, "main", 1)
+        with visiting(browser, service.address) as visit:
+            for scheme in ("light", "dark"):
+                visit.go("/")
+                visit.look(1440, scheme)
+                path = Path(PICTURES) / f"overview-{scheme}.png"
+                visit.page.screenshot(path=path)
+                Image.open(path).convert("RGB").save(path, optimize=True)
+                assert path.stat().st_size < 250_000

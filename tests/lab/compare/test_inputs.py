@@ -1,0 +1,177 @@
+"""A comparison runs a cell again when its inputs changed, says why, and keeps all others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge_fl
+from edge_fl import cli
+from edge_fl.data import npz
+from edge_fl.errors import DataError, MethodError
+from edge_fl.methods import METHODS
+from edge_fl_lab.compare import cell as cells_of
+from edge_fl_lab.compare import comparison, inputs
+from edge_fl_lab.compare.grid import Cell, cells
+from edge_fl_server.recipes.recipe import Recipe, with_settings
+
+ROOT = Path(edge_fl.__file__).parent.parent
+TINY = with_settings(
+    Recipe(name="tiny"),
+    ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"],
+)
+
+
+def written(folder: Path) -> dict[str, int]:
+    return {path.stem: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
+
+
+def forget() -> None:
+    """Forget what a process remembers of sources and data, as a new process does."""
+    for remembered in (inputs._source, inputs._framework, inputs._data, cells_of._dataset):
+        remembered.cache_clear()
+
+
+KILLED = """
+import os, signal, sys
+from edge_fl.cli import main
+from edge_fl_lab.compare import cell
+
+count, write = 0, cell.write
+
+def write_some(result, folder):
+    global count
+    write(result, folder)
+    count += 1
+    if count == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+cell.write = write_some
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_editing_a_method_reruns_exactly_its_cells_and_a_killed_comparison_keeps_its_finished_ones(
+    tmp_path: Path,
+) -> None:
+    for folder in ("edge_fl", "server", "devices", "broker"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    out = tmp_path / "out"
+    text = "compare --methods fedrep,ditto --dataset digits --clients 3 --rounds 1 --seeds 2 --set data.fraction=0.2"
+    command = [sys.executable, "-m", "edge_fl", *text.split(), "--out", str(out)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(str(tmp_path / name) for name in ("", "server", "devices", "broker")),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def again() -> tuple[dict[str, int], str]:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return written(out), done.stderr
+
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *command[3:]],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        timeout=300,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kept = written(out)
+    assert len(kept) == 2
+    whole, _ = again()
+    assert len(whole) == 10 and {key: whole[key] for key in kept} == kept
+    with (tmp_path / "edge_fl" / "methods" / "fedrep.py").open("a") as file:
+        file.write("\n# edited\n")
+    edited, said = again()
+    changed = {key for key in whole if edited[key] != whole[key]}
+    recipe = with_settings(Recipe(name="compare"), ["data.clients=3", "data.fraction=0.2", "rounds=1"])
+    assert changed == {cell.key for cell in cells(recipe, ["fedrep"], seeds=2) if cell.label == "fedrep"}
+    assert "rerun of 2 cells: source of method fedrep changed" in said
+    assert again()[0] == edited
+
+
+def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "widths.py").write_text("WIDTH = 4\n")
+    (tmp_path / "own.py").write_text(
+        "from edge_fl.models.cnn import tiny\nfrom widths import WIDTH\n"
+        "def build(input):\n    return tiny(input, width=WIDTH, feature_dim=8)\n"
+    )
+    rng = np.random.default_rng(0)
+    squares = {"x": rng.integers(0, 99, (60, 8, 8)).astype(np.uint8), "y": np.arange(60) % 3}
+    npz.write(tmp_path / "squares.npz", squares)
+    settings = ["data.clients=2", "rounds=1", "data.dataset=squares", f'data.data_dir="{tmp_path}"']
+    recipe = with_settings(Recipe(name="tiny"), [*settings, "model.name=own:build"])
+    (cell,) = (cell for cell in cells(recipe, []) if cell.label == "local")
+    out = tmp_path / "out"
+
+    def reasons(cell: Cell = cell) -> str:
+        forget()
+        before = written(out)
+        (result,) = comparison.run([cell], out).values()
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("rerun")]
+        assert bool(said) == (before != written(out)) or not before
+        assert result.engine == cell.recipe.engine.replace("auto", "sequential")
+        return "; ".join(said)
+
+    assert reasons() == reasons() == ""
+    (tmp_path / "widths.py").write_text("WIDTH = 6\n")
+    assert reasons() == "rerun of 1 cell: source of model own:build changed"
+    npz.write(tmp_path / "squares.npz", {**squares, "x": squares["x"] + 1})
+    assert reasons() == "rerun of 1 cell: data of squares changed"
+    vector = Cell(cell.label, with_settings(cell.recipe, ["engine=vector"]))
+    assert reasons(vector) == "rerun of 1 cell: engine changed"
+    assert reasons(vector) == ""
+
+
+def test_a_result_without_its_inputs_is_run_again(tmp_path: Path) -> None:
+    (cell, *_) = cells(TINY, [])
+    cells_of.write(cells_of.CellResult(cell.key, cell.label, cell.recipe), tmp_path)
+    assert comparison.run([cell], tmp_path)[cell.key].last
+
+
+def test_the_source_of_a_method_is_its_file_and_those_of_methods_that_it_imports() -> None:
+    assert inputs._imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
+    assert "edge_fl.methods.fedrir_networks" in inputs._imported(("edge_fl.methods.fedrir",))
+    for method in METHODS.values():
+        assert method.__module__ in inputs._imported((method.__module__,))
+
+
+def test_invalid_models_methods_and_data_are_reported_before_the_first_cell(tmp_path: Path) -> None:
+    def run(*settings: str, methods: tuple[str, ...] = ()) -> None:
+        comparison.run(cells(with_settings(TINY, settings), list(methods), seeds=2), tmp_path / "out")
+
+    with pytest.raises(MethodError, match="did you mean 'cnn-tiny'"):
+        run("model.name=cnn-tinny")
+    with pytest.raises(MethodError, match="unknown option 'widht'"):
+        run("model.options.widht=3")
+    with pytest.raises(MethodError, match="head"):
+        run(methods=("repper:head=svn",))
+    with pytest.raises(MethodError, match="which noise does not cover"):
+        run(methods=("fedprox", "fedprox:privacy.noise_multiplier=1.0:privacy.budget=0.001"))
+    with pytest.raises(DataError, match="expected 2 or more; use fewer clients"):
+        run("data.clients=200", "data.partition=iid")
+    assert not (tmp_path / "out").exists()
+
+
+def test_research_commands_refuse_a_fleet(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for command in (["simulate"], ["compare", "--methods", "fedrep", "--out", str(tmp_path / "out")]):
+        for source in ("fleet", "hybrid"):
+            assert cli.main([*command, "--set", f"source={source}"]) == 4
+            assert f"source = '{source}'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,43 @@
+"""The catalogue: the commands' output and the table of methods come from the methods' own declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_fl.errors import MethodError
+from edge_fl.methods import METHODS, names
+from edge_fl_lab import catalogue
+
+PAGE = Path(__file__).parents[2] / "docs/table-of-methods.md"
+
+
+def test_every_method_has_a_row_with_its_citation() -> None:
+    rows = catalogue.rows()
+    assert [row["name"] for row in rows] == names()
+    assert all(row["citation"] and row["family"] for row in rows)
+
+
+def test_the_table_of_methods_is_the_methods_own() -> None:
+    text = PAGE.read_text()
+    assert catalogue.with_table(text) == text, "run `python -m edge_fl_lab.catalogue`"
+
+
+def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:
+    unsupported = {row["name"] for row in catalogue.rows() if row["head_only"] == "not supported"}
+    assert unsupported == {"local", "lg-fedavg", "fedamp", "fedproto", "fedgh"}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -> None:
+    from edge_fl.methods.contract.hyper import hypers
+
+    text = catalogue.describe(name)
+    assert all(f"  {hyper} = " in text for hyper in hypers(METHODS[name]))
+    assert "\ndown per client and round with cnn2: " in text and "BatchNorm: " in text
+
+
+def test_an_unknown_method_is_named_with_the_nearest_known_one() -> None:
+    with pytest.raises(MethodError, match="fedrep"):
+        catalogue.describe("fedrepp")

@@ -1,0 +1,163 @@
+"""The label page in a real browser: fifty pictures by keyboard and by touch, layout in both colour schemes, and two people at once.
+
+With EDGE_FL_SCREENSHOTS the pictures of docs/teach-a-device.md are written to that folder.
+"""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_fl.data import pictures
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_maker.access import Access
+from tests.browsing import Visit, visiting
+from tests.maker.labelling import fruit
+from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+PICTURES = 50
+PAUSE_MS = 80
+
+
+def accuracy(config: Any) -> float:
+    """On new pictures, ten per class."""
+    images = [
+        pictures.decode(BytesIO(fruit.fruit(label, 900 + n)), INPUT)
+        for label in range(len(CLASSES))
+        for n in range(10)
+    ]
+    found = [label for label, _ in Predictor(Path(config.folder)).predict(np.stack(images))]
+    return float(np.mean([name == CLASSES[row // 10] for row, name in enumerate(found)]))
+
+
+def shown(visit: Visit, before: str) -> str:
+    """Wait until another picture than `before` can be labelled -> its name."""
+    visit.page.wait_for_function(
+        "before => !document.querySelector('#picture').hidden && !document.querySelector('#skip').disabled"
+        " && !document.querySelector('#picture').src.includes('name=' + before + '&')",
+        arg=before or "?",
+    )
+    source: str = visit.page.eval_on_selector("#picture", "picture => picture.src")
+    return source.partition("name=")[2].partition("&")[0]
+
+
+def keep(page: Any, name: str) -> None:
+    if folder := os.environ.get("EDGE_FL_SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / name))
+
+
+def label_all(site: Desk, visit: Visit, truth: dict[str, str], press: Any) -> list[bool]:
+    """Label fifty pictures, each with one `press(class, is preselected)` -> which preselected classes were right.
+
+    After every tenth the device has time to learn, as with a person who looks at the pictures.
+    """
+    name, right = "", []
+    for number in range(PICTURES):
+        name = shown(visit, name)
+        chosen = visit.page.eval_on_selector_all(
+            "#classes [aria-pressed=true] span", "found => found.map(each => each.textContent)"
+        )
+        right.append(chosen == [truth[name]])
+        press(truth[name], right[-1])
+        visit.page.wait_for_timeout(PAUSE_MS)
+        if number % 10 == 9:
+            site.learned()
+    return right
+
+
+def labelled(desk: Desk, truth: dict[str, str]) -> None:
+    files = {path.name: path.parent.name for path in desk.images.glob("*/*.png")}
+    assert len(files) == PICTURES and files.items() <= truth.items()
+
+
+def test_fifty_pictures_by_keyboard_take_one_key_each(browser: Any, tmp_path: Path) -> None:
+    config = device(tmp_path)
+    truth = fill(config, 12)
+    with desk(config) as site, visiting(browser, site.home, width=1280) as visit:
+        visit.page.set_viewport_size({"width": 1280, "height": 720})
+        visit.go("/label", wait_for="#picture:visible")
+        early = []
+
+        def press(wanted: str, is_preselected: bool) -> None:
+            visit.page.keyboard.press("Enter" if is_preselected else str(CLASSES.index(wanted) + 1))
+            if len(early) < 12:
+                early.append(wanted)
+                if len(early) == 12:
+                    site.learned()
+                    early.append(accuracy(config))
+
+        right = label_all(site, visit, truth, press)
+        view = site.learned()
+        labelled(site, truth)
+        assert view.accuracy is not None and view.measured == PICTURES
+        assert accuracy(config) > early[-1] + 0.1
+        assert sum(right[25:]) > sum(right[:25])
+        visit.page.wait_for_function("document.querySelector('#labelled').textContent === '50'")
+        keep(visit.page, "label-page.png")
+
+
+def test_fifty_pictures_by_touch_on_a_phone(browser: Any, tmp_path: Path) -> None:
+    config = device(tmp_path)
+    truth = fill(config, 12)
+    context = browser.new_context(
+        viewport={"width": 390, "height": 844},
+        has_touch=True,
+        is_mobile=True,
+        color_scheme="dark",
+        device_scale_factor=1,
+    )
+    try:
+        with desk(config) as site:
+            visit = Visit(context.new_page(), site.home)
+            visit.go("/label", wait_for="#picture:visible")
+
+            def press(wanted: str, is_preselected: bool) -> None:
+                visit.page.tap(
+                    "#accept" if is_preselected else f"#classes button:nth-child({CLASSES.index(wanted) + 1})"
+                )
+
+            right = label_all(site, visit, truth, press)
+            site.learned()
+            labelled(site, truth)
+            assert accuracy(config) > 0.6 and sum(right[25:]) > sum(right[:25])
+            widths = visit.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+            small = visit.page.eval_on_selector_all(
+                "button", "all => all.filter(b => b.offsetParent && b.offsetHeight < 44).length"
+            )
+            assert widths[0] <= widths[1] and small == 0
+            keep(visit.page, "label-page-phone.png")
+            assert not visit.complaints
+    finally:
+        context.close()
+
+
+def test_a_new_class_undo_and_the_token_of_the_address(browser: Any, tmp_path: Path) -> None:
+    config = device(tmp_path)
+    fill(config, 2)
+    with desk(config, Access("secret")) as site, visiting(browser, site.home) as visit:
+        page = visit.page
+        visit.go("/label#token=secret", wait_for="#picture:visible")
+        assert page.evaluate("location.hash") == "" and "secret" not in page.evaluate("document.cookie")
+        name = shown(visit, "")
+        page.keyboard.press("n")
+        page.keyboard.type("quince")  # its letters are no commands here
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#classes .waits >> text=quince")
+        assert "no class of release 1" in page.inner_text("#rule")
+        page.keyboard.press("7")
+        other = shown(visit, name)
+        assert (site.images / "quince" / name).exists()
+        page.keyboard.press("u")
+        assert shown(visit, other) == name and not (site.images / "quince" / name).exists()
+        page.keyboard.press("s")
+        dropped = shown(visit, name)  # any other one: the pool is ordered anew after every change
+        page.keyboard.press("d")
+        shown(visit, dropped)
+        left = site.session.pool.names()
+        assert len(left) == 11 and name in left and dropped not in left

@@ -1,0 +1,75 @@
+"""The exported ONNX model has the same predictions as the served model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edge_fl.cli import main
+from edge_fl.errors import InputError
+from edge_fl.heads import HeadPlan
+from edge_fl.release.manifest import scale
+from edge_fl_devices.serving.predict import Predictor
+from edge_fl_devices.storage.store import Store
+from edge_fl_maker.fused import fuse
+from tests.devices import graphs
+from tests.devices.images import X, Y
+from tests.devices.serving.refit import calibrated, refit
+from tests.devices.serving.test_predict import BANNED
+
+D = graphs.DIM
+RNG = np.random.default_rng(7)
+EXTRAS = {
+    "head": {"weight": RNG.normal(size=(2, D)), "bias": RNG.normal(size=2)},
+    "policy": {
+        "0.weight": RNG.normal(size=(2 * D, D)),
+        "0.bias": RNG.normal(size=2 * D),
+        "1.weight": RNG.normal(size=2 * D),
+        "1.bias": RNG.normal(size=2 * D),
+    },
+}
+OWN = ("logistic", "svm", "nearest", "mlp", "cosine", "constant")
+
+
+@pytest.mark.parametrize("kind", [*OWN, "tuned", "gated", "ensemble"])
+def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tmp_path: Path) -> None:
+    if kind in OWN:
+        refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
+    else:  # found as the release's method finds it
+        refit(folder, "logistic", plan=HeadPlan(kind, "head"), extras=EXTRAS)
+    (stored,) = Store(folder).heads()
+    Store(folder).keep_head(replace(stored, calibration=calibrated(temperature=1.7)))
+    predictor, file = Predictor(folder), tmp_path / "fused.onnx"
+    assert predictor.head.kind == kind
+    assert main(["device", "export", str(file), "--dir", str(folder)]) == 0
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"image": scale(X)})
+    np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
+    assert session.get_modelmeta().custom_metadata_map["edge_fl.classes"] == "a,b"
+
+
+def test_without_the_package_onnx_the_export_says_so_and_a_copied_folder_can_be_exported_elsewhere(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "fused.onnx"
+    command = [sys.executable, "-c", BANNED, "device", "export", str(file), "--dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 4 and not file.exists()
+    assert "the package onnx is not installed" in done.stderr and "copy the device's folder" in done.stderr
+    assert "pip install" not in done.stderr  # a flashed Pi has no pip
+    folder.rename(tmp_path / "copy")
+    assert main(["device", "export", str(file), "--dir", str(tmp_path / "copy")]) == 0
+
+
+def test_a_head_that_cannot_be_written_down_is_rejected_by_name(folder: Path) -> None:
+    predictor = Predictor(folder)
+    predictor.head = SimpleNamespace(kind="forest")  # type: ignore[assignment]
+    with pytest.raises(InputError, match="forest head cannot be exported"):
+        fuse(predictor)
