@@ -20,7 +20,7 @@ TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-secure test ray nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
+.PHONY: help venv wheel demo demo-secure test ray slow nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (se
 
 ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/lab/test_ray.py $(ARGS)
+
+# in one group, because the few arm64 tests take minutes in one process, next to the others
+slow: venv ## tests marked slow, arm64 or browser; those that this machine does not support are skipped
+	$(TEST) -n 2 --dist worksteal -m '(slow or arm64 or browser) and not (slow and arm64) and not ray and not gpu' $(ARGS)
 
 nightly: venv ## whole sweeps, of which CI runs a sample, 10,000 examples of every fuzz test, secure sums against Flower's (hours)
 	test -x $(FLOWER)/bin/pip || $(PYTHON) -m venv $(FLOWER)
@@ -102,6 +106,11 @@ $(PEERS)/%/.stamp: $(STAMP)
 
 study: venv ## tuned methods on five datasets (about an hour); the evidence of 'edge-fl methods recommend' in runs/study/
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.study $(ARGS)
+
+wheel: venv ## the wheel with its SBOM, and its SHA-256, in dist/
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	cd dist && sha256sum *.whl | tee SHA256SUMS
 
 dossier: venv ## supply-chain evidence in dossier/ (TUF_CONFORMANCE=DIR: a checkout; PREVIOUS=DIR: an earlier dossier)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dossier]'

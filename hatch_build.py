@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
+import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,20 @@ from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.builders.utils import get_reproducible_timestamp
 from packageurl import PackageURL
 
 
 class SbomHook(BuildHookInterface):
-    """Describe the wheel and its direct dependencies, without versions: pip chooses them."""
+    """Describe the wheel and its direct dependencies, without versions: pip chooses them. Equal sources give equal bytes."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
         about = self.metadata
-        bom = Bom()
+        content = " ".join([about.core.name, about.version, *about.core.dependencies])
+        bom = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_OID, content))
+        bom.metadata.timestamp = datetime.fromtimestamp(get_reproducible_timestamp(), UTC)
         bom.metadata.component = own = Component(
             type=ComponentType.APPLICATION,
             name=about.core.name,

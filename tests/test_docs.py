@@ -51,9 +51,9 @@ BLOCK = re.compile(r"(?P<notes>(?:<!-- [^>]+ -->\n)*)^```(?P<kind>[a-z]*)\n(?P<t
 NOTE = re.compile(r"<!-- (.+?) -->")
 AFTER = re.compile(r"<!-- read after (\S+) -->")
 INLINE = re.compile(r"`(edge-fl [a-z][^`]+)`")
-OUR_PATH = re.compile(r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests|docs)/[\w./+-]*[\w/])")
+OUR_PATH = re.compile(r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests|tools|docs)/[\w./+-]*[\w/])")
 OUR_MODULE = re.compile(
-    r"(?<![\w./-])(?<!\[\")((?:edge_fl|edge_fl_broker|edge_fl_devices|edge_fl_server|tests)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
+    r"(?<![\w./-])(?<!\[\")((?:edge_fl|edge_fl_broker|edge_fl_devices|edge_fl_server|tests|tools)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
 )
 NO_MODULES = {"toml", "md", "py", "csv", "crt", "json", "local", "example"}  # suffixes of file and host names
 DEADLINE_S = 240.0

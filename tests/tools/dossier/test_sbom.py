@@ -60,8 +60,10 @@ def test_the_sbom_of_the_environment_names_the_direct_dependencies() -> None:
 
 
 @pytest.mark.slow
-def test_a_built_wheel_contains_its_sbom(tmp_path: Path) -> None:
-    text = sbom.of_wheel(sbom.build_wheel(tmp_path))
+def test_a_built_wheel_contains_its_sbom_and_another_build_gives_the_same_bytes(tmp_path: Path) -> None:
+    first, second = (sbom.build_wheel(tmp_path / name) for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    text = sbom.of_wheel(first)
     assert json.loads(text)["metadata"]["component"]["name"] == "edge-fl"
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert {re.split("[^a-z0-9-]", line)[0] for line in needed} == sbom.components(text).keys()

@@ -1,0 +1,56 @@
+"""The two descriptions of CI run the same make targets, and the workflow of a public forge downloads from nowhere that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+RUN = (ROOT / ".ci/run").read_text()
+WORKFLOW = (ROOT / ".github/workflows/ci.yml").read_text()
+TARGETS = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def called(script: str) -> dict[str, str]:
+    """Make targets that a script runs, with their ARGS."""
+    calls = re.findall(r"^make ([a-z-]+)(?: ARGS=(?:\"([^\"]*)\"|(\S+)))?$", script, re.MULTILINE)
+    return {target: quoted or bare for target, quoted, bare in calls}
+
+
+def job() -> dict[str, Any]:
+    jobs: dict[str, Any] = yaml.safe_load(WORKFLOW)["jobs"]
+    (only,) = jobs.values()
+    return dict(only)
+
+
+def test_both_run_the_same_targets_in_the_same_way() -> None:
+    ours = called(RUN)
+    del ours["venv"]  # every target needs it
+    theirs = {row["target"]: row.get("args", "") for row in job()["strategy"]["matrix"]["include"]}
+    assert theirs == ours
+    assert set(ours) <= TARGETS
+
+
+def test_both_install_the_same_packages() -> None:
+    commands = [step.get("run", "") for step in job()["steps"]]
+    assert ".ci/packages" in commands and re.search(r"^\.ci/packages$", RUN, re.MULTILINE)
+    assert (ROOT / ".ci/packages").stat().st_mode & 0o100
+
+
+def test_every_test_is_in_one_of_the_targets_or_named_as_left_out() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (fast,) = re.findall(r"^test:.*\n.* -m '(.*?)'", makefile, re.MULTILINE)
+    (slow,) = re.findall(r"^slow:.*\n.* -m '(.*?)'", makefile, re.MULTILINE)
+    marks = ("slow", "ray", "gpu", "arm64", "browser")
+    for mark in marks:
+        has = dict.fromkeys(marks, False) | {mark: True}
+        in_fast, in_slow = (bool(eval(expression, {"__builtins__": {}}, has)) for expression in (fast, slow))
+        assert (in_fast, in_slow) == (False, mark in ("slow", "arm64", "browser")), mark
+
+
+def test_the_workflow_names_no_host() -> None:
+    assert "://" not in WORKFLOW
+    assert not re.search(r"\b[\w-]+\.(?:com|org|io|net)\b", WORKFLOW)
