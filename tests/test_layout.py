@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import grimp
 import pytest
 
 import edge_fl
@@ -36,37 +38,31 @@ SOURCES = sorted(path for package in PACKAGES for path in Path(str(package.__fil
 TORCH_LIVES_IN = ("edge_fl.learn", "edge_fl.models", "edge_fl.methods", "edge_fl_devices.workers.full")
 ONNX_LIVES_IN = ("edge_fl_maker.fused",)  # below the server; `edge_fl[server]` brings it
 
-DOWNWARDS = "packages import downwards only"
-CONTRACTS = {
-    "server/edge_fl_server/registry/devices.py": ("import edge_fl_server.cli", f"server: {DOWNWARDS}"),
-    "devices/edge_fl_devices/agent/step.py": ("import edge_fl_devices.runtime", f"devices: {DOWNWARDS}"),
-    "devices/edge_fl_maker/watch.py": ("import edge_fl_maker.cli", f"maker: {DOWNWARDS}"),
-    "server/edge_fl_lab/catalogue.py": ("import edge_fl_lab.cli", f"lab: {DOWNWARDS}"),
-    "server/edge_fl_console/tokens.py": ("import edge_fl_console.cli", f"console: {DOWNWARDS}"),
-    "server/edge_fl_server/services.py": ("import edge_fl_console.services", "the core imports no extension"),
-    "edge_fl/plugins.py": ("import edge_fl_lab.catalogue", "the core imports no extension"),
-    "server/edge_fl_lab/demo.py": (
-        "import edge_fl_devices.config",
-        "the server's extensions import its side only",
-    ),
-    "devices/edge_fl_maker/access.py": (
-        "import edge_fl_server.services",
-        "the makers' extension imports its side only",
-    ),
-    "broker/edge_fl_broker/child.py": (
-        "import edge_fl_server.children",
-        "broker, devices and server do not import each other",
-    ),
-    "devices/edge_fl_devices/board/health.py": (
-        "import torch",
-        "torch, timm, peft and onnx are imported only where",
-    ),
-    "devices/edge_fl_devices/simulated/fleet.py": (
-        "import edge_fl_devices.simulated.chaos",
+CIRCLE, DOWNWARDS = "no package or module imports in a circle", ": packages import downwards only"
+PLANTED_IMPORTS = [
+    ("the core imports no extension", "edge_fl/plugins.py", "edge_fl_lab.catalogue"),
+    ("the core imports no extension", "server/edge_fl_server/services.py", "edge_fl_console.services"),
+    ("the server's extensions import its side", "server/edge_fl_lab/demo.py", "edge_fl_devices.config"),
+    ("the makers' extension imports its side", "devices/edge_fl_maker/access.py", "edge_fl_server.services"),
+    ("broker, devices and server do not", "broker/edge_fl_broker/child.py", "edge_fl_server.children"),
+    ("torch, timm, peft and onnx are", "devices/edge_fl_devices/board/health.py", "torch"),
+    (
         "fault injection is added",
+        "devices/edge_fl_devices/simulated/fleet.py",
+        "edge_fl_devices.simulated.chaos",
     ),
-}
-"""A module of each side, an import that breaks a contract, and how the contract's name begins."""
+    (CIRCLE, "edge_fl/data/limits.py", "edge_fl.data.pictures"),
+    (CIRCLE, "broker/edge_fl_broker/config.py", "edge_fl_broker.mosquitto"),
+    (CIRCLE, "devices/edge_fl_devices/agent/state.py", "edge_fl_devices.agent.step"),
+    (CIRCLE, "server/edge_fl_server/mqtt/journal.py", "edge_fl_server.mqtt.devices.roster"),
+    (f"edge_fl{DOWNWARDS}", "edge_fl/release/manifest.py", "edge_fl.wire.messages"),
+    (f"server{DOWNWARDS}", "server/edge_fl_server/registry/devices.py", "edge_fl_server.cli"),
+    (f"devices{DOWNWARDS}", "devices/edge_fl_devices/agent/step.py", "edge_fl_devices.runtime"),
+    (f"maker{DOWNWARDS}", "devices/edge_fl_maker/watch.py", "edge_fl_maker.cli"),
+    (f"lab{DOWNWARDS}", "server/edge_fl_lab/catalogue.py", "edge_fl_lab.cli"),
+    (f"console{DOWNWARDS}", "server/edge_fl_console/tokens.py", "edge_fl_console.cli"),
+]
+"""Contract of pyproject.toml, by how its name begins; a module; and an import in it that the contract forbids."""
 
 # Imports the modules named in its arguments while packages, given first, cannot be imported.
 BLOCKED = """
@@ -161,23 +157,51 @@ def test_torch_modules_are_those_of_the_import_contract() -> None:
     assert homes == set(TORCH_LIVES_IN)
 
 
-def test_each_contract_is_broken_by_a_planted_import(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of pyproject.toml and of the packages."""
+    folder = tmp_path_factory.mktemp("copied")
+    shutil.copy(ROOT / "pyproject.toml", folder)
     for package in PACKAGES:
         source = Path(str(package.__file__)).parent
-        target = tmp_path / source.relative_to(ROOT)
+        target = folder / source.relative_to(ROOT)
         shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-    unchanged = lint_imports(tmp_path)
+    return folder
+
+
+def test_every_import_contract_is_kept_and_has_a_planted_violation(copied: Path) -> None:
+    unchanged = lint_imports(copied)
     assert unchanged.returncode == 0, unchanged.stdout
-    assert len(re.findall(r"KEPT", unchanged.stdout)) == len({name for _, name in CONTRACTS.values()})
-    for path, (line, name) in CONTRACTS.items():
-        file = tmp_path / path
-        text = file.read_text()
-        file.write_text(f"{text}\n{line}\n")
-        broken = lint_imports(tmp_path)
-        assert broken.returncode == 1
-        assert re.search(rf"^{re.escape(name)}.*\bBROKEN", broken.stdout, re.MULTILINE), broken.stdout
-        file.write_text(text)
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for contract in settings["tool"]["importlinter"]["contracts"]:
+        assert any(contract["name"].startswith(name) for name, _, _ in PLANTED_IMPORTS), contract["name"]
+
+
+@pytest.mark.parametrize(
+    ("contract", "path", "module"), PLANTED_IMPORTS, ids=lambda text: text if "/" in text else ""
+)
+def test_a_planted_import_breaks_its_contract(copied: Path, contract: str, path: str, module: str) -> None:
+    text = (copied / path).read_text()
+    (copied / path).write_text(f"{text}\nimport {module}\n")
+    broken = lint_imports(copied)
+    (copied / path).write_text(text)
+    assert broken.returncode == 1
+    assert re.search(rf"^{re.escape(contract)}.* BROKEN", broken.stdout, re.MULTILINE), broken.stdout
+
+
+def imports_in_order(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules, each behind all that it imports. Raises CycleError, which names a circle."""
+    return list(TopologicalSorter(imports).static_order())
+
+
+def test_no_module_imports_in_a_circle_not_even_with_its_own_package() -> None:
+    # the contract compares siblings, not a module with the package that it lies in
+    graph = grimp.build_graph(*(package.__name__ for package in PACKAGES), cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert imports_in_order(imports)
+    planted = {**imports, "edge_fl.heads.linear": {*imports["edge_fl.heads.linear"], "edge_fl.heads"}}
+    with pytest.raises(CycleError, match=r"edge_fl\.heads"):
+        imports_in_order(planted)
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -185,7 +209,7 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(folder / name) for name in ("", "broker", "devices", "server")),
-        "COLUMNS": "200",
+        "COLUMNS": "400",
     }
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 

@@ -17,9 +17,9 @@ from edge_fl.console.formatting import escape
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.roles import NotPermittedError
 from edge_fl_console.dashboard.actions import ACTIONS, Question, recorded_as, require
+from edge_fl_console.dashboard.charts import Chart
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages.charts import Chart
-from edge_fl_console.dashboard.pages.parts import Column, cells, place
+from edge_fl_console.dashboard.parts import Column, cells, place
 from edge_fl_server.registry import audit
 
 EVERY_S = 1.5

@@ -27,17 +27,16 @@ from edge_fl.console import formatting
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from edge_fl_console.dashboard import actions, prometheus
+from edge_fl_console.dashboard import actions, charts, parts, prometheus
 from edge_fl_console.dashboard.auth import Login, is_loopback
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import charts, parts
 from edge_fl_console.dashboard.pages import data as data_page
 from edge_fl_console.dashboard.pages import device as device_page
 from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.pages import log as log_page
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.pages import run as run_page
-from edge_fl_console.dashboard.pages.parts import Column
+from edge_fl_console.dashboard.parts import Column
 from edge_fl_console.dashboard.queries import data, device, fleet, log, releases, run
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_console.dashboard.serve import Settings

@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
-from edge_fl_console.dashboard import prometheus
-from edge_fl_console.dashboard.pages import charts
+from edge_fl_console.dashboard import charts, prometheus
 from edge_fl_console.dashboard.pages import device as device_page
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.pages import run as run_page

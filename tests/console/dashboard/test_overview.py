@@ -11,11 +11,11 @@ from sqlalchemy import update
 
 from edge_fl import metrics
 from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.pages import log as log_page
 from edge_fl_console.dashboard.pages import overview as overview_page
-from edge_fl_console.dashboard.pages import parts
 from edge_fl_console.dashboard.pages import run as run_page
 from edge_fl_console.dashboard.queries import fleet, log, overview, releases, run
 from edge_fl_console.dashboard.queries.fleet import FleetQuery

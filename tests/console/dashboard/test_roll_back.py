@@ -14,11 +14,10 @@ from nicegui.slot import Slot
 
 from edge_fl import metrics
 from edge_fl.wire.roles import Person
-from edge_fl_console.dashboard import actions
+from edge_fl_console.dashboard import actions, parts
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.live import Board
 from edge_fl_console.dashboard.pages import overview as overview_page
-from edge_fl_console.dashboard.pages import parts
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import fleet, log, overview, releases
 from edge_fl_console.dashboard.queries.fleet import FleetQuery

@@ -7,9 +7,9 @@ from typing import Any
 from nicegui import ui
 
 from edge_fl.console.formatting import number
+from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.live import Address, Board, update
-from edge_fl_console.dashboard.pages import charts
-from edge_fl_console.dashboard.pages.parts import empty, facts, heading, place
+from edge_fl_console.dashboard.parts import empty, facts, heading, place
 from edge_fl_console.dashboard.queries import data
 from edge_fl_console.dashboard.queries.data import DataPage
 

@@ -19,11 +19,10 @@ from edge_fl.console.formatting import (
 )
 from edge_fl.failures import Failure
 from edge_fl.metrics import TEST_SAMPLES, by_labels
-from edge_fl_console.dashboard import reasons
+from edge_fl_console.dashboard import charts, reasons
+from edge_fl_console.dashboard.charts import Chart, Curve
 from edge_fl_console.dashboard.live import Address, Board
-from edge_fl_console.dashboard.pages import charts
-from edge_fl_console.dashboard.pages.charts import Chart, Curve
-from edge_fl_console.dashboard.pages.parts import Column, button, empty, facts, heading, outlier, word
+from edge_fl_console.dashboard.parts import Column, button, empty, facts, heading, outlier, word
 from edge_fl_console.dashboard.queries import device
 from edge_fl_console.dashboard.queries.device import DevicePage
 from edge_fl_server.mqtt.devices.settings_list import shown

@@ -12,7 +12,7 @@ from nicegui import ui
 from edge_fl.console.formatting import NOTHING, ago, escape, number, positive, share
 from edge_fl_console.dashboard import reasons
 from edge_fl_console.dashboard.live import Address, Board, update
-from edge_fl_console.dashboard.pages.parts import (
+from edge_fl_console.dashboard.parts import (
     TOGGLE,
     Column,
     button,

@@ -9,7 +9,7 @@ from nicegui import ui
 from edge_fl.console.formatting import clock, escape
 from edge_fl_console.dashboard import reasons
 from edge_fl_console.dashboard.live import Address, Board
-from edge_fl_console.dashboard.pages.parts import TOGGLE, Column, device_link, empty, heading, run_link, word
+from edge_fl_console.dashboard.parts import TOGGLE, Column, device_link, empty, heading, run_link, word
 from edge_fl_console.dashboard.queries import log
 from edge_fl_console.dashboard.queries.log import LEVELS, Event
 

@@ -15,16 +15,7 @@ from edge_fl.console.units import counted
 from edge_fl_console.dashboard.live import Address, Board
 from edge_fl_console.dashboard.pages import fleet as fleets
 from edge_fl_console.dashboard.pages import log
-from edge_fl_console.dashboard.pages.parts import (
-    Column,
-    empty,
-    facts,
-    gain,
-    heading,
-    meaning,
-    run_link,
-    word,
-)
+from edge_fl_console.dashboard.parts import Column, empty, facts, gain, heading, meaning, run_link, word
 from edge_fl_console.dashboard.queries import overview
 from edge_fl_console.dashboard.queries.overview import FullDevices, Gain, Overview
 from edge_fl_console.dashboard.reasons import alerted

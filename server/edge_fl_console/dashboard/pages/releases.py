@@ -10,7 +10,7 @@ from nicegui import ui
 from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, share, size
 from edge_fl_console.dashboard.actions import command_words
 from edge_fl_console.dashboard.live import Address, Board
-from edge_fl_console.dashboard.pages.parts import (
+from edge_fl_console.dashboard.parts import (
     Column,
     button,
     empty,

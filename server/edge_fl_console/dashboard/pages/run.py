@@ -18,10 +18,10 @@ from edge_fl.console.formatting import (
     share,
     size,
 )
+from edge_fl_console.dashboard import charts
+from edge_fl_console.dashboard.charts import Chart, Curve
 from edge_fl_console.dashboard.live import Address, Board, update
-from edge_fl_console.dashboard.pages import charts
-from edge_fl_console.dashboard.pages.charts import Chart, Curve
-from edge_fl_console.dashboard.pages.parts import Column, button, empty, facts, heading, run_link, word
+from edge_fl_console.dashboard.parts import Column, button, empty, facts, heading, run_link, word
 from edge_fl_console.dashboard.queries import run
 from edge_fl_console.dashboard.queries.run import PERSONAL, Mean, RoundRow, RunPage
 from edge_fl_server.runs.statistics import too_few
