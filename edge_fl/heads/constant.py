@@ -9,6 +9,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import Features, Head, TrainingSet
 
 
@@ -33,3 +34,6 @@ class Constant(Head):
         logits = np.full((len(z), self.classes), -np.inf, np.float32)
         logits[:, self.present] = 0
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        return graph.scattered(z, np.zeros(graph.dim), np.zeros(1), self.present, self.classes)

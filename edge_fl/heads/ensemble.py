@@ -12,6 +12,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 
 from edge_fl.heads.descent import probabilities, received
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import Features, Head, TrainingSet
 from edge_fl.heads.mlp import Mlp
 
@@ -62,3 +63,9 @@ class Ensemble(Head):
         ours, theirs = probabilities(self.mlp.logits(z)), probabilities(z @ self.theirs.T + self.theirs_bias)
         logits: Features = np.log((ours + theirs) / 2 + TINY)
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        votes = (self.mlp.graph(graph, z), graph.affine(z, self.theirs, self.theirs_bias))
+        both = graph.node("Add", *(graph.node("Softmax", vote, axis=1) for vote in votes))
+        mean = graph.node("Mul", both, graph.constant(0.5))
+        return graph.node("Log", graph.node("Add", mean, graph.constant(TINY)))

@@ -14,6 +14,7 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.heads.descent import Weights, descend, probabilities, received
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import Array, Features, Head, TrainingSet, require_features
 
 POLICY = "policy"
@@ -80,6 +81,22 @@ class Gated(Head):
         personal = (ours * z) @ self.weights.T + self.bias
         logits: Features = (personal + (rest * z) @ self.theirs.T + self.theirs_bias).astype(np.float32)
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        dim = graph.dim
+        context = self.context / max(float(np.linalg.norm(self.context)), 1e-12)
+        scaled = graph.node("Mul", z, graph.constant(context))
+        x = graph.normalised(graph.affine(scaled, self.inner, self.inner_bias), 2 * dim, EPSILON)
+        x = graph.node("Add", graph.node("Mul", x, graph.constant(self.gain)), graph.constant(self.shift))
+        x = graph.node("Relu", x)
+        ours, rest = graph.columns(x, 0, dim), graph.columns(x, dim, 2 * dim)
+
+        def branch(own: str, other: str, weights: Array, bias: Array) -> str:
+            gate = graph.node("Sigmoid", graph.node("Sub", own, other))  # softmax over the two
+            return graph.affine(graph.node("Mul", gate, z), weights, bias)
+
+        personal = branch(ours, rest, self.weights, self.bias)
+        return graph.node("Add", personal, branch(rest, ours, self.theirs, self.theirs_bias))
 
 
 def _policy(data: TrainingSet) -> dict[str, Array]:

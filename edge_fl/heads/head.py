@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.errors import ArtefactError, DataError
+from edge_fl.errors import ArtefactError, DataError, InputError
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.plan import PLAIN, HeadPlan
 
 Array = NDArray[Any]
@@ -75,6 +76,13 @@ class Head(ABC):
     @abstractmethod
     def logits(self, z: Features) -> Features:
         """Features z [n, d] -> logits float32 [n, C] over all classes; -inf for classes unknown to the head. Raises DataError."""
+
+    def graph(self, graph: Graph, z: str) -> str:
+        """Add the operations of `logits` on the value named `z`; return the name of their result. Raises InputError for a kind without."""
+        raise InputError(
+            f"a {self.kind} head cannot be exported: its class states no ONNX (Head.graph)",
+            "nothing was written",
+        )
 
     def predict(self, z: Features) -> NDArray[np.int64]:
         """Features z [n, d] -> class ids int64 [n]; the smallest of equals."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import (
     Array,
     Features,
@@ -57,6 +58,10 @@ class Linear(Head, ABC):
         logits = np.full((len(z), self.classes), -np.inf, np.float32)
         logits[:, self.present] = ((z - self.mean) / self.std) @ self.weights.T + self.bias
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        u = graph.standardised(z, self.mean, self.std)
+        return graph.scattered(u, self.weights, self.bias, self.present, self.classes)
 
 
 @final
@@ -147,6 +152,13 @@ class Cosine(Head):
         logits = np.full((len(z), self.classes), -np.inf, np.float32)
         logits[:, self.present] = direction(z) @ self.weights.T + self.bias
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        root = graph.node("Mul", graph.node("Sign", z), graph.node("Sqrt", graph.node("Abs", z)))
+        squares = graph.node("MatMul", graph.node("Mul", root, root), graph.constant(np.ones((graph.dim, 1))))
+        length = graph.node("Max", graph.node("Sqrt", squares), graph.constant(SHORTEST))
+        u = graph.node("Div", root, length)
+        return graph.scattered(u, self.weights, self.bias, self.present, self.classes)
 
 
 def regress(u: Doubles, targets: Array, sample_weights: Doubles) -> tuple[Doubles, Doubles]:

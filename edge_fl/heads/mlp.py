@@ -13,6 +13,7 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import (
     Features,
     Head,
@@ -80,6 +81,11 @@ class Mlp(Head):
             np.maximum(u @ self.hidden_weights.T + self.hidden_bias, 0) @ self.weights.T + self.bias
         )
         return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        u = graph.standardised(z, self.mean, self.std)
+        hidden = graph.node("Relu", graph.affine(u, self.hidden_weights, self.hidden_bias))
+        return graph.affine(hidden, self.weights, self.bias)
 
 
 def _layer(inputs: int, outputs: int, rng: np.random.Generator) -> tuple[Features, Features]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import ClassVar, Self, final
 
 import numpy as np
 import onnxruntime
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.errors import InputError
-from edge_fl.heads import HeadPlan
+from edge_fl.errors import ArtefactError, InputError
+from edge_fl.heads import KINDS, Head, HeadPlan
+from edge_fl.heads.graph import Graph
+from edge_fl.heads.head import Features, TrainingSet
 from edge_fl.release.manifest import scale
+from edge_fl.release.onnx_form import IMAGE, PROBABILITIES
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
 from edge_fl_maker.fused import fuse
@@ -38,7 +42,7 @@ EXTRAS = {
 OWN = ("logistic", "svm", "nearest", "mlp", "cosine", "constant")
 
 
-@pytest.mark.parametrize("kind", [*OWN, "tuned", "gated", "ensemble"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tmp_path: Path) -> None:
     if kind in OWN:
         refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
@@ -68,8 +72,50 @@ def test_without_the_package_onnx_the_export_says_so_and_a_copied_folder_can_be_
     assert main(["device", "export", str(file), "--dir", str(tmp_path / "copy")]) == 0
 
 
-def test_a_head_that_cannot_be_written_down_is_rejected_by_name(folder: Path) -> None:
+@dataclass(frozen=True, eq=False)
+class Brightest(Head):
+    """A head of another package: the first features as logits."""
+
+    kind: ClassVar[str] = "brightest"
+    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Self:
+        return cls(data.classes, data.extractor)
+
+    def logits(self, z: Features) -> Features:
+        return z[:, : self.classes]
+
+
+@final
+class Exportable(Brightest):
+    """The same with its operations."""
+
+    def graph(self, graph: Graph, z: str) -> str:
+        return graph.columns(z, 0, self.classes)
+
+
+@final
+class Wrong(Brightest):
+    """The same with other operations than `logits`."""
+
+    def graph(self, graph: Graph, z: str) -> str:
+        return graph.columns(z, 1, 1 + self.classes)
+
+
+def test_a_new_kind_of_head_is_exported_by_its_own_class(folder: Path) -> None:
     predictor = Predictor(folder)
-    predictor.head = SimpleNamespace(kind="forest")  # type: ignore[assignment]
-    with pytest.raises(InputError, match="forest head cannot be exported"):
+    predictor.head = Exportable(2, predictor.manifest.extractor.sha256)
+    session = onnxruntime.InferenceSession(fuse(predictor), providers=["CPUExecutionProvider"])
+    (found,) = session.run([PROBABILITIES], {IMAGE: scale(X)})
+    np.testing.assert_allclose(found, predictor.probabilities(X), atol=1e-5)
+    predictor.head = Wrong(2, predictor.manifest.extractor.sha256)
+    with pytest.raises(ArtefactError, match="probabilities differ"):
+        fuse(predictor)
+
+
+def test_a_head_without_operations_is_rejected_by_name(folder: Path) -> None:
+    predictor = Predictor(folder)
+    predictor.head = Brightest(2, predictor.manifest.extractor.sha256)
+    with pytest.raises(InputError, match="brightest head cannot be exported"):
         fuse(predictor)

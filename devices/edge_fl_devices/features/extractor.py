@@ -22,11 +22,12 @@ from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import is_utf8
 from edge_fl.release.manifest import Manifest, scale
+from edge_fl.release.onnx_form import OLDEST_OPSET
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 
 MAX_BATCH = 64
 BATCH_VALUES = 2**18  # pixel values per batch: 64 images up to 3x36x36, 9 at 3x96x96, one at 3x224x224
-OPSETS = range(7, 100)  # onnxruntime supports opsets from 7; the upper end is beyond any runtime
+OPSETS = range(OLDEST_OPSET, 100)  # the upper end is beyond any runtime
 IDENTITY = b'\x08\x07:7\n\x10\n\x01x\x12\x01y"\x08Identity\x12\x01g' + (
     b"Z\x0f\n\x01x\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01b\x0f\n\x01y\x12\n\n\x08\x08\x01\x12\x04\n\x02\x08\x01B\x02\x10"
 )

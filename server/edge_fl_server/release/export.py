@@ -31,12 +31,11 @@ from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import lora
 from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
+from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OPSET, PARITY, ROWS
 from edge_fl.seeds import seed_for
 from edge_fl.wire import tensors
-from edge_fl_server.release.onnx_graph import IR_VERSION, OPSET
 from edge_fl_server.release.onnx_session import Session, quiet
 
-PARITY = 1e-4  # largest difference allowed between onnxruntime and torch, relative to the largest feature
 CANARY_IMAGES = 2
 CANARY_FEATURES = 16
 INT8_TOLERANCE = 0.1  # of the largest feature: difference between int8 kernels of different machines
@@ -254,9 +253,9 @@ def _trace(graph: nn.Module, batch: Tensor) -> onnx.ModelProto:
             graph,
             (batch,),
             dynamo=True,
-            input_names=["image"],
-            output_names=["features"],
-            dynamic_shapes=({0: torch.export.Dim("n")},),
+            input_names=[IMAGE],
+            output_names=[FEATURES],
+            dynamic_shapes=({0: torch.export.Dim(ROWS)},),
             opset_version=OPSET,
             verbose=False,
         )

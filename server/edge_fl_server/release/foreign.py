@@ -21,9 +21,8 @@ from edge_fl.blob import MAX_BLOB_BYTES
 from edge_fl.errors import InputError, brief
 from edge_fl.files.paths import text
 from edge_fl.inputs import MAX_CHANNELS, MAX_SIDE, InputSpec
+from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OLDEST_OPSET, OPSET, PARITY, ROWS
 from edge_fl_server.release.onnx_graph import (
-    IR_VERSION,
-    OPSET,
     STANDARD,
     TYPE_NAMES,
     graphs,
@@ -38,12 +37,11 @@ from edge_fl_server.release.onnx_graph import (
 )
 from edge_fl_server.release.onnx_session import Session
 
-MIN_OPSET = 7
-PARITY = 1e-4  # largest difference of features relative to the largest feature
-REFERENCE_PARITY = 1e-3  # the same, to features that another program computed
-OURS = ("image", "features", "mean", "std", "centred")  # names of values that conversion adds
-FREE = "n"
-HOW = "export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={'image': {0: 'n'}})"
+REFERENCE_PARITY = (
+    1e-3  # largest difference relative to the largest feature, to features that another program computed
+)
+OURS = (IMAGE, FEATURES, "mean", "std", "centred")  # names of values that conversion adds
+HOW = f"export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={{{IMAGE!r}: {{0: {ROWS!r}}}}})"
 RNG_SEED = 0
 OUT_OF_MEMORY = ("bfc_arena", "Failed to allocate", "bad_alloc", "bad allocation")
 MAX_REASON = 160  # characters: the end of onnxruntime's errors, after a C++ signature, has the reason
@@ -218,13 +216,13 @@ def _require_vector(dims: Sequence[int], found: str) -> None:
 
 def _with_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
     found = opset(model)
-    if MIN_OPSET <= found <= OPSET:
+    if OLDEST_OPSET <= found <= OPSET:
         return model
     try:
         return version_converter.convert_version(model, OPSET)
     except Exception as error:  # a C++ error of any type
         raise InputError(
-            f"{text(path)}: opset {found}, expected {MIN_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
+            f"{text(path)}: opset {found}, expected {OLDEST_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
             f" opset_version={OPSET}"
         ) from error
 
@@ -235,7 +233,7 @@ def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: 
     freed.CopyFrom(model)
     dims = inputs(freed)[0].type.tensor_type.shape.dim
     del dims[:]
-    dims.add().dim_param = FREE
+    dims.add().dim_param = ROWS
     for side in shape:
         dims.add().dim_value = side
     del freed.graph.value_info[:]
@@ -270,17 +268,17 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, in
         for name, values in (("mean", given.mean), ("std", given.std)):
             array = np.broadcast_to(np.array(values, np.float32), (channels,)).reshape(1, channels, 1, 1)
             constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        nodes.append(helper.make_node("Sub", ["image", "mean"], ["centred"]))
+        nodes.append(helper.make_node("Sub", [IMAGE, "mean"], ["centred"]))
         nodes.append(helper.make_node("Div", ["centred", "std"], [first]))
     else:
-        nodes.append(helper.make_node("Identity", ["image"], [first]))
-    ends = [helper.make_node("Flatten", [last], ["features"], axis=1)]
+        nodes.append(helper.make_node("Identity", [IMAGE], [first]))
+    ends = [helper.make_node("Flatten", [last], [FEATURES], axis=1)]
     whole = helper.make_model(
         helper.make_graph(
             [*nodes, *graph.node, *ends],
             "extractor",
-            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [FREE, *shape])],
-            [helper.make_tensor_value_info("features", TensorProto.FLOAT, [FREE, None])],
+            [helper.make_tensor_value_info(IMAGE, TensorProto.FLOAT, [ROWS, *shape])],
+            [helper.make_tensor_value_info(FEATURES, TensorProto.FLOAT, [ROWS, None])],
             [*constants, *graph.initializer],
             sparse_initializer=list(graph.sparse_initializer),
         ),

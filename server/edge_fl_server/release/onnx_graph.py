@@ -9,8 +9,6 @@ from onnx import TensorProto, helper
 
 from edge_fl.errors import brief
 
-OPSET = 18
-IR_VERSION = 9  # the newest that onnxruntime 1.17 loads, the oldest supported one
 STANDARD = ("", "ai.onnx")
 """Domains of the standard operators."""
 

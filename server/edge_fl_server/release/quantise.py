@@ -29,12 +29,12 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifest import scale
+from edge_fl.release.onnx_form import IMAGE
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release.export import QuantisedExtractor, Quantiser
 from edge_fl_server.release.onnx_session import Session, quiet
 
-INPUT = "image"
 BATCH = 16
 SYNTHETIC = 32  # images
 OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip"]
@@ -72,7 +72,7 @@ class _Images(CalibrationDataReader):
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         batch = next(self._batches, None)
-        return None if batch is None else {INPUT: batch}
+        return None if batch is None else {IMAGE: batch}
 
 
 def quantise(payload: bytes, images: NDArray[np.uint8]) -> bytes:

@@ -1,0 +1,22 @@
+"""The form of ONNX files: versions, names of inputs and outputs, and how far results may differ. No package onnx."""
+
+from __future__ import annotations
+
+OPSET = 18
+"""Of the standard operators, for extractors that are exported here."""
+OLDEST_OPSET = 7
+"""The oldest that onnxruntime loads."""
+IR_VERSION = 9
+"""The newest that onnxruntime 1.17 loads, the oldest supported one."""
+
+IMAGE = "image"
+"""The input of every graph: pixels 0..1 [n, C, H, W]."""
+FEATURES = "features"
+"""The output of an extractor: float32 [n, d]."""
+LOGITS, PROBABILITIES = "logits", "probabilities"
+"""The outputs of an extractor with its head: float32 [n, classes]."""
+ROWS = "n"
+"""The name of the free first axis."""
+
+PARITY = 1e-4
+"""Largest difference between a graph and what it was made from: of features relative to the largest one, of probabilities as they are."""
