@@ -40,9 +40,9 @@ CRASHES = {
     )
 }
 UNCONNECTED = {
-    "edge_fl_devices/runtime/device.py": (
-        "        self._transport = connect(\n",
-        "        self._transport = (lambda *all: None)(\n",
+    "edge_fl_devices/runtime/connection.py": (
+        "        self._transport = connect(",
+        "        self._transport = (lambda *all: None)(",
     )
 }
 OTHER_CLASSES = {

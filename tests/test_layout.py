@@ -551,7 +551,7 @@ def test_nothing_that_grows_with_the_data_is_called_before_the_agent_is_ready() 
     text = (ROOT / "devices/edge_fl_devices/runtime/run_device.py").read_text()
     calls = calls_before_ready(ast.parse(text))
     assert {"inspect_board", "as_counted_last"} <= calls and not calls & READS_DATA
-    broken = text.replace("board, problem = inspect_board(config, loader)", "loader.inspect(current.look())")
+    broken = text.replace("found, problem = inspect_board(config, loader)", "loader.inspect(current.look())")
     assert calls_before_ready(ast.parse(broken)) & READS_DATA == {"inspect", "look"}
 
 

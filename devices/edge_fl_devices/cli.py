@@ -144,7 +144,7 @@ def _run(settings: RemoteSettings, children: Children) -> int:
     with Progress() as progress:
         while True:
             connect, tick = device_connector(settings.config, print_status)
-            runner = Runner(notifier=notifier)
+            runner = Runner(notifier=notifier, end_work=children.end)
             stop_on_signal(runner)
             if before and before.stopped:  # by a signal during the restart
                 return 0

@@ -28,14 +28,16 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
 from edge_fl_devices.simulated.chaos.injector import FaultInjector
 from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
@@ -170,16 +172,16 @@ class Stage:
     def _device(self, name: str) -> Device:
         data, store = data_of(name), Store(self.folder / name)
         worker = (
-            HeadWorker(
+            head_worker(
                 name,
                 store,
+                FitSettings("logistic"),
                 loader=LocalFeatureLoader(lambda classes, input: data, store.folder),
                 fitter=fit_here,
-                runtime=runtime(),
-                kind="logistic",
+                runtime=runtime,
                 check=lambda installed: None,
-                clock=self.injector.clock(name),
                 limits=QUICK,
+                trust=Trust(store.folder / "tuf", trust_on_first_use=True, clock=self.injector.clock(name)),
             )
             if name in HEADS
             else FullWorker(name, store, lambda classes, input: data, limits=QUICK)

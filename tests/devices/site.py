@@ -19,10 +19,12 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -63,16 +65,18 @@ def head_device(
     name: str = "pi-01",
     data: Callable[[], ClientData] = lambda: DATA,
     kind: str = "nearest",
+    root: bytes | None = None,
     **changes: Any,
 ) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: data(), folder)
-    worker = HeadWorker(
+    worker = head_worker(
         name,
         Store(folder),
+        FitSettings(kind),
         loader=loader,
         fitter=fit_here,
-        runtime=runtime(),
-        kind=kind,
+        runtime=runtime,
+        trust=Trust(folder / "tuf", root, trust_on_first_use=root is None),
         limits=QUICK,
         **changes,
     )

@@ -146,8 +146,7 @@ def test_a_stopped_agent_does_not_wait_for_a_child_at_work(children: Children) -
         except StoppedError as error:
             ended.append(error)
 
-    runner, thread = Runner(), threading.Thread(target=work)
-    runner.end_work = children.end
+    runner, thread = Runner(end_work=children.end), threading.Thread(target=work)
     thread.start()
     assert began.wait(60)
     runner.run(deadline_s=0)

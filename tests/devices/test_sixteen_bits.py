@@ -20,7 +20,8 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import ImmediateHead, Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.current_model import CurrentModel
@@ -51,8 +52,8 @@ def fit(config: DeviceConfig) -> None:
     """Fit a head as the agent does."""
     home = Path(config.folder)
     loader = LocalFeatureLoader(streamer(config), home)
-    worker = HeadWorker(
-        "pi-1", Store(home), loader=loader, fitter=fit_here, runtime=runtime(), kind="logistic"
+    worker = head_worker(
+        "pi-1", Store(home), FitSettings("logistic"), loader=loader, fitter=fit_here, runtime=runtime
     )
     worker.boot()
     worker.perform(Fit(Assignment(1, "serve", id="rel-1", release=1), "boot", 0), None)

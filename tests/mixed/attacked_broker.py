@@ -28,8 +28,10 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.interfaces import SIMULATED, Services
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
@@ -46,21 +48,23 @@ QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
 FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=2.0)
 
 
-def signing_device(home: Path, name: str) -> Device:
+def signing_device(home: Path, name: str, services: Services = SIMULATED) -> Device:
     """A head-only device with its folder and its identity (`ca/NAME`) in `home`."""
     folder = home / name
-    worker = HeadWorker(
+    worker = head_worker(
         name,
         Store(folder),
+        FitSettings("nearest"),
         loader=LocalFeatureLoader(lambda classes, input: DATA, folder),
         fitter=fit_here,
-        runtime=runtime(),
-        kind="nearest",
+        runtime=runtime,
         check=lambda installed: None,
         limits=QUICK,
     )
     can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0", update=UpdateStatus(0))
-    return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=home / "ca" / name)
+    return start(
+        name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=home / "ca" / name, services=services
+    )
 
 
 @dataclass
@@ -105,8 +109,8 @@ class Scene:
         publisher = Publisher(server.connection.transport, TOPICS, self.repository)
         publisher.publish(manifest, {manifest.extractor.sha256: payload})
 
-    def device(self, name: str = "pi-01") -> Device:
-        return signing_device(self.home, name)
+    def device(self, name: str = "pi-01", services: Services = SIMULATED) -> Device:
+        return signing_device(self.home, name, services)
 
     def assignments(self, device: str = "pi-01") -> list[Assignment]:
         """Everything that was ever assigned to a device, as it went over the broker."""

@@ -30,8 +30,9 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_lab.report import page
 from edge_fl_server.mqtt.reader import ServerConnect
@@ -102,13 +103,13 @@ class Site:
             data = partial(self.data, name)
             store = Store(self.folder / name)
             worker = (
-                HeadWorker(
+                head_worker(
                     name,
                     store,
-                    loader=LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),  # type: ignore[misc]
+                    FitSettings(heads[name]),
+                    loader=LocalFeatureLoader(lambda c, i, d=data: d(), store.folder),
                     fitter=fit_here,
-                    runtime=runtime(),
-                    kind=heads[name],
+                    runtime=runtime,
                     check=lambda installed: None,
                     limits=QUICK,
                     **options,

@@ -30,7 +30,8 @@ from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers import head_updates
+from edge_fl_devices.workers import comparison, head_updates
+from edge_fl_devices.workers.fits import Fits
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_lab.report import page
@@ -236,13 +237,13 @@ def test_a_prior_that_a_panel_of_devices_objects_to_is_withdrawn_and_not_inherit
     site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The devices measure that the prior cost them seven of eight test images."""
-    compare = HeadWorker._compare
+    compare = comparison.compare
 
-    def worse(self: HeadWorker, choice: Any, inputs: Any) -> Any:
-        found = compare(self, choice, inputs)
+    def worse(fits: Fits, choice: Any, inputs: Any) -> Any:
+        found = compare(fits, choice, inputs)
         return replace_fields(found, lost=7) if PRIOR in inputs.manifest.extras else found
 
-    monkeypatch.setattr(HeadWorker, "_compare", worse)
+    monkeypatch.setattr(comparison, "compare", worse)
     many = {f"pi-{number}": "logistic" for number in range(8)}
     site.data = partial(labelled, 12)
     with site.fleet((), many):

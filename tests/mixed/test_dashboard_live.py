@@ -28,10 +28,12 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
@@ -74,18 +76,18 @@ class Live:
 
     def join(self, *names: str) -> None:
         for name in names:
-            worker = HeadWorker(
+            worker = head_worker(
                 name,
                 Store(self.folder / name),
+                FitSettings("nearest"),
                 loader=LocalFeatureLoader(
                     lambda classes, input: ClientData(images(20), images(4), images(20)), self.folder / name
                 ),
                 fitter=fit_here,
-                runtime=runtime(),
-                kind="nearest",
-                root=self.repository.root_bytes,
+                runtime=runtime,
                 check=lambda installed: None,
                 limits=QUICK,
+                trust=Trust(self.folder / name / "tuf", self.repository.root_bytes),
             )
             can = Capability("head", "test", "3", samples=20, samples_per_class=[10, 10], head="nearest")
             device = start(

@@ -34,11 +34,13 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import LIMITS, FetchLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
@@ -61,16 +63,16 @@ def extractor(values: int) -> bytes:
 
 def head_device(name: str, folder: Path, root: bytes, fetching: FetchLimits = LIMITS) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: DATA, folder)
-    worker = HeadWorker(
+    worker = head_worker(
         name,
         Store(folder),
+        FitSettings("nearest"),
         loader=loader,
         fitter=fit_here,
-        runtime=runtime(),
-        kind="nearest",
-        root=root,
+        runtime=runtime,
         check=lambda found: None,
         limits=QUICK,
+        trust=Trust(folder / "tuf", root),
     )
     can = Capability("head", "test", "3", samples=20)
     return start(name, TOPICS, can, worker, limits=QUICK, fetching=fetching)
@@ -120,7 +122,7 @@ def test_45_megabytes_reach_ten_devices_over_tls(
             runner.stop()
             thread.join(30)
         server.transport.close()
-    reports = [device.reports["head"] for device in devices]
+    reports = [device.reporting.last["head"] for device in devices]
     assert {report.bytes_down for report in reports} == {len(payload)}
     assert {Slots(tmp_path / d.name / "release").current().extractor.stat().st_size for d in devices} == {
         len(payload)

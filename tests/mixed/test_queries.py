@@ -47,6 +47,7 @@ from edge_fl_devices.remote.answering import Deliver, QueryAnswered, Responder
 from edge_fl_devices.remote.log_file import LogFile, recording
 from edge_fl_devices.runtime.connector import connector as device_connector
 from edge_fl_devices.runtime.device import start
+from edge_fl_devices.runtime.interfaces import Services
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
@@ -99,21 +100,28 @@ class Site:
         identity = Path(config.broker.identity)
         file = LogFile(Path(config.folder), name)
         worker = Idle(name, Store(Path(config.folder)))
-        agent = start(name, TOPICS, capability, worker, limits=AgentLimits(settle_s=0.05), identity=identity)
         responder = Responder(config, file, identity)
 
         def answer(query: bytes, state: AgentState, deliver: Deliver) -> None:
             self.asked.append(query)
             responder.receive(query, state, deliver)
 
-        agent.answer_query = answer
+        agent = start(
+            name,
+            TOPICS,
+            capability,
+            worker,
+            limits=AgentLimits(settle_s=0.05),
+            identity=identity,
+            services=Services(answer),
+        )
         runner = Runner()
         with worker.store.owned(), recording(file):
             runner.add(agent, device_connector(config.broker.endpoint, "main"))
             thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
             thread.start()
             try:
-                agent.wait_connected(60)
+                agent.connection.wait(60)
                 yield runner
             finally:
                 runner.stop()

@@ -164,7 +164,7 @@ def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
         server.transport.close()
     assert lost == 0
     for device in devices:
-        assert device.reports["head"].bytes_down == len(payload)
+        assert device.reporting.last["head"].bytes_down == len(payload)
         found = Slots(folder / device.name / "release").current()
         assert found is not None
         assert found.extractor.stat().st_size == len(payload)

@@ -26,6 +26,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.interfaces import Services
 from edge_fl_server.mqtt.devices import settings_list
 from edge_fl_server.registry import devices
 from edge_fl_server.release.repository import Repository
@@ -47,11 +48,9 @@ def scene(mosquitto_program: Program, tmp_path: Path) -> Iterator[Scene]:
 
 
 def configured(scene: Scene, name: str = "pi-01") -> tuple[Device, RemoteSettings]:
-    device = scene.device(name)
     own: dict[str, Any] = {"id": name, "data": "folder:/", "folder": str(scene.home / name)}
     settings = RemoteSettings(own, "device.toml")
-    device.take_settings = settings.receive
-    return device, settings
+    return scene.device(name, Services(take_settings=settings.receive)), settings
 
 
 def states(scene: Scene, name: str = "pi-01") -> dict[str, str]:
@@ -76,8 +75,7 @@ def test_settings_wait_for_a_device_that_is_offline_and_what_it_applied_comes_ba
     with running(device, connect=scene.connect):  # it trusts no root yet, and fetches one
         eventually(lambda: settings.restart_due)
     settings.begin()
-    device = scene.device()
-    device.take_settings = settings.receive
+    device = scene.device(services=Services(take_settings=settings.receive))
     device.state = replace_capability(device, settings)
     with running(device, connect=scene.connect):
         eventually(lambda: set(states(scene).values()) == {settings_list.APPLIED})

@@ -104,11 +104,10 @@ class Fleet:
         repository = Repository(self.folder / "releases") if self.identities else None
         director = Director(repository, TOPICS.fleet) if repository else None
         for name, vector in vectors.items():
-            self.workers[name] = Offering(name, Store(self.folder / name), vector=vector)
+            trust = Trust(self.folder / name / "tuf", repository.root_bytes) if repository else None
+            self.workers[name] = Offering(name, Store(self.folder / name), vector=vector, verifies=trust)
             folder = self.identities / name if self.identities else None
             can = Capability("head", "test", "3")
-            if repository:
-                self.workers[name].verifies = Trust(self.folder / name / "tuf", repository.root_bytes)
             self.devices[name] = start(
                 name,
                 TOPICS,

@@ -15,6 +15,7 @@ from edge_fl.secure.signed import stated
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, decode
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.find import Program
+from edge_fl_devices.runtime.interfaces import Services
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.reader import LeaseLimits
@@ -93,13 +94,12 @@ def test_an_assignment_that_the_server_did_not_sign_for_this_device_now_is_rejec
 def test_commands_and_agent_updates_that_the_server_did_not_sign_do_nothing_and_are_reported(
     scene: Scene,
 ) -> None:
-    server, device = scene.server(), scene.device()
+    updates: list[AgentUpdate | None] = []
+    server, device = scene.server(), scene.device(services=Services(desire_update=updates.append))
     director, stranger = server.connection.director, Director(Repository(scene.home / "thief"), "main")
     old = Director(scene.repository, "main", clock=lambda: 0.0)
     old._reserve = lambda: 2**52  # type: ignore[method-assign]
     assert isinstance(director, Director)
-    updates: list[AgentUpdate | None] = []
-    device.desire_update = updates.append
     scene.publish(server)
     first, second = AgentUpdate("agent-1", 1), AgentUpdate("agent-2", 2)
     revoke = Command("c-1", "revoke-local-head")
@@ -146,11 +146,10 @@ def test_commands_and_agent_updates_that_the_server_did_not_sign_do_nothing_and_
 def test_a_device_follows_what_an_earlier_server_that_signs_only_assignments_leaves_unsigned(
     scene: Scene,
 ) -> None:
-    server, device = scene.server(), scene.device()
+    updates: list[AgentUpdate | None] = []
+    server, device = scene.server(), scene.device(services=Services(desire_update=updates.append))
     director = server.connection.director
     assert isinstance(director, Director)
-    updates: list[AgentUpdate | None] = []
-    device.desire_update = updates.append
     scene.publish(server)
     unsigned = AgentUpdate("agent-1", 1)
 

@@ -20,10 +20,12 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
@@ -110,16 +112,16 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         ):
             share = hidden if everywhere or position % 5 == 2 else 0.0
             data = ClientData(images(40, share), images(0, 0), images(tested, share))
-            worker = HeadWorker(
+            worker = head_worker(
                 name,
                 Store(tmp_path / name),
+                FitSettings("nearest"),
                 loader=LocalFeatureLoader(lambda classes, input, data=data: data, tmp_path / name),
                 fitter=fit_here,
-                runtime=runtime(),
-                kind="nearest",
-                root=repository.root_bytes,
+                runtime=runtime,
                 check=lambda installed: None,
                 limits=QUICK,
+                trust=Trust(tmp_path / name / "tuf", repository.root_bytes),
             )
             can = Capability("head", "test", "3", samples=40)
             made.devices[name] = start(name, Topics("main"), can, worker, limits=QUICK, fetching=FAST)
@@ -156,10 +158,10 @@ def test_ten_points_lost_on_a_fifth_of_the_devices_abort_a_release_within_two_st
     assert {outcome.lost for outcome in outcomes.values()} == {0, 20}
     untouched = [name for name in site.devices if rank(name, 2) >= 0.5]
     assert len(untouched) >= 15
-    assert all(site.devices[name].reports["head"].release == 1 for name in untouched)
-    assert all(site.devices[name].reports["head"].id == "back-1-2" for name in outcomes)
+    assert all(site.devices[name].reporting.last["head"].release == 1 for name in untouched)
+    assert all(site.devices[name].reporting.last["head"].id == "back-1-2" for name in outcomes)
     assert all(
-        found.reports["head"].metrics[metrics.PERSONAL_AFTER] == 1.0 for found in site.devices.values()
+        found.reporting.last["head"].metrics[metrics.PERSONAL_AFTER] == 1.0 for found in site.devices.values()
     )
     assert [manifest.release for manifest in site.repository.releases()] == [2, 1]  # signed anew, the newest
 

@@ -162,7 +162,7 @@ def test_a_device_installs_from_the_mirror_what_the_broker_lacks(fleet: Fleet, r
             fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=Mirror(address + "/")
         )
         fleet.serves(device, 1)
-    assert device.reports["head"].bytes_down == manifest.extractor.bytes + len(HEAD)
+    assert device.reporting.last["head"].bytes_down == manifest.extractor.bytes + len(HEAD)
     assert [path for path, _ in asked] == [f"/targets/{path}" for path in paths(manifest)]
 
 
@@ -171,7 +171,7 @@ def test_a_device_installs_from_its_card_what_the_broker_lacks(fleet: Fleet) -> 
     card = Mirror(f"file://{fleet.web}")
     device = head_device(fleet.folder / "pi-01", root=fleet.repository.root_bytes, mirror=card)
     fleet.serves(device, 1)
-    assert device.reports["head"].bytes_down == 0
+    assert device.reporting.last["head"].bytes_down == 0
 
 
 def test_only_missing_bytes_are_requested_from_a_mirror(fleet: Fleet) -> None:

@@ -24,7 +24,8 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from tests import agents
 from tests.agents import eventually
@@ -214,16 +215,18 @@ class Life:
         given = {"id": board.name, "data": str(board.pictures), "folder": str(folder), "head": board.head}
         config = settings.convert(given, board.name)
         shutil.copytree(board.home / "release", folder / "release")
-        worker = HeadWorker(
+        worker = head_worker(
             board.name,
             Store(folder),
+            FitSettings(
+                config.head,
+                budget_s=config.head_budget_s,
+                calibrate=True,
+                cross_validate_below=config.cross_validate_below,
+            ),
             loader=LocalFeatureLoader(streamer(config), folder),
             fitter=fit_here,
-            runtime=runtime(),
-            kind=config.head,
-            budget_s=config.head_budget_s,
-            calibrate=True,
-            cross_validate_below=config.cross_validate_below,
+            runtime=runtime,
         )
         worker.boot()
         finished = worker.perform(Fit(Assignment(1, "serve", release=self.release), "fresh", 0), None)

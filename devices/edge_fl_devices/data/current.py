@@ -30,8 +30,7 @@ class CurrentData:
     """The current data of one device. `counted` takes the report of every reading into memory. For any thread."""
 
     def __init__(self, config: DeviceConfig, counted: Callable[[DataReport], None] = _ignore) -> None:
-        self.counted = counted
-        self._config = config
+        self._config, self._counted = config, counted
         self._accepted: Snapshot | None = None
         self._read: tuple[object, ClientData] | None = None
         self._lock = threading.Lock()
@@ -84,5 +83,5 @@ class CurrentData:
             self._read = None  # frees the memory of the images before
             data, report = load.load_for(self._config, DataSpec(classes, input, files=files.files))
             self._read = (state, data)
-        self.counted(report)
+        self._counted(report)
         return data

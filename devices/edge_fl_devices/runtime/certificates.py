@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.identity import Identity
+from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
 from edge_fl.wire.mqtt import tls
 from edge_fl.wire.topics import Topics
@@ -126,6 +126,25 @@ class Renewal:
             log.info(
                 "%s: new certificate, valid until %s", self.current.name, f"{self.current.expires:%Y-%m-%d}"
             )
+
+
+class CertificateExpiry:
+    """When the current certificate of an identity ends; read again when its file changes."""
+
+    def __init__(self, certificate: Identity | None) -> None:
+        self._certificate = certificate
+        self._written: tuple[int, int] | None = None
+        self._until = 0
+
+    def end(self) -> int:
+        """Return the end in seconds since 1970; 0 without a certificate."""
+        if self._certificate is None:
+            return 0
+        stat = (self._certificate.folder / CERT_FILE).stat()
+        if (written := (stat.st_ino, stat.st_mtime_ns)) != self._written:
+            self._until = int(identity.read(self._certificate.folder).expires.timestamp())
+            self._written = written
+        return self._until
 
 
 def _send(transport: Transport, topics: Topics, sender: Identity, request: CertificateRequest) -> None:

@@ -1,4 +1,4 @@
-"""One agent with its connection, worker and fetches: packets become events, effects become calls.
+"""A device of a runner: packets become events of its agent, and the agent's effects become calls.
 
 A device has no thread of its own. Its runner delivers events, keeps the time and runs its jobs; results come back through the
 runner's queue.
@@ -10,101 +10,83 @@ import logging
 import math
 import secrets
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge_fl.blob import Assembly, digest
+from edge_fl.blob import digest
 from edge_fl.console.progress import Count
-from edge_fl.errors import ArtefactError, ConnectError, EdgeFLError, ProtocolError
-from edge_fl.failures import Failure
+from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
-from edge_fl.wire.messages import (
-    MESSAGES,
-    Ack,
-    Assignment,
-    Capability,
-    Echo,
-    Report,
-    SumRequest,
-    SumStep,
-    encode,
-)
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, SumStep
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
+from edge_fl.wire.transport import Connected, Disconnected, Packet
 from edge_fl_devices.agent import effects, events, outbox, state
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
-from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch
-from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
-from edge_fl_devices.remote.log_file import note
-from edge_fl_devices.runtime import interfaces
-from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, Scheduler
-from edge_fl_devices.runtime.report_packets import report_packets
+from edge_fl_devices.install.fetch import FetchLimits
+from edge_fl_devices.remote.answering import QueryAnswered
+from edge_fl_devices.runtime.broadcasts import Broadcasts
+from edge_fl_devices.runtime.connection import Connection
+from edge_fl_devices.runtime.fetching import Fetching
+from edge_fl_devices.runtime.interfaces import (
+    SIMULATED,
+    DeviceConnect,
+    DeviceEvent,
+    MayFetch,
+    Scheduler,
+    Services,
+)
+from edge_fl_devices.runtime.reporting import Reporting
 from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
-from edge_fl_devices.workers.worker import Material, Worker, attempt
+from edge_fl_devices.workers.worker import Worker, attempt
 
 log = logging.getLogger(__name__)
 
-RECENT, RECENT_BYTES = 2, 64 * 1024 * 1024
-"""How many broadcasts stay in memory between assignments, and their size: a device of the panel has one of its two
-models already, and the other is usually the next broadcast."""
 
-
-@dataclass(eq=False, slots=True)
 class Device:
-    """One device of a runner.
+    """The agent of one device with its worker, connection and fetches.
 
-    identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. reports: the last
-    report sent, by kind. totals: sums over all reports, and `wire_bytes`. acknowledged: acknowledgements by status. denied: why the broker
-    denies access, or "". planned_s: the runner's next tick.
+    identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. crashed: it
+    ignores all events.
     """
 
-    state: AgentState
-    worker: Worker
-    fetch_limits: FetchLimits = fetch.LIMITS
-    identity: Path | None = None
-    answer_query: AnswerQuery = decline
-    desire_update: interfaces.DesireUpdate = interfaces.no_updates
-    take_settings: interfaces.TakeSettings = interfaces.fixed_settings
-    sum_floors: SumFloors = floors.DEFAULT
-    reports: dict[str, Report] = field(default_factory=dict)
-    totals: Counter[str] = field(default_factory=Counter)
-    acknowledged: Counter[str] = field(default_factory=Counter)
-    denied: str = ""
-    planned_s: float = math.inf
-    crashed: bool = False
-    _scheduler: Scheduler = field(init=False)
-    _transport: Transport | None = None
-    _download: Download | None = None
-    _metadata_fetch: MetadataFetch | None = None
-    _broadcast: Assembly | None = None
-    _broadcasts: dict[str, bytes] = field(default_factory=dict)  # the newest, by hash, oldest first
-    _timestamp: str = ""
-    _sums: SumParticipant = field(init=False)
-    _verifier: Verifier = field(init=False)
-    _signer: StatementSigner = field(init=False)
-
-    def __post_init__(self) -> None:
-        fleet = self.state.topics.fleet
-        self._verifier = Verifier(fleet, self.name, self.worker.verifies)
-        self._signer = StatementSigner(fleet, self.name, self.identity, self.state.memory.starts)
+    def __init__(
+        self,
+        initial: AgentState,
+        worker: Worker,
+        fetch_limits: FetchLimits = fetch.LIMITS,
+        identity: Path | None = None,
+        services: Services = SIMULATED,
+        sum_floors: SumFloors = floors.DEFAULT,
+    ) -> None:
+        name, topics, store = initial.device, initial.topics, worker.store
+        signer = StatementSigner(topics.fleet, name, identity, initial.memory.starts)
+        self.state, self.worker, self.crashed = initial, worker, False
+        self.connection = Connection(name, topics, signer)
+        self.reporting = Reporting(name, topics, store, signer)
+        self._fetch_limits, self._services = fetch_limits, services
+        self._broadcasts = Broadcasts()
+        self._timestamp = ""  # hash of the last one
+        self._verifier = Verifier(topics.fleet, name, worker.verifies)
         self._sums = SumParticipant(
-            self.name, fleet, self.identity, self, self.worker.store.folder, self.sum_floors
+            name, topics.fleet, identity, worker, store.folder, sum_floors, lambda: not self.state.over_budget
         )
+        self._scheduler: Scheduler
+        self._fetching: Fetching
 
     @property
     def name(self) -> str:
         return self.state.device
+
+    @property
+    def denied(self) -> str:
+        """Why the broker denies access, or ""."""
+        return self.connection.denied
 
     @property
     def is_quiet(self) -> bool:
@@ -115,7 +97,7 @@ class Device:
     @property
     def fetching(self) -> Count | None:
         """Progress of the download under way."""
-        if (download := self._download) is None or (work := self.state.work) is None:
+        if (download := self._fetching.download) is None or (work := self.state.work) is None:
             return None
         assignment = work.assignment
         serves = assignment.mode == "serve"
@@ -125,312 +107,217 @@ class Device:
     @property
     def wake_s(self) -> float:
         """When the device next needs a tick."""
-        times = [state.wake_at(self.state), *(transfer.wake_s for transfer in self._fetches())]
-        return math.inf if self.crashed else min(times)
+        return math.inf if self.crashed else min(state.wake_at(self.state), self._fetching.wake_s)
 
     def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
         """Connect to the broker; events arrive through `handle`."""
         self._scheduler = scheduler
-        topic, message = self.state.topics.state(self.name), encode(will(self.state.boot))
-        self._transport = connect(
-            self.name, Packet(topic, message, retain=True), partial(scheduler.deliver, self)
+        self._fetching = Fetching(
+            self.name,
+            self.state.topics,
+            self._fetch_limits,
+            partial(scheduler.request_fetch, self),
+            scheduler.end_fetch,
+            self.connection.carry_out,
+            lambda outcome: self._step(self._broadcasts.joined(outcome)),
+            self._on_metadata,
         )
-
-    def wait_connected(self, deadline_s: float) -> None:
-        """Wait for the broker. Raises ConnectError; connecting continues in the background."""
-        self._connection.wait_connected(deadline_s)
-
-    def disconnect(self, deadline_s: float) -> None:
-        """Wait until all publications have left, then disconnect cleanly."""
-        transport, self._transport = self._transport, None
-        if transport is None:
-            return
-        try:
-            transport.drain(deadline_s)
-        except EdgeFLError as error:
-            log.warning("%s: unsent messages are lost: %s", self.name, error.message)
-        transport.close()
+        self.connection.open(connect, will(self.state.boot), partial(scheduler.deliver, self))
 
     def crash(self) -> None:
-        """Cut the connection as a power failure would: the broker publishes the will, and later events are ignored."""
+        """Cut the connection as a power failure would, and ignore later events."""
         self.crashed = True
-        transport, self._transport = self._transport, None
-        if transport:
-            transport.close(clean=False)
-        if self._download and self._download.begun:
-            self._scheduler.end_fetch()
+        self.connection.cut()
+        self._fetching.abandon()
 
     def handle(self, event: DeviceEvent) -> None:
         """Process one event and carry out its effects."""
-        if self.crashed:
-            if isinstance(event, MayFetch):
-                self._scheduler.end_fetch()
-            return
-        match event:
-            case Packet():
-                self.totals["wire_bytes"] += len(event.topic) + len(event.payload)
-                self._receive(event)
-                return
-            case MayFetch():
-                self._begin_download()
-                return
-            case SumAnswered() | QueryAnswered():
-                self._send_answer(event)
-                return
-            case KeysRefreshed():
-                for received in self._verifier.retried():
-                    self._take(received)
-                return
-            case Connected():
-                self._step(event)
-                for transfer in self._fetches():
-                    self.carry_out(transfer.begin(self._now_s) if transfer.begun else ())
-                return
-            case Disconnected(reason, final):
-                log.info("%s: connection lost: %s", self.name, reason)
-                self.denied = reason if final else ""
-                for transfer in self._fetches():
-                    transfer.wake_s = math.inf  # time without a connection does not count
-            case events.Tick():
-                if self._download:
-                    self._advance_download(self._download.tick(self._now_s))
-                if self._metadata_fetch:
-                    self._advance_metadata(self._metadata_fetch)
-        self._step(event)
+        if not self.crashed:
+            _EVENTS.get(type(event), Device._step)(self, event)
+        elif isinstance(event, MayFetch):
+            self._scheduler.end_fetch()
 
     def _step(self, event: events.Event) -> None:
-        if isinstance(event, events.Received) and event.address.kind == "settings":
-            event = events.SettingsChanged(self.take_settings(event))
         self.state, requested = step(self.state, event, self._now_s)
-        self.carry_out(requested)
-
-    def _receive(self, packet: Packet) -> None:
-        try:
-            address = self.state.topics.parse(packet.topic)
-            if address.kind == "art":
-                self._receive_chunk(address, packet.payload)
-            elif address.kind == "tuf":
-                self._receive_metadata(address.path[0], packet.payload)
-            elif address.kind == "sum":
-                if packet.payload and not packet.retain:
-                    self._receive_message(address, packet)
-            elif address.kind == "query":
-                if packet.payload and not packet.retain:
-                    self.answer_query(packet.payload, self.state, partial(self._scheduler.deliver, self))
-            elif address.kind in MESSAGES:
-                self._receive_message(address, packet)
-        except ProtocolError as error:
-            log.warning("%s: %s", self.name, error)
-
-    def _receive_message(self, address: Address, packet: Packet) -> None:
-        if (event := self._verifier.received(address, packet)) is None:
-            if self._metadata_fetch is None:
-                self._fetch_metadata()
-            return
-        self._take(event)
-
-    def _take(self, event: events.Received) -> None:
-        """Take a message whose signature was checked."""
-        if isinstance(event.message, SumStep):
-            answer = partial(self._sums.answer, event.message, event.number, event.rejected)
-            self._scheduler.submit(self, answer)
-            return
-        if isinstance(event.message, Ack):
-            self.acknowledged[event.message.status] += 1
-        elif isinstance(event.message, Echo) and self._metadata_fetch:
-            self._metadata_fetch.echo(event.message, self._now_s)
-            self._advance_metadata(self._metadata_fetch)
-        self._step(event)
-
-    def _fetches(self) -> list[Download | MetadataFetch]:
-        return [transfer for transfer in (self._download, self._metadata_fetch) if transfer]
-
-    def _request_download(self, effect: effects.Fetch) -> None:
-        if not effect.keep and effect.blob.sha256 in self._broadcasts:
-            self._scheduler.deliver(self, events.Fetched(effect.blob.sha256, 0))
-            return
-        sink = self.worker.sink(effect.blob, keep=effect.keep)
-        if isinstance(sink, Assembly):
-            partial_broadcast = self._broadcast  # a failed fetch continues where it stopped
-            if partial_broadcast and partial_broadcast.blob == effect.blob:
-                sink = partial_broadcast
-            self._broadcast = sink
-        self._download = Download(effect.blob, sink, self.name, self.state.topics, self.fetch_limits)
-        self._scheduler.request_fetch(self)
-
-    def _with_broadcast(self, outcome: events.Fetched | events.Failed) -> events.Fetched | events.Failed:
-        """The outcome of a download; a complete broadcast is put together."""
-        if (broadcast := self._broadcast) and broadcast.complete:
-            self._broadcast = None
-            try:
-                self._broadcasts[broadcast.blob.sha256] = broadcast.join()
-            except (
-                ArtefactError
-            ) as error:  # its chunks are those of the descriptor, but they are not the blob
-                log.warning("%s: %s", self.name, error)
-                return events.Failed(Failure.BLOB_HASH)
-        return outcome
-
-    def _take_broadcasts(self, assignment: Assignment) -> Material:
-        """The fetched broadcasts of an assignment. The newest stay in memory for the next one if they are small."""
-        found = self._broadcasts
-        wanted = [blob.sha256 for blob in (assignment.before, assignment.down) if blob]
-        taken = {sha256: found[sha256] for sha256 in wanted}
-        kept = {**{sha256: payload for sha256, payload in found.items() if sha256 not in taken}, **taken}
-        while len(kept) > RECENT or sum(map(len, kept.values())) > RECENT_BYTES:
-            del kept[next(iter(kept))]
-        self._broadcasts = kept
-        if assignment.mode == "compare":
-            return taken
-        return taken[assignment.down.sha256] if assignment.down else None
-
-    def _begin_download(self) -> None:
-        if self._download and not self._download.begun:
-            self._advance_download(self._download.begin(self._now_s))
-        else:
-            self._scheduler.end_fetch()
-
-    def _receive_chunk(self, address: Address, payload: bytes) -> None:
-        sha256, _, index = address.path
-        if (download := self._download) and download.blob.sha256 == sha256 and payload:
-            self._advance_download(download.chunk(int(index), payload, self._now_s))
-
-    def _advance_download(self, requested: Iterable[effects.Effect]) -> None:
-        self.carry_out(requested)
-        if (download := self._download) and download.outcome:
-            self._end_download(download)
-            self._step(self._with_broadcast(download.outcome))
-
-    def _cancel_download(self) -> None:
-        if download := self._download:
-            self.carry_out(download.cancel() if download.begun else ())
-            self._end_download(download)
-
-    def _end_download(self, download: Download) -> None:
-        self._download = None
-        if download.begun:
-            self._scheduler.end_fetch()
-
-    def _fetch_metadata(self, release: int = 0) -> None:
-        self._metadata_fetch = MetadataFetch(release, self.name, self.state.topics, self.fetch_limits)
-        self.carry_out(self._metadata_fetch.begin(self._now_s))
-
-    def _receive_metadata(self, file: str, payload: bytes) -> None:
-        if self._metadata_fetch:
-            self._metadata_fetch.file(file, payload, self._now_s)
-        if file == "timestamp.json" and (hash := digest(payload)) != self._timestamp:
-            self._timestamp = hash
-            self._step(events.MetadataChanged())
-
-    def _advance_metadata(self, metadata_fetch: MetadataFetch) -> None:
-        self.carry_out(metadata_fetch.tick(self._now_s))
-        if metadata_fetch.outcome is None:
-            return
-        self._metadata_fetch = None
-        if self._verifier.waiting:
-            self._scheduler.submit(self, partial(self._verifier.refresh, metadata_fetch.outcome))
-        if metadata_fetch.release and isinstance(metadata_fetch.outcome, events.Failed):
-            self._step(metadata_fetch.outcome)
-        elif metadata_fetch.release:
-            self._submit(effects.Refresh(metadata_fetch.release), metadata_fetch.outcome)
-
-    def carry_out(self, requested: Iterable[effects.Effect]) -> None:
-        """Carry out effects; those of publishing and subscribing in any thread."""
         for effect in requested:
+            if (carry_out := _EFFECTS.get(type(effect))) is None:
+                self.connection.carry_out([effect])
+                continue
             try:
-                self._carry_out_one(effect)
+                carry_out(self, effect)
             except (EdgeFLError, OSError) as error:
                 log.warning("%s: %s failed: %s", self.name, type(effect).__name__, error)
-
-    def _carry_out_one(self, effect: effects.Effect) -> None:
-        match effect:
-            case effects.Subscribe(pattern, qos):
-                self._connection.subscribe(pattern, qos=qos)
-            case effects.Unsubscribe(pattern):
-                self._connection.unsubscribe(pattern)
-            case effects.SpreadReconnects(over_s):
-                self._connection.spread(over_s)
-            case effects.Publish(topic, message, retain, expiry_s):
-                note(self.name, message)
-                self._publish(Packet(topic, encode(self._signer.signed(message)), retain, expiry_s=expiry_s))
-            case effects.Send():
-                self._send(effect)
-            case effects.Fetch():
-                self._request_download(effect)
-            case effects.CancelFetch():
-                self._cancel_download()
-            case effects.Refresh(release):
-                self._fetch_metadata(release)
-            case effects.Train():
-                self._submit(effect, self._take_broadcasts(effect.assignment))
-            case effects.Install() | effects.Fit():
-                self._submit(effect, None)
-            case effects.Remember(memory):
-                self.worker.store.remember(memory)
-            case effects.Keep(parcel):
-                self.worker.store.keep(parcel)
-            case effects.Forget(id):
-                self.worker.store.forget(id)
-            case effects.Revoke():
-                self.worker.store.revoke()
-            case effects.DesireUpdate(update):
-                self.desire_update(update)
-
-    def _send(self, effect: effects.Send) -> None:
-        """Send a report, its blob's chunks first."""
-        report = effect.parcel.report
-        self._count(report)
-        payload = self.worker.store.blob(report.id) or b"" if report.blob else b""
-        for packet in report_packets(
-            self.state.topics, self.name, effect, self._signer.signed(report), payload
-        ):
-            self._publish(packet)
-
-    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
-        """Return the worker's vector for a secure sum; None while a daily budget is used up. In a worker thread, like the next two."""
-        return None if self.state.over_budget else self.worker.offer(id, request)
-
-    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
-        self.worker.commit(id, request, leaves=leaves)
-
-    def settle(self, id: str, devices: Collection[str]) -> None:
-        self.worker.settle(id, devices)
-
-    def _send_answer(self, answered: SumAnswered | QueryAnswered) -> None:
-        try:
-            for packet in answered.packets(self.state.topics, self.name):
-                self._publish(packet)
-        except EdgeFLError as error:
-            log.warning("%s: %s was not sent: %s", self.name, type(answered).__name__, error)
-
-    def _publish(self, packet: Packet) -> None:
-        self.totals["wire_bytes"] += len(packet.topic) + len(packet.payload)
-        self._connection.publish(packet)
-
-    def _count(self, report: Report) -> None:
-        """Add a report to the totals, once."""
-        if (last := self.reports.get(report.kind)) and last.id == report.id:
-            return
-        self.reports[report.kind] = report
-        self.totals.update(
-            reports=1,
-            bytes_down=report.bytes_down,
-            bytes_up=report.bytes_up,
-            milliseconds=round(1000 * report.seconds),
-        )
-
-    def _submit(self, job: effects.Job, material: Any) -> None:
-        self._scheduler.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
 
     @property
     def _now_s(self) -> float:
         return self._scheduler.now_s()
 
-    @property
-    def _connection(self) -> Transport:
-        if self._transport:
-            return self._transport
-        raise ConnectError("not connected")
+    # events
+
+    def _on_connected(self, event: Connected) -> None:
+        self._step(event)
+        self._fetching.resume(self._now_s)
+
+    def _on_disconnected(self, event: Disconnected) -> None:
+        self.connection.observe(event)
+        self._fetching.pause()
+        self._step(event)
+
+    def _on_tick(self, event: events.Tick) -> None:
+        self._fetching.tick(self._now_s)
+        self._step(event)
+
+    def _on_turn(self, event: MayFetch) -> None:
+        self._fetching.begin(self._now_s)
+
+    def _on_answer(self, answered: SumAnswered | QueryAnswered) -> None:
+        try:
+            self.connection.publish(answered.packets(self.state.topics, self.name))
+        except EdgeFLError as error:
+            log.warning("%s: %s was not sent: %s", self.name, type(answered).__name__, error)
+
+    def _on_keys(self, event: KeysRefreshed) -> None:
+        for received in self._verifier.retried():
+            self._take(received)
+
+    def _on_packet(self, packet: Packet) -> None:
+        self.connection.observe(packet)
+        try:
+            address = self.state.topics.parse(packet.topic)
+            if receive := _TOPICS.get(address.kind):
+                receive(self, address, packet)
+            elif address.kind in MESSAGES:
+                self._receive_message(address, packet)
+        except ProtocolError as error:
+            log.warning("%s: %s", self.name, error)
+
+    def _on_metadata(self, release: int, outcome: dict[str, bytes] | events.Failed) -> None:
+        """Use fetched metadata: for the messages that wait for a key, and for a release."""
+        if self._verifier.waiting:
+            self._scheduler.submit(self, partial(self._verifier.refresh, outcome))
+        if release and isinstance(outcome, events.Failed):
+            self._step(outcome)
+        elif release:
+            self._submit(effects.Refresh(release), outcome)
+
+    # packets, by the kind of their topic
+
+    def _receive_chunk(self, address: Address, packet: Packet) -> None:
+        sha256, _, index = address.path
+        self._fetching.chunk(sha256, int(index), packet.payload, self._now_s)
+
+    def _receive_metadata(self, address: Address, packet: Packet) -> None:
+        (file,), payload = address.path, packet.payload
+        self._fetching.file(file, payload, self._now_s)
+        if file == "timestamp.json" and (hash := digest(payload)) != self._timestamp:
+            self._timestamp = hash
+            self._step(events.MetadataChanged())
+
+    def _receive_sum(self, address: Address, packet: Packet) -> None:
+        if packet.payload and not packet.retain:
+            self._receive_message(address, packet)
+
+    def _receive_query(self, address: Address, packet: Packet) -> None:
+        if packet.payload and not packet.retain:
+            deliver = partial(self._scheduler.deliver, self)
+            self._services.answer_query(packet.payload, self.state, deliver)
+
+    def _receive_message(self, address: Address, packet: Packet) -> None:
+        if event := self._verifier.received(address, packet):
+            self._take(event)
+        elif self._fetching.metadata is None:
+            self._fetching.look_up(0, self._now_s)
+
+    # messages whose signature was checked, by the kind of their topic
+
+    def _take(self, event: events.Received) -> None:
+        _MESSAGES.get(event.address.kind, Device._step)(self, event)
+
+    def _take_sum(self, event: events.Received) -> None:
+        if isinstance(event.message, SumStep):
+            answer = partial(self._sums.answer, event.message, event.number, event.rejected)
+            self._scheduler.submit(self, answer)
+
+    def _take_ack(self, event: events.Received) -> None:
+        if isinstance(event.message, Ack):
+            self.reporting.acknowledge(event.message)
+        self._step(event)
+
+    def _take_echo(self, event: events.Received) -> None:
+        if isinstance(event.message, Echo):
+            self._fetching.echo(event.message, self._now_s)
+        self._step(event)
+
+    def _take_settings(self, event: events.Received) -> None:
+        self._step(events.SettingsChanged(self._services.take_settings(event)))
+
+    # effects that are not of the wire
+
+    def _send(self, effect: effects.Send) -> None:
+        self.connection.publish(self.reporting.packets(effect))
+
+    def _fetch(self, effect: effects.Fetch) -> None:
+        if effect.keep:
+            self._fetching.fetch(effect.blob, self.worker.sink(effect.blob))
+        elif effect.blob in self._broadcasts:
+            self._scheduler.deliver(self, events.Fetched(effect.blob.sha256, 0))
+        else:
+            self._fetching.fetch(effect.blob, self._broadcasts.sink(effect.blob))
+
+    def _cancel_fetch(self, effect: effects.CancelFetch) -> None:
+        self._fetching.cancel()
+
+    def _refresh(self, effect: effects.Refresh) -> None:
+        self._fetching.look_up(effect.release, self._now_s)
+
+    def _train(self, effect: effects.Train) -> None:
+        self._submit(effect, self._broadcasts.take(effect.assignment))
+
+    def _submit(self, job: effects.Job, material: Any = None) -> None:
+        self._scheduler.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
+
+
+_EVENTS: dict[type, Callable[[Device, Any], None]] = {
+    Packet: Device._on_packet,
+    Connected: Device._on_connected,
+    Disconnected: Device._on_disconnected,
+    events.Tick: Device._on_tick,
+    MayFetch: Device._on_turn,
+    SumAnswered: Device._on_answer,
+    QueryAnswered: Device._on_answer,
+    KeysRefreshed: Device._on_keys,
+}
+"""Events that are more than one of the agent."""
+_TOPICS: dict[str, Callable[[Device, Address, Packet], None]] = {
+    "art": Device._receive_chunk,
+    "tuf": Device._receive_metadata,
+    "sum": Device._receive_sum,
+    "query": Device._receive_query,
+}
+"""Packets that are more, or less, than a message."""
+_MESSAGES: dict[str, Callable[[Device, events.Received], None]] = {
+    "sum": Device._take_sum,
+    "ack": Device._take_ack,
+    "echo": Device._take_echo,
+    "settings": Device._take_settings,
+}
+"""Messages that are more than an event of the agent."""
+_EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {
+    effects.Send: Device._send,
+    effects.Fetch: Device._fetch,
+    effects.CancelFetch: Device._cancel_fetch,
+    effects.Refresh: Device._refresh,
+    effects.Train: Device._train,
+    effects.Install: Device._submit,
+    effects.Fit: Device._submit,
+    effects.Remember: lambda device, effect: device.worker.store.remember(effect.memory),
+    effects.Keep: lambda device, effect: device.worker.store.keep(effect.parcel),
+    effects.Forget: lambda device, effect: device.worker.store.forget(effect.id),
+    effects.Revoke: lambda device, effect: device.worker.store.revoke(),
+    effects.DesireUpdate: lambda device, effect: device._services.desire_update(effect.update),
+    effects.Stop: lambda device, effect: None,  # the runner disconnects
+}
+"""Effects that are not of the wire."""
 
 
 def start(
@@ -443,12 +330,12 @@ def start(
     fetching: FetchLimits = fetch.LIMITS,
     data_problem: str = "",
     identity: Path | None = None,
+    services: Services = SIMULATED,
     sum_floors: SumFloors = floors.DEFAULT,
 ) -> Device:
     """Create a device with a new boot id and the memory, reports and release of its store.
 
-    data_problem: the failure word if its data could not be read. identity: the folder with its certificate. sum_floors: the least
-    protection with which it takes part in secure sums.
+    data_problem: the failure word if its data could not be read. The rest is as of `Device`.
     """
     release, store = worker.boot(), worker.store
     initial = AgentState(
@@ -462,4 +349,4 @@ def start(
         release=release,
         data_problem=data_problem,
     )
-    return Device(initial, worker, fetching, identity, sum_floors=sum_floors)
+    return Device(initial, worker, fetching, identity, services, sum_floors)

@@ -12,7 +12,7 @@ from edge_fl.release.agent import AgentUpdate
 from edge_fl.wire.transport import Event as TransportEvent
 from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.agent import events
-from edge_fl_devices.remote.answering import QueryAnswered
+from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
 from edge_fl_devices.runtime.signatures import KeysRefreshed
 from edge_fl_devices.workers.secure_sums import SumAnswered
 
@@ -26,21 +26,26 @@ DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | KeysRefre
 RunnerJob = Callable[[], DeviceEvent]
 
 
-TakeSettings = Callable[[events.Received], SettingsStatus]
-"""Takes a message with settings from the operator; returns the settings in effect."""
-DesireUpdate = Callable[[AgentUpdate | None], None]
-"""Takes the agent release that the server desires, None for none."""
 DeviceConnect = Callable[[str, Packet | None, Listener], Transport]
 """Connects the client of this id, with its will, to a broker, such as `partial(MqttTransport, endpoint)`."""
 
 
-def fixed_settings(received: events.Received) -> SettingsStatus:
-    """Take no settings: those of a simulated device are its fleet's."""
-    return SettingsStatus(why=Failure.FIXED)
+@dataclass(frozen=True)
+class Services:
+    """What a device does for its operator besides assignments; by default nothing, as a simulated one.
+
+    take_settings: takes a message with settings, and returns those in effect. desire_update: takes the agent release that the server
+    desires, None for none.
+    """
+
+    answer_query: AnswerQuery = decline
+    take_settings: Callable[[events.Received], SettingsStatus] = lambda received: SettingsStatus(
+        why=Failure.FIXED
+    )
+    desire_update: Callable[[AgentUpdate | None], None] = lambda update: None
 
 
-def no_updates(update: AgentUpdate | None) -> None:
-    """Pursue no updates of the agent: it runs without the launcher."""
+SIMULATED = Services()
 
 
 class Scheduler(Protocol):

@@ -37,15 +37,24 @@ class Runner:
     that systemd does not see an end. end_work: called at the end of the process, to end what jobs wait for.
     """
 
-    def __init__(self, *, workers: int = 1, notifier: Notifier | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int = 1,
+        notifier: Notifier | None = None,
+        end_work: Callable[[], None] = lambda: None,
+    ) -> None:
         self.devices: list[Device] = []
         self.stopped = self.continues = False
         self.ready = threading.Event()
-        self.end_work: Callable[[], None] = lambda: None
+        self._end_work = end_work
         self._joining = threading.RLock()  # a broker may answer before `Device.connect` has returned
         self._notifier = notifier or Notifier({})
         self._inbox: queue.SimpleQueue[tuple[Device, DeviceEvent] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Device]] = []
+        self._planned_s: dict[
+            Device, float
+        ] = {}  # the tick of a device that counts; earlier plans stay in the heap
         self._order = count()
         self._waiting_to_fetch: deque[Device] = deque()
         self._free_fetches = MAX_FETCHES
@@ -75,6 +84,7 @@ class Runner:
     def crash(self, device: Device) -> None:
         """Remove a device as a power failure would, apart from a running job; on the runner's thread."""
         self.devices.remove(device)
+        self._planned_s.pop(device, None)
         device.crash()
 
     def request_fetch(self, device: Device) -> None:
@@ -88,6 +98,10 @@ class Runner:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+    def hand_over(self) -> None:
+        """End `run` after a `done`: another runner of this process follows."""
+        self.continues = True
 
     def stop(self) -> None:
         """End `run`; all devices disconnect cleanly."""
@@ -139,8 +153,8 @@ class Runner:
         wake_s = device.wake_s
         if wake_s < math.inf:
             wake_s = max(wake_s, time.monotonic() + MIN_SLEEP_S)
-        if wake_s != device.planned_s:
-            device.planned_s = wake_s
+        if wake_s != self._planned_s.get(device, math.inf):
+            self._planned_s[device] = wake_s
             if wake_s < math.inf:
                 heapq.heappush(self._timers, (wake_s, next(self._order), device))
 
@@ -159,8 +173,8 @@ class Runner:
         """Tick every device that is due; skip timers that have been replaced."""
         while self._timers and self._timers[0][0] <= time.monotonic():
             wake_s, _, device = heapq.heappop(self._timers)
-            if wake_s == device.planned_s:
-                device.planned_s = math.inf
+            if wake_s == self._planned_s.get(device):
+                del self._planned_s[device]
                 self._handle(device, events.Tick())
 
     def _disconnect_all(self) -> None:
@@ -168,7 +182,7 @@ class Runner:
             device.handle(events.StopRequested())
         until_s = time.monotonic() + DISCONNECT_S
         for device in self.devices:
-            device.disconnect(max(0.0, until_s - time.monotonic()))
+            device.connection.close(max(0.0, until_s - time.monotonic()))
         if not self.continues:
-            self.end_work()
+            self._end_work()
         self._pool.shutdown(wait=True, cancel_futures=True)

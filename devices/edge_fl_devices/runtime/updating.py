@@ -3,88 +3,107 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from edge_fl import threads
-from edge_fl.release.agent import UpdateStatus
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
+from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Listener, Packet, Transport
+from edge_fl_devices.agent.effects import Effect
 from edge_fl_devices.agent.events import UpdateChanged
-from edge_fl_devices.agent.state import Phase
+from edge_fl_devices.agent.state import AgentState, Phase
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
-from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.update.state import RESTART, Updates
 from edge_fl_devices.update.transfers import Transfers
+
+if TYPE_CHECKING:
+    from edge_fl_devices.update.updater import AgentUpdater
 
 END_S = 5.0
 
 
-@dataclass
 class Updating:
-    """`exit_code` of the agent: RESTART after a switch, else 0. `listen` receives all events of the device's connection."""
+    """The updates of the agent's software; without a launcher there are none.
 
-    exit_code: int = 0
-    listen: Callable[[Event], None] = lambda event: None
+    state: of the running agent. carry_out: subscribes and publishes. report: takes the events for the agent. stop: ends the agent.
+    exit_code: of the process; RESTART after a switch, else 0.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        trust: Trust,
+        state: Callable[[], AgentState],
+        carry_out: Callable[[Iterable[Effect]], None],
+        report: Callable[[UpdateChanged], None],
+        stop: Callable[[], None],
+    ) -> None:
+        self.exit_code = 0
+        self._trust, self._state, self._report, self._stop = trust, state, report, stop
+        self._transfers = Transfers(config.id, Topics(config.broker.fleet), carry_out)
+        self._updater: AgentUpdater | None = None
+        if updates := Updates.of_environment():
+            from edge_fl_devices.update.updater import AgentUpdater
+
+            self._updater = AgentUpdater(
+                updates,
+                Path(config.folder),
+                config.update,
+                ready=self._is_ready,
+                serves=lambda: bool(self._state().release),
+                report=lambda status: self._report(UpdateChanged(status)),
+                restart=self._restart,
+            )
+
+    @property
+    def status(self) -> UpdateStatus | None:
+        """The status of the last update; None without a launcher."""
+        return self._updater.status if self._updater else None
+
+    def desire(self, update: AgentUpdate | None) -> None:
+        """Take the update that the server desires."""
+        if self._updater:
+            self._updater.desire(update)
 
     def through(self, connect: DeviceConnect) -> DeviceConnect:
         """Connect with `connect`, and listen."""
 
         def listening(name: str, will: Packet | None, deliver: Listener, /) -> Transport:
             def both(event: Event) -> None:
-                self.listen(event)
+                self._transfers.put(event)
                 deliver(event)
 
             return connect(name, will, both)
 
         return listening
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Update while the block runs."""
+        if self._updater is None:
+            yield
+            return
+        stopped = threading.Event()
+        run = partial(self._updater.run, self._transfers, self._trust, stopped)
+        thread = threads.lasting(run, "edge-fl-updates", stopped=stopped)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            self._transfers.close()
+            thread.join(END_S)
 
-@contextmanager
-def updating(config: DeviceConfig, device: Device, runner: Runner, trust: Trust) -> Iterator[Updating]:
-    """Update the software of a device that is not connected yet, while the block runs; not without a launcher."""
-    updates, result = Updates.of_environment(), Updating()
-    if updates is None:
-        yield result
-        return
-    from edge_fl_devices.update.updater import AgentUpdater
+    def _is_ready(self, serves: bool) -> bool:
+        state = self._state()
+        return state.phase is Phase.UP and bool(state.release or not serves)
 
-    def restart() -> None:
-        result.exit_code = RESTART
-        runner.stop()
-
-    def report(status: UpdateStatus) -> None:
-        runner.deliver(device, UpdateChanged(status))
-
-    updater = AgentUpdater(
-        updates,
-        Path(config.folder),
-        config.update,
-        ready=lambda serves: device.state.phase is Phase.UP and bool(device.state.release or not serves),
-        serves=lambda: bool(device.state.release),
-        report=report,
-        restart=restart,
-    )
-    capability = msgspec.structs.replace(device.state.capability, update=updater.status)
-    device.state = replace(device.state, capability=capability)
-    transfers = Transfers(device.name, device.state.topics, device.carry_out)
-    device.desire_update = updater.desire
-    result.listen = transfers.put
-    stopped = threading.Event()
-    thread = threads.lasting(
-        partial(updater.run, transfers, trust, stopped), "edge-fl-updates", stopped=stopped
-    )
-    thread.start()
-    try:
-        yield result
-    finally:
-        stopped.set()
-        transfers.close()
-        thread.join(END_S)
+    def _restart(self) -> None:
+        self.exit_code = RESTART
+        self._stop()

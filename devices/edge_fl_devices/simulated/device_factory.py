@@ -23,13 +23,14 @@ from edge_fl_devices.board import capability
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install import canary
-from edge_fl_devices.install.trust import wall_clock
+from edge_fl_devices.install.trust import Trust, wall_clock
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.simulated.fleet_config import FleetConfig, full_devices, names
 from edge_fl_devices.storage.slots import Installed
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker, Worker
 
@@ -81,21 +82,20 @@ class DeviceFactory:
 
         if self._full_worker and number in self._full:
             return self._full_worker(name, store, data, limits=limits)
-        worker = HeadWorker(
+        root = self._config.root
+        return head_worker(
             name,
             store,
+            FitSettings(self._kinds.get(number, "")),
             loader=LocalFeatureLoader(data, store.folder),
             fitter=self._fitter,
-            runtime=runtime(),
-            kind=self._kinds.get(number, ""),
-            root=self._config.root,
+            runtime=runtime,
+            trust=Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=self.clock(name)),
+            # without certificates a signature by a root of first use proves nothing
+            verifies=bool(root or self._config.identities),
             check=self._check,
-            clock=self.clock(name),
             limits=limits,
         )
-        if not (self._config.root or self._config.identities):
-            worker.verifies = None  # without certificates a signature by a root of first use proves nothing
-        return worker
 
     def _capability(self, number: int) -> Capability:
         labels = self._dataset.samples.y[self._split.train[number]]

@@ -76,7 +76,7 @@ def run_fleet(
         for number, name in enumerate(make.names):
             runner.add(make(name), connect)
             if number == 0:
-                runner.devices[0].wait_connected(config.wait_s)
+                runner.devices[0].connection.wait(config.wait_s)
         runner.run(config.duration_s, done, every_s)
     finally:
         fitter.close()
@@ -106,7 +106,7 @@ class _EndCondition:
             return False
         online = any(device.state.server_online for device in devices)
         self._server_seen = self._server_seen or online
-        acknowledged = any(device.acknowledged.total() for device in devices)
+        acknowledged = any(device.reporting.acknowledged.total() for device in devices)
         waiting = not acknowledged and (online or not self._server_seen)
         if waiting or not all(device.is_quiet or device.denied for device in devices):
             self._busy_s = now_s

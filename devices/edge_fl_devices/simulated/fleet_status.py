@@ -45,7 +45,7 @@ def fleet_progress(devices: Sequence[Device]) -> str:
     activities = Counter(state.activity for state in states if state.activity != "idle")
     busy = ", ".join(f"{count} {name}" for name, count in sorted(activities.items()))
     online = any(state.server_online for state in states)
-    accepted = sum(device.acknowledged["accepted"] for device in devices)
+    accepted = sum(device.reporting.acknowledged["accepted"] for device in devices)
     alerts = sum(bool(state.why) for state in states)
     return (
         f"{connected}/{len(devices)} connected · {'server online' if online else 'waiting for the server'} · "
@@ -56,7 +56,7 @@ def fleet_progress(devices: Sequence[Device]) -> str:
 
 def device_result(device: Device) -> DeviceResult:
     """Collect the result of one device."""
-    reports, values = device.reports, {}
+    reports, values = device.reporting.last, {}
     for kind in ("evaluation", "personal", "head"):
         values.update(reports[kind].metrics if kind in reports else {})
     return DeviceResult(
@@ -65,14 +65,14 @@ def device_result(device: Device) -> DeviceResult:
         head=reports["head"].head if "head" in reports else "",
         samples=device.state.capability.samples,
         release=device.state.release,
-        reports=device.totals["reports"],
-        accepted=device.acknowledged["accepted"],
+        reports=device.reporting.totals["reports"],
+        accepted=device.reporting.acknowledged["accepted"],
         before=values.get(metrics.PERSONAL_BEFORE),
         after=values.get(metrics.PERSONAL_AFTER),
         global_test=values.get(metrics.GLOBAL_TEST),
-        bytes_down=device.totals["bytes_down"],
-        bytes_up=device.totals["bytes_up"],
-        seconds=device.totals["milliseconds"] / 1000,
+        bytes_down=device.reporting.totals["bytes_down"],
+        bytes_up=device.reporting.totals["bytes_up"],
+        seconds=device.reporting.totals["milliseconds"] / 1000,
         why=device.state.why or next((report.error for report in reports.values() if report.error), ""),
     )
 

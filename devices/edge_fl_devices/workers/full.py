@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
@@ -152,13 +151,12 @@ def _privacy_part(payload: bytes) -> Parts:
 
 def _down(assignment: Assignment, material: Material) -> Parts:
     """The broadcast of an assignment; of a comparison the current and the candidate parts."""
-    if isinstance(material, Mapping):
-        current, candidate = (
-            _parts(material[blob.sha256]) if blob else {} for blob in (assignment.before, assignment.down)
-        )
-        return steps.paired(current, candidate)
-    return _parts(material)
+    current, candidate = (
+        _parts(material[blob.sha256]) if blob and material else {}
+        for blob in (assignment.before, assignment.down)
+    )
+    return steps.paired(current, candidate) if assignment.mode == "compare" else candidate
 
 
-def _parts(payload: bytes | None) -> Parts:
-    return from_arrays(unpack(payload)) if payload else {}
+def _parts(payload: bytes) -> Parts:
+    return from_arrays(unpack(payload))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -90,6 +90,7 @@ class SumParticipant:
     """A device's part in secure sums. `answer` runs in worker threads, one call at a time.
 
     identity: the folder with the device's certificate. folder: of its record. least: protection below which it takes no part.
+    may_offer: whether it takes part in new sums, as long as no daily budget is used up.
     """
 
     def __init__(
@@ -100,9 +101,10 @@ class SumParticipant:
         offers: Offers,
         folder: Path,
         least: SumFloors = floors.DEFAULT,
+        may_offer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._device, self._fleet, self._identity = device, fleet, identity
-        self._offers, self._folder, self._least = offers, folder, least
+        self._offers, self._folder, self._least, self._may_offer = offers, folder, least, may_offer
         self._open: _Open | None = None
         self._lock = threading.Lock()
 
@@ -172,7 +174,8 @@ class SumParticipant:
         self._open = None  # before the vector is given to another sum
         self._least.require(request)
         member = Member.of(self._identity) if self._identity else None
-        if (vector := self._offers.offer(step.id, request)) is None:
+        vector = self._offers.offer(step.id, request) if self._may_offer() else None
+        if vector is None:
             return None
         if number and step.last > self._record.number:
             self._offers.commit(step.id, request, leaves=False)

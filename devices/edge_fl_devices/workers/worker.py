@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from edge_fl.blob import Assembly, Blob
+from edge_fl.blob import Blob
 from edge_fl.errors import (
     ArtefactError,
     ChildError,
@@ -41,8 +41,8 @@ from edge_fl_devices.storage.store import Store
 
 log = logging.getLogger(__name__)
 
-Material = Mapping[str, bytes] | bytes | None
-"""What was fetched for a job: metadata files by name, or a broadcast."""
+Material = Mapping[str, bytes] | None
+"""What was fetched for a job: metadata files by name, or broadcasts by hash."""
 
 
 @dataclass(eq=False)
@@ -55,16 +55,16 @@ class Worker(ABC):
     device: str
     store: Store
     limits: AgentLimits = field(default=LIMITS, kw_only=True)
-    verifies: Trust | None = field(default=None, init=False)
+    verifies: Trust | None = field(default=None, kw_only=True)
 
     def boot(self) -> int:
         """Clean up once per process start; return the release that is served, or 0."""
         self.store.tidy()
         return 0
 
-    def sink(self, blob: Blob, *, keep: bool) -> Sink:
-        """Return the destination of a download's chunks; `keep`: on disk."""
-        return Assembly(blob)
+    def sink(self, blob: Blob) -> Sink:
+        """Return the destination of the chunks of a release's blob."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no releases")
 
     def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
         """Return the vector for the secure sum `id`, or None to take no part. These three run in any thread (`secure_sums.Offers`)."""

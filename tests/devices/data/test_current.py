@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.blob import describe
+from edge_fl.blob import describe, digest
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig, OptimiserConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.inputs import InputSpec
@@ -62,7 +62,7 @@ def trained(worker: FullWorker, round: int) -> Finished:
     assignment = Assignment(
         round, "train", run_id="run", round=round, id=f"r{round}", down=describe(down), deadline_s=60
     )
-    done = attempt(lambda: worker.perform(Train(assignment, SPEC, "boot", 5), down))
+    done = attempt(lambda: worker.perform(Train(assignment, SPEC, "boot", 5), {digest(down): down}))
     assert isinstance(done, Finished), done
     return done
 
@@ -96,12 +96,11 @@ def test_a_picture_that_is_still_being_written_is_not_read(config: DeviceConfig)
     images = Path(config.data)
     for number in range(4):
         picture(images, number)
-    current = CurrentData(config)
+    reports = []
+    current = CurrentData(config, reports.append)
     current.accept(current.look())
     half = picture(images, 4).read_bytes()[:40]
     (images / "a" / "4.png").write_bytes(half)
-    reports = []
-    current.counted = reports.append
     assert numbers(current(CLASSES, INPUT)) == [0, 1, 2, 3]
     assert not reports[0].skipped
 
@@ -109,8 +108,8 @@ def test_a_picture_that_is_still_being_written_is_not_read(config: DeviceConfig)
 def test_unchanged_data_are_read_once(config: DeviceConfig) -> None:
     for number in range(4):
         picture(Path(config.data), number)
-    current, reports = CurrentData(config), []
-    current.counted = reports.append
+    reports = []
+    current = CurrentData(config, reports.append)
     first = current(CLASSES, INPUT)
     assert current(CLASSES, INPUT) is first and len(reports) == 1
     assert current(CLASSES, InputSpec((1, 4, 4))).train.shape == (1, 4, 4)

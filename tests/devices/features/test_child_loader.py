@@ -24,8 +24,7 @@ from edge_fl_devices.data.location import Snapshot, snapshot
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
-from edge_fl_devices.runtime import run_device
-from edge_fl_devices.runtime.inspector import Inspector
+from edge_fl_devices.runtime.inspector import Inspector, as_counted_last, inspect_board, measured
 from edge_fl_devices.runtime.monitor import COUNTING
 
 PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
@@ -85,8 +84,8 @@ def test_without_memory_for_the_data_the_agent_starts_and_has_the_reason(
     config: DeviceConfig, limited: LimitedChildren
 ) -> None:
     loader = ChildFeatureLoader(config, limited)
-    board, problem = run_device.inspect_board(config, loader)
-    capability = run_device.measured(config, board)
+    board, problem = inspect_board(config, loader)
+    capability = measured(config, board)
     assert (capability.tier, capability.samples, problem) == ("head", 0, "") and capability.onnxruntime
     with pytest.raises(MemoryError, match="out of memory"):
         loader.inspect(Snapshot(frozenset()))
@@ -118,9 +117,9 @@ def test_a_board_that_cannot_be_measured_starts_head_only_with_the_reason(
     config: DeviceConfig, tier: str, error: Exception, why: str
 ) -> None:
     config = msgspec.structs.replace(config, tier=tier)
-    board, problem = run_device.inspect_board(config, ChildFeatureLoader(config, FailingChildren(error)))
+    board, problem = inspect_board(config, ChildFeatureLoader(config, FailingChildren(error)))
     assert board is None and problem == why == record.read(Path(config.folder)).why
-    capability = run_device.measured(config, board)
+    capability = measured(config, board)
     assert capability.tier == "head" and "not measured yet" in capability.notes[0]
     assert any(str(error) in str(row["value"]) for row in status.read(Path(config.folder)))
 
@@ -129,7 +128,7 @@ def test_a_board_is_measured_once_its_child_no_longer_fails(config: DeviceConfig
     for name in ("cat", "dog"):
         (Path(config.data) / name).mkdir(parents=True)
         Image.new("L", (8, 8), 100).save(Path(config.data) / name / "0.png")
-    unmeasured = run_device.as_counted_last(config, run_device.measured(config, None))
+    unmeasured = as_counted_last(config, measured(config, None))
     device = SimpleNamespace(state=SimpleNamespace(capability=unmeasured))
     lines: list[str] = []
     with closing(feature_children()) as children:
@@ -137,7 +136,7 @@ def test_a_board_is_measured_once_its_child_no_longer_fails(config: DeviceConfig
             config,
             device,  # type: ignore[arg-type]
             ChildFeatureLoader(config, children),
-            lambda board: run_device.measured(config, board),
+            lambda board: measured(config, board),
             lines.append,
         )
         found = inspect(snapshot(config.data))

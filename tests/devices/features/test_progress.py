@@ -12,7 +12,7 @@ from edge_fl.console.progress import Progress
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features import child_loader, progress
 from edge_fl_devices.features.progress import ReadingProgress
-from edge_fl_devices.runtime import run_device
+from edge_fl_devices.runtime.status_display import StatusDisplay
 
 NOON_S = time.mktime((2026, 6, 1, 12, 0, 0, 0, 0, -1))
 
@@ -76,7 +76,7 @@ def test_the_agent_prints_a_line_a_minute(
     reading: ReadingProgress, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent = SimpleNamespace(name="pi-1", fetching=None, state=SimpleNamespace(published=None))
-    display = run_device._StatusDisplay(agent, Progress(live=False), reading)  # type: ignore[arg-type]
+    display = StatusDisplay(agent, Progress(live=False), reading)  # type: ignore[arg-type]
     reading.begin("features")
     for done in range(1, 131):
         clock.now_s += 1

@@ -29,9 +29,8 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register_sync import RegisterSync
 from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime import certificates
-from edge_fl_devices.runtime.certificates import Renewal, enrol
+from edge_fl_devices.runtime.certificates import CertificateExpiry, Renewal, enrol
 from edge_fl_devices.runtime.connector import connector, own_connector
-from edge_fl_devices.runtime.run_device import CertificateExpiry
 
 pytestmark = pytest.mark.broker
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,9 +18,12 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.install import canary
 from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.storage.slots import Installed
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from tests.devices.deadly import deadly
 from tests.devices.images import X, Y
@@ -52,20 +55,22 @@ def picture(folder: Path, number: int) -> None:
     Image.fromarray(X[number, 0]).save(path)
 
 
-def device(site: Site, children: Children, pictures: int = 8) -> Device:
+def device(
+    site: Site, children: Children, pictures: int = 8, check: Callable[[Installed], None] = canary.require
+) -> Device:
     """A head-only device that computes features and fits in children, as a real one does."""
     for number in range(pictures):
         picture(site.folder, number)
     config = DeviceConfig("pi-01", str(site.folder / "images"), folder=str(site.home))
-    worker = HeadWorker(
+    worker = head_worker(
         "pi-01",
         Store(site.home),
+        FitSettings("nearest", cross_validate_below=100),
         loader=ChildFeatureLoader(config, children),
         fitter=ChildFitter(),
-        runtime=runtime(),
-        kind="nearest",
+        runtime=runtime,
         limits=FEW,
-        cross_validate_below=100,
+        check=check,
     )
     return start(
         "pi-01", TOPICS, Capability("head", "x86_64", "3.12", samples=8), worker, limits=FEW, fetching=FAST
@@ -110,8 +115,7 @@ def test_an_agent_whose_child_always_ends_by_sigill_stays_up_says_why_and_works_
     site: Site, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaths = deadly(tmp_path / "site", monkeypatch, "-", "SIGILL", times=100, when="onnxruntime")
-    agent = device(site, children)
-    monkeypatch.setattr(agent.worker, "check", lambda installed: None)  # the canary would say it first
+    agent = device(site, children, check=lambda installed: None)  # the canary would say it first
     with running(agent, connect=site.connect) as runner:
         manifest = site.publish()
         site.serve(manifest)

@@ -16,6 +16,7 @@ from edge_fl.errors import KilledError
 from edge_fl.fleet.settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
+from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.state import LIMITS, AgentState
 from edge_fl_devices.agent.step import step
 from edge_fl_devices.board.health import CALM_S, Readings
@@ -31,12 +32,18 @@ from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
-from edge_fl_devices.workers.worker import Worker
+from edge_fl_devices.workers.worker import Material, Worker
 from tests.devices.agent.agents import TOPICS
 from tests.devices.images import X, picture
 
 UNLIMITED, WELL = Budget(), Readings()
+
+
+class Idle(Worker):
+    """A worker without work."""
+
+    def perform(self, job: Job, material: Material) -> events.Event:
+        raise AssertionError(job)
 
 
 @dataclass
@@ -54,9 +61,7 @@ class Board:
 
     def __post_init__(self) -> None:
         can = Capability(self.tier, "test", "3", max_opset=9, notes=["full: torch", "measured"])  # type: ignore[arg-type]
-        worker = HeadWorker.__new__(HeadWorker)
-        Worker.__init__(worker, "pi-01", Store(self.home))
-        self.device = Device(AgentState("pi-01", "boot", TOPICS, can), worker)
+        self.device = Device(AgentState("pi-01", "boot", TOPICS, can), Idle("pi-01", Store(self.home)))
         config = DeviceConfig(
             "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
         )

@@ -239,7 +239,7 @@ def test_many_devices_share_one_runner(local: Site) -> None:
         for name in ids:
             server.ack(name, server.wait_for(name, "rpt").id)
         eventually(lambda: all(device.is_quiet and device.state.release == 1 for device in devices))
-    assert not never.is_quiet and {device.acknowledged["accepted"] for device in devices} == {1}
+    assert not never.is_quiet and {device.reporting.acknowledged["accepted"] for device in devices} == {1}
 
 
 def test_a_device_reports_a_server_of_another_protocol(local: Site) -> None:

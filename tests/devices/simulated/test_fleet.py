@@ -243,5 +243,5 @@ def test_the_result_of_a_device_keeps_the_reason_of_its_last_failed_report(
 ) -> None:
     device = DeviceFactory(config(tmp_path), ChildFitter(), FullWorker)(names(6)[0])
     assert device_result(device).why == ""
-    device.reports["personal"] = Report("r1", "personal", "b1", 9, error="rejected")
+    device.reporting.last["personal"] = Report("r1", "personal", "b1", 9, error="rejected")
     assert device_result(device).why == "rejected"

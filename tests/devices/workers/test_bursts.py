@@ -25,7 +25,8 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Installed, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.labelling.session import View
 from tests.devices import bursts
@@ -51,15 +52,13 @@ def fitted(tmp_path: Path, scenes: int, count: int, **changes: object) -> Fitted
     config = device(tmp_path, **changes)
     bursts.write(tmp_path / "images", scenes, count)
     home = Path(config.folder)
-    worker = HeadWorker(
+    worker = head_worker(
         "pi",
         Store(home),
+        FitSettings("cosine", calibrate=True, cross_validate_below=config.cross_validate_below),
         loader=LocalFeatureLoader(streamer(config), home),
         fitter=fit_here,
-        runtime=runtime(),
-        kind="cosine",
-        calibrate=True,
-        cross_validate_below=config.cross_validate_below,
+        runtime=runtime,
     )
     worker.boot()
     worker.perform(Fit(Assignment(0, "serve", id="own-1", release=1), "boot", 0), {})

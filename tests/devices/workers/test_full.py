@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.blob import describe
+from edge_fl.blob import describe, digest
 from edge_fl.config import (
     CompressionConfig,
     MethodConfig,
@@ -39,8 +39,9 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_devices.workers.worker import attempt
 from tests.devices.scripted import TOPICS, ScriptedServer, running
@@ -87,7 +88,7 @@ def assign(mode: Any, round: int, down: bytes, attempt: int = 0) -> Assignment:
 
 
 def perform(worker: FullWorker, assignment: Assignment, spec: MethodSpec, down: bytes) -> Finished:
-    done = worker.perform(Train(assignment, spec, "boot-1", 5), down)
+    done = worker.perform(Train(assignment, spec, "boot-1", 5), {digest(down): down})
     assert isinstance(done, Finished)
     return done
 
@@ -159,7 +160,9 @@ def test_a_device_with_an_exhausted_budget_trains_no_more_in_any_process_run_or_
         spent.append(report.metrics[EPSILON])
     assert spent == pytest.approx([epsilon(n * cost(spec.privacy), 1e-5) for n in (1, 2)], rel=1e-6)
     assignment = replace(assign("train", 1, payload, 2), run_id="another", id="another-1-0")
-    failed = attempt(partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), payload))
+    failed = attempt(
+        partial(worker(tmp_path).perform, Train(assignment, spec, "b", 0), {digest(payload): payload})
+    )
     assert isinstance(failed, Failed) and failed.reason is Failure.BUDGET_EXHAUSTED
     assert not Store(tmp_path).blob(assignment.id)
     evaluated = perform(worker(tmp_path), assign("evaluate", 1, payload, 3), spec, payload).report
@@ -187,7 +190,11 @@ def test_the_owner_s_limit_holds_whatever_the_run_allows(tmp_path: Path) -> None
 
     def tried(spec: MethodSpec, epsilon: float) -> Any:
         limited = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, epsilon=epsilon)
-        return attempt(partial(limited.perform, Train(assign("train", 1, payload), spec, "b", 0), payload))
+        return attempt(
+            partial(
+                limited.perform, Train(assign("train", 1, payload), spec, "b", 0), {digest(payload): payload}
+            )
+        )
 
     assert tried(spec, 5.0).reason == Failure.BUDGET_EXHAUSTED  # one update spends 10
     assert isinstance(tried(spec, 11.0), Finished)
@@ -201,7 +208,11 @@ def test_an_unreadable_privacy_file_does_not_count_as_zero(torn: bytes, tmp_path
     perform(worker(tmp_path), assign("train", 1, payload), spec, payload)
     (tmp_path / "privacy.safetensors").write_bytes(torn)
     failed = attempt(
-        partial(worker(tmp_path).perform, Train(assign("train", 2, payload), spec, "b", 0), payload)
+        partial(
+            worker(tmp_path).perform,
+            Train(assign("train", 2, payload), spec, "b", 0),
+            {digest(payload): payload},
+        )
     )
     assert isinstance(failed, Failed) and failed.reason == Failure.BUDGET_EXHAUSTED
     assert "privacy.safetensors: the epsilon spent by this device cannot be read" in failed.detail
@@ -301,15 +312,26 @@ def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(tmp_pat
 
 def test_a_full_device_trains_and_fits_heads_and_a_head_only_one_does_not_train(tmp_path: Path) -> None:
     loader = LocalFeatureLoader(lambda classes, input: DATA, tmp_path)
-    store, runtime = Store(tmp_path), Runtime("1.20", 21)
-    head = HeadWorker("pi-01", store, loader=loader, fitter=fit_here, runtime=runtime, kind="nearest")
+    store = Store(tmp_path)
+    head, both = (
+        head_worker(
+            "pi-01",
+            store,
+            FitSettings("nearest"),
+            loader=loader,
+            fitter=fit_here,
+            runtime=lambda: Runtime("1.20", 21),
+            train=train,
+        )
+        for train in (None, worker(tmp_path).perform)
+    )
     spec = spec_for("fedavg")
     down = pack(tree.to_arrays(steps.broadcast(build_method(spec), steps.start(build_method(spec)), "pi-01")))
     job = Train(assign("train", 1, down), spec, "boot-1", 0)
-    assert head.perform(job, down) == Failed(Failure.UNSUPPORTED_TIER)
-    head.full = worker(tmp_path)
-    assert isinstance(head.perform(job, down), Finished)
-    fitted = head.perform(Fit(assign("serve", 1, down), "boot-1", 0), None)
+    fetched = {digest(down): down}
+    assert head.perform(job, fetched) == Failed(Failure.UNSUPPORTED_TIER)
+    assert isinstance(both.perform(job, fetched), Finished)
+    fitted = both.perform(Fit(assign("serve", 1, down), "boot-1", 0), None)
     assert (
         isinstance(fitted, Failed) and fitted.reason == "incomplete"
     )  # its own job: no release is installed

@@ -22,10 +22,11 @@ from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet,
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.runtime.device import Device, start
-from edge_fl_devices.serving.comparison import is_worse
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.head import HeadWorker
+from edge_fl_devices.workers.comparison import is_worse
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
@@ -59,14 +60,13 @@ def guarded(
     folder: Path, fitter: Counting, holding: list[ClientData], kind: str = "nearest", below: int = 0
 ) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: holding[0], folder)
-    worker = HeadWorker(
+    worker = head_worker(
         "pi-01",
         Store(folder),
+        FitSettings(kind, cross_validate_below=below),
         loader=loader,
         fitter=fitter,
-        runtime=runtime(),
-        kind=kind,
-        cross_validate_below=below,
+        runtime=runtime,
         guard=True,
         check=lambda installed: None,
         limits=QUICK,

@@ -1,0 +1,126 @@
+"""What one device fetches at a time: one blob, when it is the device's turn, and the signed metadata at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from edge_fl.blob import Blob
+from edge_fl.wire.messages import Echo
+from edge_fl.wire.topics import Topics
+from edge_fl_devices.agent.effects import Effect
+from edge_fl_devices.agent.events import Failed, Fetched
+from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch, Sink
+
+
+class Fetching:
+    """The fetches of one device. All but `carry_out` run on one thread.
+
+    request_turn: asks for a call of `begin`; end_turn: ends it, once for every request. carry_out: subscribes and publishes.
+    fetched: takes the outcome of a blob. looked_up: takes the number of a release (0: none) and the outcome of a fetch of the signed
+    metadata for it.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        topics: Topics,
+        limits: FetchLimits,
+        request_turn: Callable[[], None],
+        end_turn: Callable[[], None],
+        carry_out: Callable[[Iterable[Effect]], None],
+        fetched: Callable[[Fetched | Failed], None],
+        looked_up: Callable[[int, dict[str, bytes] | Failed], None],
+    ) -> None:
+        self.download: Download | None = None
+        self.metadata: MetadataFetch | None = None
+        self._device, self._topics, self._limits = device, topics, limits
+        self._request_turn, self._end_turn, self._carry_out = request_turn, end_turn, carry_out
+        self._fetched, self._looked_up = fetched, looked_up
+
+    @property
+    def wake_s(self) -> float:
+        """When the next tick is due."""
+        return min((each.wake_s for each in self._all), default=math.inf)
+
+    @property
+    def _all(self) -> list[Download | MetadataFetch]:
+        return [each for each in (self.download, self.metadata) if each]
+
+    def fetch(self, blob: Blob, sink: Sink) -> None:
+        """Fetch the missing chunks of a blob once it is the device's turn."""
+        self.download = Download(blob, sink, self._device, self._topics, self._limits)
+        self._request_turn()
+
+    def look_up(self, release: int, now_s: float) -> None:
+        """Fetch the signed metadata for a release; 0: for the keys that they name."""
+        self.metadata = MetadataFetch(release, self._device, self._topics, self._limits)
+        self._carry_out(self.metadata.begin(now_s))
+
+    def begin(self, now_s: float) -> None:
+        """It is the device's turn; a fetch that was cancelled meanwhile gives it back."""
+        if self.download and not self.download.begun:
+            self._advance(self.download, self.download.begin(now_s))
+        else:
+            self._end_turn()
+
+    def cancel(self) -> None:
+        """Cancel the fetch of a blob."""
+        if self.download:
+            self._carry_out(self.download.cancel() if self.download.begun else ())
+            self._end_download(self.download)
+
+    def abandon(self) -> None:
+        """Give the turn back after the connection was cut for good."""
+        if self.download and self.download.begun:
+            self._end_turn()
+
+    def resume(self, now_s: float) -> None:
+        """Subscribe again after a reconnect."""
+        for each in self._all:
+            self._carry_out(each.begin(now_s) if each.begun else ())
+
+    def pause(self) -> None:
+        """Wait for the next connection: time without one does not count."""
+        for each in self._all:
+            each.wake_s = math.inf
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        if self.download:
+            self._advance(self.download, self.download.tick(now_s))
+        if self.metadata:
+            self._advance_metadata(self.metadata, now_s)
+
+    def chunk(self, sha256: str, index: int, payload: bytes, now_s: float) -> None:
+        """Take a chunk, of whatever blob."""
+        if self.download and self.download.blob.sha256 == sha256 and payload:
+            self._advance(self.download, self.download.chunk(index, payload, now_s))
+
+    def file(self, name: str, payload: bytes, now_s: float) -> None:
+        """Take a file of the signed metadata."""
+        if self.metadata:
+            self.metadata.file(name, payload, now_s)
+
+    def echo(self, echo: Echo, now_s: float) -> None:
+        """Take an echo: all that was retained has arrived."""
+        if self.metadata:
+            self.metadata.echo(echo, now_s)
+            self._advance_metadata(self.metadata, now_s)
+
+    def _advance(self, download: Download, requested: Iterable[Effect]) -> None:
+        self._carry_out(requested)
+        if download.outcome:
+            self._end_download(download)
+            self._fetched(download.outcome)
+
+    def _end_download(self, download: Download) -> None:
+        self.download = None
+        if download.begun:
+            self._end_turn()
+
+    def _advance_metadata(self, fetch: MetadataFetch, now_s: float) -> None:
+        self._carry_out(fetch.tick(now_s))
+        if fetch.outcome is not None:
+            self.metadata = None
+            self._looked_up(fetch.release, fetch.outcome)

@@ -1,0 +1,140 @@
+"""Compare a new model with the served one on the same held-out images, and measure both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl import metrics
+from edge_fl.data import groups as grouping
+from edge_fl.data.groups import Groups
+from edge_fl.heads import Head
+from edge_fl.heads.auto import Choice
+from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet
+from edge_fl_devices.serving.served_model import ServedModel
+from edge_fl_devices.workers.fits import Fits, Inputs
+
+Answers = NDArray[np.bool_]
+BEFORE = (metrics.PERSONAL_BEFORE, metrics.PERSONAL_VALIDATION_BEFORE)
+AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
+
+    `old` is the head that was compared with the new one, unless by cross-validation.
+    """
+
+    lost: int = 0
+    gained: int = 0
+    worse: bool = False
+    old: Head | None = None
+
+
+def compare(fits: Fits, choice: Choice, inputs: Inputs) -> Comparison:
+    """Compare the new model with the served one on images that neither was fitted on."""
+    served, features = inputs.served, inputs.served_features
+    if served is None or features is None:
+        return Comparison()
+    if inputs.pooled:
+        lost, gained = _compare_out_of_fold(fits, choice, inputs, served, features.pool)
+        return Comparison(lost, gained, is_significant(lost, gained))
+    old, new = served.stored.head, choice.head
+    if served.installed.manifest.input != inputs.manifest.input:
+        old = fits.fit_as_served(served, inputs, features.train).head
+    lost, gained = disagreements(old, features.test, new, inputs.features.test)
+    return Comparison(lost, gained, is_worse(old, features, new, inputs.features), old)
+
+
+def _compare_out_of_fold(
+    fits: Fits, choice: Choice, inputs: Inputs, served: ServedModel, old: FeatureSet
+) -> tuple[int, int]:
+    """Cross-validate a head as on the served release too, on the same images and folds; return losses and gains."""
+    before, now = served.installed.manifest, inputs.manifest
+    same = (before.extractor, before.extras, before.heads) == (now.extractor, now.extras, now.heads)
+    if same or len(old) != len(inputs.fitted):
+        return 0, 0
+    right = fits.fit_as_served(served, inputs, old).calibration.right
+    right_now = choice.calibration.right
+    if len(right) != len(right_now):
+        return 0, 0
+    return changed(right, right_now, choice.calibration.groups)
+
+
+def measure(choice: Choice, inputs: Inputs, compared: Comparison) -> dict[str, float]:
+    """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one."""
+    features, old, old_features = inputs.features, inputs.served, inputs.served_features
+    calibrations = (old.stored.calibration if old else None, choice.calibration)
+    sizes = {
+        metrics.TEST_SAMPLES: float(choice.calibration.scenes if inputs.pooled else features.test.scenes),
+        metrics.VALIDATION_SAMPLES: float(0 if inputs.pooled else features.validation.scenes),
+    }
+    numbers = {**sizes, metrics.LATENCY_AFTER: features.latency_ms}
+    if inputs.pooled:
+        numbers |= {
+            name: calibration.accuracy
+            for name, calibration in zip((BEFORE[0], AFTER[0]), calibrations, strict=True)
+            if calibration and len(calibration.right)
+        }
+    else:
+        numbers |= _accuracies(choice.head, features, AFTER)
+    if old is None or old_features is None:
+        return numbers
+    if compared.old:
+        numbers |= _accuracies(compared.old, old_features, BEFORE)
+    return {
+        **numbers,
+        metrics.LATENCY_BEFORE: old_features.latency_ms,
+        metrics.TEST_LOST: float(compared.lost),
+        metrics.TEST_GAINED: float(compared.gained),
+    }
+
+
+def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) -> dict[str, float]:
+    """Accuracies on the test and validation sets that have samples."""
+    sets = zip(names, (features.test, features.validation), strict=True)
+    return {
+        name: grouping.mean(head.predict(data.z) == data.y, data.groups) for name, data in sets if len(data)
+    }
+
+
+def is_worse(old: Head, old_features: ClientFeatures, new: Head, new_features: ClientFeatures) -> bool:
+    """Whether the new model is significantly worse on the held-out images.
+
+    Held out are the validation images, or the test images without a validation set. With `lost` groups of images of which only the old
+    model classifies more correctly and `won` of which the new one does, the new one is worse if lost - won > sqrt(lost + won): one standard
+    deviation for two equally good models (McNemar's test), so a single image, or the frames of a single scene, never decide.
+    """
+    return is_significant(*disagreements(old, held_out(old_features), new, held_out(new_features)))
+
+
+def is_significant(lost: int, won: int) -> bool:
+    """Whether more groups were lost than won, by more than one standard deviation."""
+    return lost > won and (lost - won) ** 2 > lost + won
+
+
+def disagreements(
+    old: Head, old_features: FeatureSet, new: Head, new_features: FeatureSet
+) -> tuple[int, int]:
+    """Count the groups of which the old model classifies more images correctly, and those of which the new one does."""
+    if not len(new_features):
+        return 0, 0
+    old_right = old.predict(old_features.z) == old_features.y
+    new_right = new.predict(new_features.z) == new_features.y
+    return changed(old_right, new_right, new_features.groups)
+
+
+def changed(old_right: Answers, new_right: Answers, groups: Groups) -> tuple[int, int]:
+    """Count the groups lost and won by which images [n] were classified correctly; an image that is alone is a group."""
+    gains = np.bincount(
+        grouping.numbers(groups, len(new_right)), new_right.astype(np.int64) - old_right.astype(np.int64)
+    )
+    return int((gains < 0).sum()), int((gains > 0).sum())
+
+
+def held_out(features: ClientFeatures) -> FeatureSet:
+    """Return the validation set, or the test set where validation is empty."""
+    return features.validation if len(features.validation) else features.test

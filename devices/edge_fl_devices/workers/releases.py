@@ -1,0 +1,92 @@
+"""The releases of a head-only device: looked up in the signed metadata, fetched, tested and installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from edge_fl import metrics
+from edge_fl.failures import Failure
+from edge_fl.release.manifest import Manifest, Precision, blobs, paths
+from edge_fl_devices.agent.effects import Install, Refresh
+from edge_fl_devices.agent.events import Event, Failed, Refreshed
+from edge_fl_devices.agent.events import Installed as InstallationDone
+from edge_fl_devices.data import record
+from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
+from edge_fl_devices.install.mirror import Mirror
+from edge_fl_devices.install.precision import PrecisionLimits, choose
+from edge_fl_devices.install.trust import Trust
+from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.worker import Material
+
+
+@dataclass(frozen=True, eq=False)
+class Releases:
+    """trust: verifies the metadata. runtime: the board's onnxruntime as last measured. check: the canary. mirror: asked first."""
+
+    store: Store
+    slots: Slots
+    trust: Trust
+    runtime: Callable[[], Runtime]
+    check: Callable[[Installed], None]
+    precision: PrecisionLimits
+    mirror: Mirror | None = None
+
+    def boot(self) -> int:
+        """Clean up once per process start; report new crash loops; return the release that is served, or 0."""
+        blocked = self.slots.blocked
+        self.slots.boot()
+        for release in self.slots.blocked.keys() - blocked.keys():
+            self._report_crash_loop(release)
+        served = serving(self.store, self.slots)
+        return served.stored.release if served else 0
+
+    def refresh(self, job: Refresh, material: Material) -> Event:
+        """Verify the signed metadata, given by file, and prepare the download of the release."""
+        manifests = self.trust.refresh((material or {}).__getitem__)
+        manifest = next((signed for signed in manifests if signed.release == job.release), None)
+        if manifest is None:
+            known = ", ".join(str(signed.release) for signed in manifests)
+            return Failed(
+                Failure.MISSING, detail=f"release {job.release} is not among the signed ones ({known})"
+            )
+        manifest = manifest.chosen(self._choose_precision(manifest))
+        current = self.slots.current()
+        if current and current.manifest == manifest:
+            return Refreshed(manifest, installed=True)
+        require_runnable(manifest, self.runtime())
+        self.slots.prepare(manifest)
+        transferred = self._fetch_from_mirror(manifest)
+        missing = tuple(blob for blob in blobs(manifest) if self.slots.sink(blob).missing)
+        return Refreshed(manifest, missing, bytes=transferred)
+
+    def install(self, job: Install, material: Material) -> Event:
+        """Run the canary and make the release the current one."""
+        with record.noting_deaths(self.store.folder):
+            self.slots.install(job.manifest, check=self.check)
+        return InstallationDone(job.manifest.release)
+
+    def _choose_precision(self, manifest: Manifest) -> Precision:
+        served = serving(self.store, self.slots)
+        if served is None:
+            return choose(manifest, self.precision, None, 0.0)
+        measured_ms = served.stored.parcel.report.metrics.get(metrics.LATENCY_AFTER, 0.0)
+        return choose(manifest, self.precision, served.installed.manifest, measured_ms)
+
+    def _fetch_from_mirror(self, manifest: Manifest) -> int:
+        """Fetch what the owner's web server, if any, has of the release; return the bytes transferred."""
+        if self.mirror is None:
+            return 0
+        files = paths(manifest).items()
+        return sum(self.mirror.fetch(path, blob, self.slots.sink(blob)) for path, blob in files)
+
+    def _report_crash_loop(self, release: int) -> None:
+        """Turn the unsent reports on a release into reports of its crash loop."""
+        for parcel in self.store.outbox():
+            if parcel.report.release == release:
+                report = replace(parcel.report, error=Failure.CRASH_LOOP, metrics={}, head="", extractor="")
+                self.store.keep(replace(parcel, report=report))
