@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import RoundResult, RunHooks
 
 
@@ -12,5 +12,5 @@ class RoundsSeen(RunHooks):
     def __init__(self) -> None:
         self.results: list[RoundResult] = []
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, fleet: Clients) -> None:
         self.results.append(result)

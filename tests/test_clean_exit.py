@@ -85,7 +85,7 @@ def test_a_comparison_in_parallel_leaves_nothing(number: signal.Signals, tmp_pat
 
 @pytest.mark.broker
 @pytest.mark.parametrize("number", [pytest.param(TERM, marks=LATER), KILL])
-def test_a_simulated_fleet_leaves_nothing(
+def test_a_simulated_clients_leaves_nothing(
     number: signal.Signals, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
     fleet = ["fleet", "up", "--head", "2", "--full", "1", "--fleet", f"end-{number.name.lower()}", "--watch"]

@@ -30,7 +30,7 @@ from edge_fl.learn.tree import Params, Parts, parameters, to_device
 from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import BatchNorm, Method
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks, merged
 from edge_fl_server.training.study import Study
 
@@ -53,19 +53,19 @@ class NewcomersHook(RunHooks):
     def __init__(self, study: Study, device: str) -> None:
         self._study, self._device = study, device
 
-    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+    def measure(self, result: FinalResult, clients: Clients) -> Reports:
         recipe, unseen, device = self._study.recipe, self._study.unseen_data(), self._device
         if recipe.source != "simulated":
             return {}
         method, shared = result.method, result.shared
         samples = {id: len(data.train) for id, data in self._study.data().items() if id in result.trained}
-        model = newcomers_model(method, shared, fleet.personal_state(), samples)
+        model = newcomers_model(method, shared, clients.personal_state(), samples)
         reports: Reports = meet(model, unseen, device) if model else {}
         if epochs := recipe.data.unseen_epochs:
             kind = recipe.method.batch_size, recipe.seed, device
-            clients = [Client(id, data, len(self._study.spec.classes), *kind) for id, data in unseen.items()]
-            own = fleet.personal_state()
-            reports = merged(reports, fine_tuned(method, shared, own, samples, clients, epochs))
+            new = [Client(id, data, len(self._study.spec.classes), *kind) for id, data in unseen.items()]
+            own = clients.personal_state()
+            reports = merged(reports, fine_tuned(method, shared, own, samples, new, epochs))
         return reports
 
 

@@ -23,12 +23,12 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
 from edge_fl_server.training.engines import folders, processes, schedule
 from edge_fl_server.training.engines.personal import PersonalParts
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.simulated import SimulatedFleet, in_process, with_epochs
-from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Step
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SimulatedClients, in_process, with_epochs
+from edge_fl_server.training.engines.vector import VectorClients
 
 QUEUED_PER_WORKER = 2  # chunks
 RETRIES = 3  # per chunk, if its worker dies
@@ -40,13 +40,13 @@ USER_HOME = "EDGE_FL_HOME"  # environment variable of a worker: the user's home
 Arrays = dict[str, dict[str, np.ndarray]]
 
 
-def build(store: ClientStore, method: Method) -> RayFleet:
-    """Build the fleet of the engine "ray", an entry point of `edge_fl.engines`."""
-    fleet: RayFleet = in_process(RayFleet, store, method)
-    return fleet
+def build(store: ClientStore, method: Method) -> RayClients:
+    """Build the clients of the engine "ray", an entry point of `edge_fl.engines`."""
+    clients: RayClients = in_process(RayClients, store, method)
+    return clients
 
 
-class RayFleet(SimulatedFleet):
+class RayClients(SimulatedClients):
     """The clients of a store on a Ray cluster; `workers` to start if there is no cluster yet (0: one per core)."""
 
     engine = "ray"
@@ -103,19 +103,23 @@ def work(
 
     if home := os.environ.get(USER_HOME):
         os.environ["HOME"] = home
-    store, method, fleet = _run(placed[0])
-    fleet.restore((id, from_arrays(own)) for id, _, own in chunk)
+    store, method, clients = _run(placed[0])
+    clients.restore((id, from_arrays(own)) for id, _, own in chunk)
     downs = {id: to_device(from_arrays(ray.get(down)), store.device) for id, down, _ in chunk}
     results = []
-    for update in fleet.each(step, round, with_epochs(method.at(max(round, 1)), epochs), downs):
-        id, parts, own = update.client, to_arrays(update.parts), to_arrays(fleet.personal.get(update.client))
+    for update in clients.each(step, round, with_epochs(method.at(max(round, 1)), epochs), downs):
+        id, parts, own = (
+            update.client,
+            to_arrays(update.parts),
+            to_arrays(clients.personal.get(update.client)),
+        )
         results.append((id, update.samples, parts, update.metrics, own))
-        fleet.personal.put(id, {})  # now at the server
+        clients.personal.put(id, {})  # now at the server
     return results
 
 
 @lru_cache(maxsize=1)
-def _run(placed: Any) -> tuple[ClientStore, Method, SequentialFleet | VectorFleet]:
+def _run(placed: Any) -> tuple[ClientStore, Method, SequentialClients | VectorClients]:
     """Data and method of a run; a process caches those of its last run."""
     import ray
     import torch
@@ -124,9 +128,9 @@ def _run(placed: Any) -> tuple[ClientStore, Method, SequentialFleet | VectorFlee
     method = build_method(store.settings.spec)
     method.net.to(store.device)
     if store.device == "cuda":
-        return store, method, VectorFleet(store, method)
+        return store, method, VectorClients(store, method)
     torch.set_num_threads(1)
-    return store, method, SequentialFleet(store, method)
+    return store, method, SequentialClients(store, method)
 
 
 class _PutOnce:

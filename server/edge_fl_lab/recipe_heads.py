@@ -12,7 +12,7 @@ from edge_fl.heads.plan import PLAIN
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl_lab import newcomers
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks
 from edge_fl_server.training.study import Study
 
@@ -25,7 +25,7 @@ class HeadsHook(RunHooks):
     def __init__(self, study: Study, device: str) -> None:
         self._study, self._device = study, device
 
-    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+    def measure(self, result: FinalResult, clients: Clients) -> Reports:
         recipe, data = self._study.recipe, self._study.data()
         return fitted(recipe.heads, result.method, result.shared, data, recipe.seed, self._device)
 

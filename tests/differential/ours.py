@@ -18,7 +18,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds, study
 from edge_fl_server.training.rounds import Plan
@@ -82,7 +82,7 @@ class Ours:
         return {**shared, **steps.start_own(self.method, client)}
 
     def hits(self) -> Hits:
-        fleet, found = simulated_fleet(self._setup), []
+        fleet, found = simulated_clients(self._setup), []
         for result in rounds.run(self.method, fleet, Plan.of(RECIPE, self.method)):
             own = dict(fleet.personal_state())
             each = [self._hits(id, data, result.shared, own[id]) for id, data in self.data.items()]

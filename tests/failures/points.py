@@ -23,8 +23,8 @@ class Point:
 
 
 SERVER = {
-    "round announced": Point("edge_fl_server.mqtt.fleet:MqttFleet._announce_round", late=True),
-    "broadcast on the broker": Point("edge_fl_server.mqtt.fleet:SharedBlobs.send", late=True),
+    "round announced": Point("edge_fl_server.mqtt.device_clients:DeviceClients._announce_round", late=True),
+    "broadcast on the broker": Point("edge_fl_server.mqtt.device_clients:SharedBlobs.send", late=True),
     "one device assigned": Point("edge_fl_server.mqtt.devices.assignments:Assignments.assign", late=True),
     "report validated, not yet stored": Point("edge_fl_server.mqtt.journal:Journal.accept"),
     "report stored, not yet acknowledged": Point("edge_fl_server.mqtt.journal:Journal.accept", late=True),

@@ -28,7 +28,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.failures.points import POINTS, located
 from tests.failures.proxy import Proxy
@@ -131,7 +131,7 @@ def test_row_08_stale_future_and_unknown_reports_are_rejected_with_a_reason(real
     assert bench.eventually(
         lambda: {(one.run, one.round) for one in reports.rejections_of(db, "main")} == expected
     )
-    alone = SequentialFleet({"d1": bench.client("d1")}, method)
+    alone = SequentialClients({"d1": bench.client("d1")}, method)
     *_, theirs = rounds.run(method, alone, Plan(2, seed=1))
     assert same(next(ours).shared, theirs.shared)
 

@@ -24,7 +24,7 @@ from edge_fl.methods import find
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RunHooks
 
 FOLDER = Path(__file__).parent
@@ -72,7 +72,7 @@ def record(name: str) -> Numbers:
     found: Numbers = {}
 
     class Digests(RunHooks):
-        def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+        def after_final(self, result: FinalResult, fleet: Clients) -> None:
             found["shared"] = digest([result.shared])
             found["personal"] = digest([own for _, own in fleet.personal_state()])
 

@@ -18,9 +18,9 @@ import pytest
 from edge_fl import TELEMETRY_OFF
 from edge_fl.config import ModelConfig
 from edge_fl.methods import build_method
-from edge_fl_lab.ray import RayFleet
+from edge_fl_lab.ray import RayClients
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from tests.leftovers import ROOT, running
 from tests.network import allowed, recorded_network
 from tests.server.training.engines.test_engines import difference, outcome, pooled, store
@@ -97,8 +97,8 @@ def two_nodes() -> Iterator[Any]:
         cluster.shutdown()
 
 
-def spread(at: ClientStore) -> Fleet:
-    return RayFleet(at, build_method(at.settings.spec))
+def spread(at: ClientStore) -> Clients:
+    return RayClients(at, build_method(at.settings.spec))
 
 
 def test_two_nodes_train_a_cohort_with_the_results_of_the_pool(two_nodes: Any, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
-from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import RoundResult, RunHooks
 
 SMALL = ["data.clients=4", "data.fraction=0.2", "rounds=4", "model.options={feature_dim=8, width=4}"]
@@ -61,7 +61,7 @@ cli.main({["simulate", *(argument for setting in SMALL for argument in ("--set",
 class Interrupt(RunHooks):
     """Ends a run after round 2, as Ctrl-C does."""
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, fleet: Clients) -> None:
         if result.round == 2:
             raise KeyboardInterrupt
 

@@ -22,7 +22,7 @@ from edge_fl_server.recipes.recipe import Recipe, ReleaseConfig
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.training import rounds
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of
 from tests.sample import sample
@@ -63,7 +63,7 @@ def simulated(recipe: Recipe) -> dict[str, dict[str, float]]:
     spec = studies.method_spec(recipe, dataset.input, dataset.classes)
     method, batch_size = build_method(spec), spec.method.batch_size
     clients = {id: Client(id, data_of(id), len(spec.classes), batch_size, spec.seed) for id in FULL}
-    fleet = SequentialFleet(clients, method)
+    fleet = SequentialClients(clients, method)
     (result,) = rounds.run(method, fleet, Plan.of(recipe, method))
     _, final = rounds.final_personalisation(method.at(1), fleet, result.shared, 1)
     return {id: {**result.metrics.get(id, {}), **final[id]} for id in FULL}

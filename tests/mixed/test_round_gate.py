@@ -28,8 +28,8 @@ from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.fleet import Downs, Step
+from edge_fl_server.training.clients import Downs, Step
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.gate import SMALLEST_PANEL
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of
@@ -60,7 +60,7 @@ class PoisoningWorker(FullWorker):
         return (poisoned(update) if bad else update), own
 
 
-class PoisonedFleet(SequentialFleet):
+class PoisonedClients(SequentialClients):
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         for update in super().each(step, round, method, downs):
             bad = step == "train" and round >= FROM and update.client == BAD
@@ -85,7 +85,7 @@ def simulated(recipe: Recipe) -> list[rounds.RoundResult]:
     spec = spec_of(recipe)
     method = build_method(spec)
     clients = {id: Client(id, data_of(id), 3, spec.method.batch_size, spec.seed) for id in EIGHT}
-    return list(rounds.run(method, PoisonedFleet(clients, method), Plan.of(recipe, method)))
+    return list(rounds.run(method, PoisonedClients(clients, method), Plan.of(recipe, method)))
 
 
 @pytest.mark.broker

@@ -26,12 +26,11 @@ from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_server.mqtt import fleet as fleets
-from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt import device_clients, reader
 from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
 from edge_fl_server.mqtt.devices.assignments import Assignments
 from edge_fl_server.mqtt.devices.roster import Roster
-from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import Server
@@ -129,9 +128,9 @@ class Bench(Stage):
     def assignments(self) -> Assignments:
         return self.server.assignments
 
-    def fleet(self, spec: MethodSpec, **limits: float) -> MqttFleet:
+    def fleet(self, spec: MethodSpec, **limits: float) -> DeviceClients:
         limits = {"deadline_s": WAIT_S, "lost_s": 0.3, **limits}
-        return MqttFleet(self.server, "t1", spec, FleetLimits(**limits))
+        return DeviceClients(self.server, "t1", spec, DeviceLimits(**limits))
 
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=WAIT_S)
@@ -150,7 +149,7 @@ class RoundClock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> RoundClock:
     clock = RoundClock()
-    monkeypatch.setattr(fleets, "time", clock)
+    monkeypatch.setattr(device_clients, "time", clock)
     return clock
 
 

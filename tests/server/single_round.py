@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_fl.methods import build_method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
 
@@ -19,5 +19,5 @@ def one_round(bench, spec, *, shared=None, quorum=0.3, **limits):
 
 def simulated_round(bench, spec, ids):
     method = build_method(spec)
-    fleet = SequentialFleet({id: bench.client(id) for id in ids}, method)
+    fleet = SequentialClients({id: bench.client(id) for id in ids}, method)
     return next(rounds.run(method, fleet, Plan(1, seed=1)))

@@ -19,9 +19,9 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.vector import VectorClients
 
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20
 SPEC = MethodSpec(
@@ -39,8 +39,8 @@ def client(number: int) -> Client:
     return Client(f"c{number:03}", ClientData(some, some, some), 2, batch_size=2)
 
 
-def trained(fleet: Fleet, down: tree.Parts) -> dict[str, Update]:
-    downs = dict.fromkeys(fleet.clients(), down)
+def trained(fleet: Clients, down: tree.Parts) -> dict[str, Update]:
+    downs = dict.fromkeys(fleet.ids(), down)
     return {u.client: _summary(u) for u in fleet.train(1, build_method(SPEC), downs)}
 
 
@@ -57,11 +57,11 @@ def main() -> None:
     torch.set_num_threads(1)
     method, clients = build_method(SPEC), {c.id: c for c in map(client, range(CLIENTS))}
     down = steps.broadcast(method, steps.start(method), "")
-    expected = trained(SequentialFleet(clients, method), down)
+    expected = trained(SequentialClients(clients, method), down)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    fleet = VectorFleet(clients, method, chunk=CLIENTS)
+    fleet = VectorClients(clients, method, chunk=CLIENTS)
     found = trained(fleet, down)
     assert fleet.capacity.clients < CLIENTS, "it all fitted"
     for id, update in expected.items():

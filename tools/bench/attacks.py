@@ -29,12 +29,12 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
+from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan, RoundResult, RunHooks
 
 ROUNDS = 10
@@ -277,11 +277,11 @@ def poisoned(client: Client) -> Client:
     return replace(client, data=replace(client.data, train=replace(train, x=x, y=y)))
 
 
-class AttackedFleet(WrappedFleet):
+class AttackedClients(WrappedClients):
     """Simulated clients, some of which replace their updates; without an attack they send nothing."""
 
     def __init__(
-        self, fleet: Fleet, attack: Attack | None, attackers: Collection[ClientId], seed: int
+        self, fleet: Clients, attack: Attack | None, attackers: Collection[ClientId], seed: int
     ) -> None:
         super().__init__(fleet)
         self._attack, self._attackers = attack, attackers
@@ -291,9 +291,9 @@ class AttackedFleet(WrappedFleet):
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step != "train":
-            yield from self._fleet.each(step, round, method, downs)
+            yield from self._clients.each(step, round, method, downs)
             return
-        updates = list(self._fleet.each(step, round, method, downs))
+        updates = list(self._clients.each(step, round, method, downs))
         honest = [update for update in updates if update.client not in self._attackers]
         for update in updates:
             if update.client not in self._attackers:
@@ -320,7 +320,7 @@ class Protection(RunHooks):
         limit = round(self.recipe.validation.max_weight * median(min(u.samples, 10**9) for u in counted))
         return self.screen_.round((replace(u, samples=min(u.samples, limit)) for u in counted), shared)
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, fleet: Clients) -> None:
         if self.screen_ is None:
             return
         named = result.verdict.named if result.verdict else {}
@@ -393,14 +393,14 @@ class Fleets:
         """Run one fleet in which the first `attackers` clients of a random order attack, or without an attack send nothing."""
         recipe = self.recipe(seed)
         setup = setups.of_study(studies.prepare(recipe))
-        method, fleet = setup.method, simulated_fleet(setup)
-        order = [str(client) for client in np.random.default_rng(seed).permutation(sorted(fleet.clients()))]
+        method, fleet = setup.method, simulated_clients(setup)
+        order = [str(client) for client in np.random.default_rng(seed).permutation(sorted(fleet.ids()))]
         bad = order[:attackers]
         if attack == "backdoor":
-            assert isinstance(fleet, SequentialFleet)
-            clients = {id: fleet._clients[id] for id in fleet.clients()}
-            fleet = SequentialFleet({**clients, **{id: poisoned(clients[id]) for id in bad}}, method)
-        attacked = AttackedFleet(fleet, ATTACKS[attack] if attack else None, bad, seed) if bad else fleet
+            assert isinstance(fleet, SequentialClients)
+            clients = {id: fleet._clients[id] for id in fleet.ids()}
+            fleet = SequentialClients({**clients, **{id: poisoned(clients[id]) for id in bad}}, method)
+        attacked = AttackedClients(fleet, ATTACKS[attack] if attack else None, bad, seed) if bad else fleet
         screen = steps.screen(method, recipe.validation.max_norm) if defence.screened else None
         protection = Protection(recipe, screen)
         plan = replace(Plan.of(recipe, method), robust=defence.robust, panel=defence.panel)
@@ -417,8 +417,8 @@ class Fleets:
         return Outcome(accuracies, order, protection.dropped, protection.quarantined, backdoor)
 
 
-def _backdoor(method: Method, shared: Parts, fleet: Fleet, client: ClientId) -> float:
-    assert isinstance(fleet, SequentialFleet)
+def _backdoor(method: Method, shared: Parts, fleet: Clients, client: ClientId) -> float:
+    assert isinstance(fleet, SequentialClients)
     test = fleet._clients[client].data.test
     other = test.y != TARGET
     if not other.any():

@@ -15,10 +15,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training import arrival, rounds
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.choice import Effort
 from edge_fl_server.training.engines.processes import threads
-from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import Broadcasts, Plan
 from edge_fl_server.training.study import Study
 from tools.bench import plain, workloads
@@ -38,11 +38,11 @@ class Round:
         store = ClientStore.of(study, device)
         self.method = build_method(study.spec)
         self.method.net.to(device)
-        self.fleet: Fleet = choice.build(engine, store, self.method, Effort(LONG), lambda line: None)  # type: ignore[arg-type]
+        self.fleet: Clients = choice.build(engine, store, self.method, Effort(LONG), lambda line: None)  # type: ignore[arg-type]
         self._start, self._device = to_device(steps.start(self.method), device), device
 
     def __call__(self) -> Parts:
-        now, cohort = self.method.at(1), self.fleet.clients()
+        now, cohort = self.method.at(1), self.fleet.ids()
         updates = self.fleet.train(1, now, Broadcasts(now, self._start, cohort))
         shared = steps.aggregate(now, self._start, arrival.in_order(updates, cohort))
         settle(self._device)

@@ -33,8 +33,8 @@ from edge_fl_lab.compare import inputs
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines.processes import threads
-from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import FinalResult, RunHooks
 from edge_fl_server.training.study import Study
 
@@ -81,7 +81,7 @@ class _Measurements(RunHooks):
         self._study = study
         self.reports: dict[str, dict[str, float]] = {}
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+    def after_final(self, result: FinalResult, fleet: Clients) -> None:
         batch_size = self._study.recipe.method.batch_size
         for id, data in self._study.unseen_data().items():
             self.reports[id] = head_only(result, data, batch_size)

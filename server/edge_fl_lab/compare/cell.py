@@ -31,12 +31,12 @@ from edge_fl_lab.compare import inputs
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import Probe, probe
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.execute import execute, simulated_fleet
+from edge_fl_server.orchestrate.execute import execute, simulated_clients
 from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
+from edge_fl_server.training.clients import MEASURES, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines.processes import threads
-from edge_fl_server.training.fleet import MEASURES, Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.study import Study
 
@@ -150,9 +150,9 @@ def read_probe(key: str, folder: Path) -> Probe | None:
 
 def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
     setup = setups.of_study(study)
-    fleet = _TimedFleet(simulated_fleet(setup))
-    recorder = _CellRecorder(blank.key, folder, study, fleet)
-    outcome = execute(setup, fleet, recorder, watch)
+    clients = _TimedClients(simulated_clients(setup))
+    recorder = _CellRecorder(blank.key, folder, study, clients)
+    outcome = execute(setup, clients, recorder, watch)
     if outcome.exhausted:  # a cell with fewer rounds than the others is not comparable
         raise outcome.exhausted
     reports, best = outcome.reports(), outcome.best_by_validation()
@@ -160,7 +160,7 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
         blank,
         engine=recorder.engine,
         curve=recorder.curve,
-        final_seconds=fleet.mean_seconds(),
+        final_seconds=clients.mean_seconds(),
         last=outcome.last(),
         participants=summarise_reports(
             [report for id, report in reports.items() if id in recorder.participants]
@@ -171,19 +171,19 @@ def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellRes
     )
 
 
-class _TimedFleet(WrappedFleet):
-    """A fleet that records the processor time of its clients' last step, evaluation apart."""
+class _TimedClients(WrappedClients):
+    """Clients whose last step, evaluation apart, is timed in processor time."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__(fleet)
+    def __init__(self, clients: Clients) -> None:
+        super().__init__(clients)
         self._seconds: list[float] = []
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step in MEASURES:
-            yield from self._fleet.each(step, round, method, downs)
+            yield from self._clients.each(step, round, method, downs)
             return
         self._seconds = []
-        for update in self._fleet.each(step, round, method, downs):
+        for update in self._clients.each(step, round, method, downs):
             self._seconds.append(update.seconds)
             yield update
 
@@ -195,13 +195,13 @@ class _TimedFleet(WrappedFleet):
 class _CellRecorder(RunHooks):
     """Record the learning curve and participants of a cell, and features of test images at its end."""
 
-    def __init__(self, key: str, folder: Path, study: Study, timed: _TimedFleet) -> None:
+    def __init__(self, key: str, folder: Path, study: Study, timed: _TimedClients) -> None:
         self._key, self._folder, self._study, self._timed = key, folder, study, timed
         self.engine = ""
         self.curve: list[Point] = []
         self.participants: set[str] = set()
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         self.participants.update(result.responded)
         summaries = summarise_reports(list(result.metrics.values()))
         self.curve.append(
@@ -216,9 +216,9 @@ class _CellRecorder(RunHooks):
             )
         )
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
-        self.engine = fleet.engine
-        personal, data = fleet.personal_state(), self._study.data()
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
+        self.engine = clients.engine
+        personal, data = clients.personal_state(), self._study.data()
         device = torch_device(self._study.recipe.device)
         features = probe(result.method, result.shared, personal, data, device)
         _write_probe(features, self._key, self._folder)

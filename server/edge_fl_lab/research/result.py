@@ -22,7 +22,7 @@ from edge_fl.metrics import Summary
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server.orchestrate.execute import RunResult
 from edge_fl_server.orchestrate.setup import torch_device
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.study import Study
 
@@ -108,7 +108,7 @@ class ResultHooks(RunHooks):
         self.personal: dict[str, Parts] = {}
         self.final: FinalResult | None = None
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         means = metrics.summarise_reports(list(result.metrics.values()))
         self.rounds.append({
             "round": result.round,
@@ -119,9 +119,9 @@ class ResultHooks(RunHooks):
             **{name: summary.mean for name, summary in means.items()},
         })  # fmt: skip
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
-        self.engine, self.final = fleet.engine, result
-        self.personal = dict(fleet.personal_state())
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
+        self.engine, self.final = clients.engine, result
+        self.personal = dict(clients.personal_state())
 
     def result(self, study: Study, outcome: RunResult, folder: Path | None) -> Result:
         """The result of the run."""

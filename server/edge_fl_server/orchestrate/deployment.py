@@ -31,8 +31,8 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
 from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.roles import local_person
+from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
 from edge_fl_server.mqtt.devices.roster import Device
-from edge_fl_server.mqtt.fleet import FleetLimits, MqttFleet
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED, StatisticsCollector
@@ -48,7 +48,7 @@ from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.selectors import fleet as selectors
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Deployment(RunHooks):
     def screen_final(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
         return self._screen.final(updates, shared) if self._screen else updates
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         """Note the round in the registry, release if due. Raises StoppedError if the registry asks the run to stop."""
         recipe, method = self._setup.recipe, self._setup.method.at(result.round)
         runs.record_round(self._server.journal.db, _registry_record(self._results.id, result))
@@ -158,7 +158,7 @@ class Deployment(RunHooks):
         except DeadlineError as error:
             self._progress.print(f"final personalisation without the missing devices: {error}")
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
         """Release the final extractor and wait for heads on it."""
         self._record_screening(result.round)
         if self._rollout:
@@ -318,16 +318,16 @@ class Deployment(RunHooks):
             rest_id = f"{run_id}-unsupported"
             assignments.assign(device.id, "rest", run_id=run_id, id=rest_id, why=Failure.NO_EXTRACTOR)
 
-    def _make_devices(self) -> MqttFleet:
+    def _make_devices(self) -> DeviceClients:
         cohort, validation = self._setup.recipe.cohort, self._setup.recipe.validation
         staleness = cohort.max_staleness if cohort.buffer_size else None
-        limits = FleetLimits(
+        limits = DeviceLimits(
             cohort.deadline_s,
             max_growth=validation.max_growth,
             max_weight=validation.max_weight,
             max_staleness=staleness,
         )
-        return MqttFleet(
+        return DeviceClients(
             self._server,
             self._results.id,
             self._setup.spec,

@@ -17,7 +17,7 @@ from edge_fl_server.mqtt.connector import denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.orchestrate.deployment import Deployment, registered
-from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
+from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.release import ownership
@@ -28,8 +28,8 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training.fleet import Fleet, NoClients
-from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.clients import Clients, NoClients
+from edge_fl_server.training.hybrid import HybridClients
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RunHooks
 
 
@@ -63,8 +63,8 @@ class Devices:
         deployment = Deployment(setup, self.server, results, totals, progress, self.home)
         recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, deployment.rejected)
         try:
-            fleet = _fleet(setup, deployment)
-            return execute(setup, fleet, CombinedHooks(recorder, hooks, deployment), progress, saved)
+            clients = _clients(setup, deployment)
+            return execute(setup, clients, CombinedHooks(recorder, hooks, deployment), progress, saved)
         finally:
             deployment.close()
             recorder.conclude(self.server.roster.table)
@@ -97,14 +97,14 @@ def connect(request: RunRequest, setup: RunSetup) -> Iterator[Devices]:
         yield Devices(server, request.home)
 
 
-def _fleet(setup: RunSetup, deployment: Deployment) -> Fleet:
+def _clients(setup: RunSetup, deployment: Deployment) -> Clients:
     """The clients that train, by the recipe's source."""
     if setup.recipe.source == "none":
         return NoClients()
     if setup.recipe.source == "fleet":
         return deployment.devices
-    simulated = simulated_fleet(setup)
-    return simulated if setup.recipe.source == "simulated" else HybridFleet(deployment.devices, simulated)
+    simulated = simulated_clients(setup)
+    return simulated if setup.recipe.source == "simulated" else HybridClients(deployment.devices, simulated)
 
 
 def _require_known_classes(request: RunRequest, setup: RunSetup) -> None:

@@ -21,13 +21,13 @@ from edge_fl_server.runs import statistics
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.delayed import DelayedFleet
+from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.delayed import DelayedClients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.calibration.measure import Effort
-from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Plan, Reports, RunHooks
 from edge_fl_server.training.study import Study
-from edge_fl_server.training.unreliable import UnreliableFleet, drawn
+from edge_fl_server.training.unreliable import UnreliableClients, drawn
 
 log = logging.getLogger(__name__)
 
@@ -67,19 +67,19 @@ class RunResult:
 
 def execute(
     setup: RunSetup,
-    fleet: Fleet,
+    clients: Clients,
     hooks: RunHooks,
     watch: Watch = unwatched,
     resumed: Checkpoint | None = None,
 ) -> RunResult:
-    """Run all rounds of the recipe on a fleet, then the final personalisation.
+    """Run all rounds of the recipe on the clients, then the final personalisation.
 
     Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
     """
     method, recipe = setup.method, setup.recipe
     hooks = CombinedHooks(hooks, *_measuring(setup))
     if resumed:
-        fleet.restore(iter(resumed.own.items()))
+        clients.restore(iter(resumed.own.items()))
     shared = to_device(resumed.shared if resumed else steps.start(method), setup.device)
     reached = resumed.round if resumed else 0
     evaluated: dict[int, Reports] = dict(resumed.evaluated) if resumed else {}
@@ -88,7 +88,7 @@ def execute(
     try:
         plan = Plan.of(recipe, method)
         dropped = resumed.dropped if resumed else 0
-        for result in rounds.run(method, fleet, plan, shared, reached + 1, hooks, watch, dropped):
+        for result in rounds.run(method, clients, plan, shared, reached + 1, hooks, watch, dropped):
             reached, shared = result.round, result.shared
             trained.update(result.responded)
             if result.metrics:
@@ -99,10 +99,10 @@ def execute(
         exhausted = error
     method = method.at(max(reached, 1))
     hooks.before_final(method, shared, reached)
-    shared, final = rounds.final_personalisation(method, fleet, shared, reached, hooks, watch)
+    shared, final = rounds.final_personalisation(method, clients, shared, reached, hooks, watch)
     end = FinalResult(reached, method, shared, final, frozenset(trained))
-    end = replace(end, metrics=rounds.merged(final, hooks.measure(end, fleet)))
-    hooks.after_final(end, fleet)
+    end = replace(end, metrics=rounds.merged(final, hooks.measure(end, clients)))
+    hooks.after_final(end, clients)
     exhausted = rounds.with_epsilon(exhausted, final) if exhausted else None
     return RunResult(method, shared, evaluated, end.metrics, exhausted)
 
@@ -115,10 +115,10 @@ def simulate(
 ) -> RunResult:
     """Simulate a study in this process. Raises as `execute`; `say` receives which engine was chosen, and why."""
     setup = setups.of_study(study)
-    return execute(setup, simulated_fleet(setup, say), hooks or RunHooks(), watch)
+    return execute(setup, simulated_clients(setup, say), hooks or RunHooks(), watch)
 
 
-def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: None) -> Fleet:
+def simulated_clients(setup: RunSetup, say: Callable[[str], None] = lambda line: None) -> Clients:
     """The study's clients, trained in this process by the recipe's engine."""
     assert setup.study is not None, "source 'fleet' has no simulated clients"
     recipe, cohort = setup.recipe, setup.recipe.cohort
@@ -133,12 +133,12 @@ def simulated_fleet(setup: RunSetup, say: Callable[[str], None] = lambda line: N
         setup.chosen,
     )
     if cohort.drop_out or cohort.slow_training:
-        clients = UnreliableFleet(clients, cohort, recipe.seed)
+        clients = UnreliableClients(clients, cohort, recipe.seed)
     if not (size := cohort.buffer_size):
         return clients
-    slow = drawn(clients.clients(), cohort.slow_sending, recipe.seed, "slow.sending")
+    slow = drawn(clients.ids(), cohort.slow_sending, recipe.seed, "slow.sending")
     staleness = cohort.max_staleness
-    return DelayedFleet(
+    return DelayedClients(
         clients, setup.method, recipe.seed, buffer_size=size, max_staleness=staleness, slow=slow
     )
 

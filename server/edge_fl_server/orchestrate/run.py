@@ -1,6 +1,6 @@
 """Run a recipe: from the request to a results folder that ends in one named state, simulated or with devices.
 
-    request -> setup -> results folder -> fleet -> execute (rounds, final personalisation) -> summary
+    request -> setup -> results folder -> clients -> execute (rounds, final personalisation) -> summary
 
 The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std
 and class names, or those that the recipe declares), `simulated` (clients in this process), `hybrid` (both in one cohort) or `none`
@@ -22,7 +22,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_fleet
+from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
@@ -30,7 +30,7 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
 from edge_fl_server.training.verdict import dropped_last
 
@@ -84,7 +84,7 @@ class _RoundLines(RunHooks):
     def __init__(self, rounds: int, progress: Progress) -> None:
         self._rounds, self._progress = rounds, progress
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         line = (
             f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients"
         )
@@ -109,8 +109,8 @@ def _simulate(
 ) -> RunResult:
     recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, every_round=False)
     try:
-        fleet = simulated_fleet(setup, progress.print)
-        return execute(setup, fleet, CombinedHooks(recorder, hooks), progress, saved)
+        clients = simulated_clients(setup, progress.print)
+        return execute(setup, clients, CombinedHooks(recorder, hooks), progress, saved)
     finally:
         recorder.conclude({})
 

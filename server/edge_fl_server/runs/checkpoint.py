@@ -45,7 +45,7 @@ class Index(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `round`. Resume with `fleet.restore(iter(own.items()))` and `rounds.run(method, fleet, plan, shared, first=round + 1)`.
+    """A run after `round`. Resume by `clients.restore(iter(own.items()))` and `rounds.run(method, clients, plan, shared, round + 1)`.
 
     `evaluated` holds the metrics of the rounds up to this one, `trained` the clients that took part in any, `dropped` how many rounds in a
     row the gate has dropped just before; all come from the results.

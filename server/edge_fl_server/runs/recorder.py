@@ -13,7 +13,7 @@ from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Plan, RoundResult, RunHooks
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Recorder(RunHooks):
         self._rejected, self._every_round = rejected, every_round
         self._saved_s = self._writing_s = 0.0  # time of the last checkpoint, and how long it took
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(fleet.engine, fleet.calibration)
+        self._results.record_engine(clients.engine, clients.calibration)
         self._results.append_round(
             RoundMetrics(
                 round=result.round,
@@ -65,18 +65,18 @@ class Recorder(RunHooks):
         )
         start_s = time.monotonic()
         if self._every_round or self._writing_s <= WRITING_SHARE * (start_s - self._saved_s):
-            self._save(result, fleet)
+            self._save(result, clients)
             self._saved_s = time.monotonic()
             self._writing_s = self._saved_s - start_s
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(fleet.engine, fleet.calibration)
+        self._results.record_engine(clients.engine, clients.calibration)
         if not self._every_round:
-            self._save(result, fleet, final=True)
+            self._save(result, clients, final=True)
 
-    def _save(self, result: RoundResult | FinalResult, fleet: Fleet, *, final: bool = False) -> None:
-        folder, personal = self._results.checkpoints, fleet.personal_state()
+    def _save(self, result: RoundResult | FinalResult, clients: Clients, *, final: bool = False) -> None:
+        folder, personal = self._results.checkpoints, clients.personal_state()
         checkpoint.save(folder, result.round, self._plan, result.shared, personal, final=final)
 
     def conclude(self, devices: Mapping[str, Device]) -> None:

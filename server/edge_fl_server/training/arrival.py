@@ -1,4 +1,4 @@
-"""The order and number of updates that arrive from a fleet: by client, up to a goal, with progress."""
+"""The order and number of updates that arrive from clients: by client, up to a goal, with progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 
 from edge_fl.console.progress import Count, Watch
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl_server.training.fleet import ClientId
+from edge_fl_server.training.clients import ClientId
 
 
 def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator[Update]:

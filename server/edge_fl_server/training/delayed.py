@@ -16,7 +16,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
+from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
 
 PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
 SLOWDOWN = 4  # of slow clients
@@ -32,15 +32,15 @@ class PendingUpdate:
     left: int
 
 
-class DelayedFleet(WrappedFleet):
-    """A fleet of which at most `buffer_size` clients respond per round. Updates later than `max_staleness` rounds are dropped.
+class DelayedClients(WrappedClients):
+    """Clients of which at most `buffer_size` respond per round. Updates later than `max_staleness` rounds are dropped.
 
     An update of a `slow` client takes SLOWDOWN times as long.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        clients: Clients,
         method: Method,
         seed: int,
         *,
@@ -48,7 +48,7 @@ class DelayedFleet(WrappedFleet):
         max_staleness: int,
         slow: Collection[ClientId] = (),
     ) -> None:
-        super().__init__(fleet)
+        super().__init__(clients)
         self._method, self._seed, self._slow = method, seed, slow
         self._size, self._max_staleness = buffer_size, max_staleness
         self._pending: dict[ClientId, PendingUpdate] = {}
@@ -61,14 +61,14 @@ class DelayedFleet(WrappedFleet):
             return self._train(round, downs)
         if step == "personalise":
             self._pending = {}
-        return self._fleet.each(step, round, method, downs)
+        return self._clients.each(step, round, method, downs)
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        for client, own in self._fleet.personal_state():
+        for client, own in self._clients.personal_state():
             yield client, {**own, **_pending_parts(self._pending[client])} if client in self._pending else own
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        self._fleet.restore(self._with_pending_removed(states))
+        self._clients.restore(self._with_pending_removed(states))
 
     def _train(self, round: int, downs: Downs) -> Iterator[Update]:
         for client in downs:
@@ -86,7 +86,7 @@ class DelayedFleet(WrappedFleet):
         by_round = sorted(done, key=lambda client: (done[client].round, client))
         for began, group in groupby(by_round, key=lambda client: done[client].round):
             starts = {client: done[client].down for client in group}
-            for update in self._fleet.train(began, self._method.at(began), starts):
+            for update in self._clients.train(began, self._method.at(began), starts):
                 late = began < round
                 start = starts[update.client] if late else None
                 yield replace(update, start=start, staleness=round - began)

@@ -40,7 +40,7 @@ from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPL
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort as cohorts
-from edge_fl_server.training.fleet import ClientId, Fleet
+from edge_fl_server.training.clients import ClientId, Clients
 from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, Verdict
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ class Gate:
     `dropped`: rounds dropped in a row before the first one. Panels are drawn from `seed`, so a resumed run draws the same.
     """
 
-    fleet: Fleet
+    clients: Clients
     panel: float
     least: int = 2
     cohort: CohortConfig = CohortConfig()
@@ -171,7 +171,7 @@ class Gate:
     def applies(self, method: Method) -> bool:
         """Whether rounds of this method are compared now: enough clients, and a model that predicts between rounds."""
         predicts = method.has_global or method.predicts_early
-        return bool(self.panel and predicts and len(self.fleet.able_to_compare()) >= self.least)
+        return bool(self.panel and predicts and len(self.clients.able_to_compare()) >= self.least)
 
     def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
         """The shared parts after the round, and why; no verdict where nothing changed or no client could compare."""
@@ -180,7 +180,7 @@ class Gate:
         self._comparisons = self._bytes = 0
         order = self._order(candidate.round)
         members = len(candidate.updates)
-        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.fleet.able_to_compare()), 1), 0)
+        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.clients.able_to_compare()), 1), 0)
         size = max(int(self.panel * members + 1e-9), SMALLEST_PANEL)
         evidence = self._ask(candidate, candidate.shared, order[:size])
         if evidence.suspicious(margin):
@@ -219,16 +219,16 @@ class Gate:
 
     def _order(self, round: int) -> list[ClientId]:
         """The available clients in the order in which they are asked in this round, those of the next round first."""
-        fleet, working = self.fleet, self.fleet.at_work()
-        idle = [client for client in fleet.able_to_compare() if client not in working]
+        clients, working = self.clients, self.clients.at_work()
+        idle = [client for client in clients.able_to_compare() if client not in working]
         order = [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
         following = set(
             cohorts.draw(
-                fleet.trainable(),
+                clients.trainable(),
                 self.cohort,
                 self.seed,
                 round + 1,
-                may_drop_out=fleet.may_drop_out,
+                may_drop_out=clients.may_drop_out,
                 at_work=working,
             )
         )
@@ -238,7 +238,7 @@ class Gate:
         """What these clients say about `shared` against the current parts; those that do not answer are missing."""
         downs = _Downs(candidate.method, candidate.current, shared, panel)
         found = {}
-        for update in self.fleet.compare(candidate.round, candidate.method, downs) if panel else ():
+        for update in self.clients.compare(candidate.round, candidate.method, downs) if panel else ():
             counts = (
                 update.metrics.get(name, 0.0)
                 for name in (VALIDATION_SAMPLES, VALIDATION_LOST, VALIDATION_GAINED)
@@ -248,7 +248,7 @@ class Gate:
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
                 found[update.client] = Comparison(images, lost, gained)
         self._bytes += downs.bytes
-        return Evidence({id: found[id] for id in panel if id in found}, len(self.fleet.able_to_compare()))
+        return Evidence({id: found[id] for id in panel if id in found}, len(self.clients.able_to_compare()))
 
     def _verdict(
         self,

@@ -7,8 +7,8 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.clients import ClientId, Clients, Downs, Step
 from edge_fl_server.training.engine_timing import Calibration
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step
 
 
 class Subset(Mapping[ClientId, Parts]):
@@ -30,14 +30,14 @@ class Subset(Mapping[ClientId, Parts]):
         return len(self._clients)
 
 
-class HybridFleet(Fleet):
+class HybridClients(Clients):
     """Devices and simulated clients. A device with the name of a simulated client does not take part."""
 
     may_drop_out = True
 
-    def __init__(self, devices: Fleet, simulated: Fleet) -> None:
+    def __init__(self, devices: Clients, simulated: Clients) -> None:
         self._devices, self._simulated = devices, simulated
-        self._names = frozenset(simulated.clients())
+        self._names = frozenset(simulated.ids())
 
     @property
     def engine(self) -> str:
@@ -47,8 +47,8 @@ class HybridFleet(Fleet):
     def calibration(self) -> Calibration | None:
         return self._simulated.calibration
 
-    def clients(self) -> Sequence[ClientId]:
-        return sorted(self._names.union(self._devices.clients()))
+    def ids(self) -> Sequence[ClientId]:
+        return sorted(self._names.union(self._devices.ids()))
 
     def trainable(self) -> Sequence[ClientId]:
         devices = (client for client in self._devices.trainable() if client not in self._names)

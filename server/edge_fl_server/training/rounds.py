@@ -1,4 +1,4 @@
-"""The round loop: federated rounds of any method on any fleet.
+"""The round loop: federated rounds of any method on any clients.
 
     select -> broadcast -> collect -> aggregate -> compare -> evaluate -> record
 
@@ -28,7 +28,7 @@ from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
-from edge_fl_server.training.fleet import ClientId, Fleet
+from edge_fl_server.training.clients import ClientId, Clients
 from edge_fl_server.training.gate import LEAST, PANEL, Candidate, Gate
 from edge_fl_server.training.verdict import Verdict
 
@@ -136,17 +136,17 @@ class RunHooks:
         """Return the updates of the final personalisation that count; may drop or change some."""
         return updates
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         """Called after each round."""
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Called before the final personalisation, after round `round`."""
 
-    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
+    def measure(self, result: FinalResult, clients: Clients) -> Reports:
         """Return more metrics by client, also of clients that did not train; they are added to those of the final personalisation."""
         return {}
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
         """Called after the final personalisation."""
 
 
@@ -173,20 +173,20 @@ class CombinedHooks(RunHooks):
             updates = hooks.screen_final(updates, shared)
         return updates
 
-    def after_round(self, result: RoundResult, fleet: Fleet) -> None:
+    def after_round(self, result: RoundResult, clients: Clients) -> None:
         for hooks in self._hooks:
-            hooks.after_round(result, fleet)
+            hooks.after_round(result, clients)
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         for hooks in self._hooks:
             hooks.before_final(method, shared, round)
 
-    def measure(self, result: FinalResult, fleet: Fleet) -> Reports:
-        return merged(*(hooks.measure(result, fleet) for hooks in self._hooks))
+    def measure(self, result: FinalResult, clients: Clients) -> Reports:
+        return merged(*(hooks.measure(result, clients) for hooks in self._hooks))
 
-    def after_final(self, result: FinalResult, fleet: Fleet) -> None:
+    def after_final(self, result: FinalResult, clients: Clients) -> None:
         for hooks in self._hooks:
-            hooks.after_final(result, fleet)
+            hooks.after_final(result, clients)
 
 
 class Broadcasts(Mapping[ClientId, Parts]):
@@ -215,7 +215,7 @@ class Broadcasts(Mapping[ClientId, Parts]):
 
 def run(
     method: Method,
-    fleet: Fleet,
+    clients: Clients,
     plan: Plan,
     shared: Parts | None = None,
     first: int = 1,
@@ -229,20 +229,20 @@ def run(
     """
     shared = steps.start(method) if shared is None else shared
     hooks = hooks or RunHooks()
-    gate = Gate(fleet, plan.panel, plan.panel_from, plan.cohort, plan.seed, dropped)
+    gate = Gate(clients, plan.panel, plan.panel_from, plan.cohort, plan.seed, dropped)
     watch(Count("rounds", first - 1, plan.rounds))
     for number in range(first, plan.rounds + 1):
         logs.set_context(round=number)
-        result = _round(method.at(number), fleet, plan, shared, number, hooks, watch, gate)
+        result = _round(method.at(number), clients, plan, shared, number, hooks, watch, gate)
         shared = result.shared
         watch(Count("rounds", number, plan.rounds))
-        hooks.after_round(result, fleet)
+        hooks.after_round(result, clients)
         yield result
 
 
 def _round(
     method: Method,
-    fleet: Fleet,
+    clients: Clients,
     plan: Plan,
     shared: Parts,
     number: int,
@@ -255,10 +255,12 @@ def _round(
     head_updates: list[Update] = []  # kept over attempts: a failed attempt does not lose them
     for attempt in range(1, plan.cohort.attempts + 1):
         hooks.before_round(number)
-        exhausted = _exhausted(fleet, number)
-        selection = _select(method, fleet, plan, number)
+        exhausted = _exhausted(clients, number)
+        selection = _select(method, clients, plan, number)
         broadcasts = Broadcasts(method, shared, selection.requested)
-        collected = _Collected(fleet.train(number, method, broadcasts), selection, head_updates, hooks, watch)
+        collected = _Collected(
+            clients.train(number, method, broadcasts), selection, head_updates, hooks, watch
+        )
         received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
         updates: Iterable[Update] = hooks.screen(received, shared)
         aggregate = partial(_aggregate, method, shared, plan)
@@ -271,7 +273,7 @@ def _round(
             break
         reason = f"round {number}: {len(collected.bytes_up)} of {len(selection.members)} clients responded, expected at least {needed}"
         if attempt == plan.cohort.attempts:
-            _exhausted(fleet, number)  # devices report an exhausted budget only when asked
+            _exhausted(clients, number)  # devices report an exhausted budget only when asked
             raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
         log.warning("%s; retrying", reason)
     verdict: Verdict | None = None
@@ -279,7 +281,7 @@ def _round(
         candidate = Candidate(method, number, shared, aggregated, list(updates), aggregate)
         aggregated, verdict = gate.decide(candidate)
     due = plan.evaluate_every and number % plan.evaluate_every == 0
-    metrics = evaluate(method, fleet, aggregated, number, watch) if due else {}
+    metrics = evaluate(method, clients, aggregated, number, watch) if due else {}
     metrics = merged(metrics, collected.local) if due else {}
     return RoundResult(
         round=number,
@@ -311,18 +313,18 @@ class _Selection:
     goal: int
 
 
-def _select(method: Method, fleet: Fleet, plan: Plan, round: int) -> _Selection:
+def _select(method: Method, clients: Clients, plan: Plan, round: int) -> _Selection:
     """Draw the cohort of a round from the clients with privacy budget."""
-    clients, working = fleet.trainable(), fleet.at_work()
+    able, working = clients.trainable(), clients.at_work()
     if method.trains_everyone:
-        return _Selection(list(clients), list(clients), len(clients))
+        return _Selection(list(able), list(able), len(able))
     requested = cohort.draw(
-        clients, plan.cohort, plan.seed, round, may_drop_out=fleet.may_drop_out, at_work=working
+        able, plan.cohort, plan.seed, round, may_drop_out=clients.may_drop_out, at_work=working
     )
     members = sorted({*requested, *working})
     if size := plan.cohort.buffer_size:
         return _Selection(requested, members, min(size, len(members)))
-    return _Selection(requested, members, cohort.goal(len(clients), plan.cohort, plan.seed, round))
+    return _Selection(requested, members, cohort.goal(len(able), plan.cohort, plan.seed, round))
 
 
 class _Collected:
@@ -373,11 +375,11 @@ class _Collected:
         yield from head_updates
 
 
-def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
+def _exhausted(clients: Clients, round: int) -> tuple[ClientId, ...]:
     """Clients whose privacy budget is exhausted. Raises BudgetExhaustedError when that is every client and no update is outstanding."""
-    clients = fleet.clients()
-    exhausted = tuple(sorted(set(clients).difference(fleet.trainable())))
-    if clients and len(exhausted) == len(clients) and not fleet.at_work():
+    ids = clients.ids()
+    exhausted = tuple(sorted(set(ids).difference(clients.trainable())))
+    if ids and len(exhausted) == len(ids) and not clients.at_work():
         raise BudgetExhaustedError(
             f"round {round}: the privacy budget of all {len(exhausted)} clients is exhausted;"
             f" the run ends with the model of round {round - 1}"
@@ -385,31 +387,33 @@ def _exhausted(fleet: Fleet, round: int) -> tuple[ClientId, ...]:
     return exhausted
 
 
-def evaluate(method: Method, fleet: Fleet, shared: Parts, round: int, watch: Watch = unwatched) -> Reports:
+def evaluate(
+    method: Method, clients: Clients, shared: Parts, round: int, watch: Watch = unwatched
+) -> Reports:
     """Metrics of every idle client with the just-aggregated parts (`post_agg`, docs/methods.md G13)."""
-    working = fleet.at_work()
-    clients = [client for client in fleet.clients() if client not in working]
-    updates = fleet.evaluate(round, method, Broadcasts(method, shared, clients))
-    arriving = counted(updates, "evaluations", len(clients), watch)
-    return {update.client: update.metrics for update in in_order(arriving, clients)}
+    working = clients.at_work()
+    idle = [client for client in clients.ids() if client not in working]
+    updates = clients.evaluate(round, method, Broadcasts(method, shared, idle))
+    arriving = counted(updates, "evaluations", len(idle), watch)
+    return {update.client: update.metrics for update in in_order(arriving, idle)}
 
 
 def final_personalisation(
     method: Method,
-    fleet: Fleet,
+    clients: Clients,
     shared: Parts,
     round: int,
     hooks: RunHooks | None = None,
     watch: Watch = unwatched,
 ) -> tuple[Parts, Reports]:
     """Personalise on every client, then finalise on the server -> (shared parts, metrics before and after by client)."""
-    clients = fleet.clients()
-    broadcasts = Broadcasts(method, shared, clients)
+    ids = clients.ids()
+    broadcasts = Broadcasts(method, shared, ids)
     metrics: dict[ClientId, Mapping[str, float]] = {}
 
     def collected() -> Iterator[Update]:
-        updates = fleet.personalise(round, method, broadcasts)
-        for update in in_order(counted(updates, "final personalisation", len(clients), watch), clients):
+        updates = clients.personalise(round, method, broadcasts)
+        for update in in_order(counted(updates, "final personalisation", len(ids), watch), ids):
             metrics[update.client] = update.metrics
             yield update
         if hooks:
@@ -421,7 +425,7 @@ def final_personalisation(
     for _ in updates:
         pass
     if final is not shared:  # clients now predict with other shared parts
-        again = evaluate(method, fleet, final, round, watch)
+        again = evaluate(method, clients, final, round, watch)
         return final, merged(metrics, {client: afterwards(report) for client, report in again.items()})
     return final, metrics
 

@@ -9,28 +9,28 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
+from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines.simulated import with_epochs
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet, Step, WrappedFleet
 from edge_fl_server.training.hybrid import Subset
 
 
-class UnreliableFleet(WrappedFleet):
-    """A fleet of which `drop_out` of each round's clients train in vain, and `slow_training` of all clients train half of the epochs."""
+class UnreliableClients(WrappedClients):
+    """Clients of which `drop_out` of each round's clients train in vain, and `slow_training` of all clients train half of the epochs."""
 
-    def __init__(self, fleet: Fleet, cohort: CohortConfig, seed: int) -> None:
-        super().__init__(fleet)
+    def __init__(self, clients: Clients, cohort: CohortConfig, seed: int) -> None:
+        super().__init__(clients)
         self._drop_out, self._seed = cohort.drop_out, seed
-        self._slow = drawn(fleet.clients(), cohort.slow_training, seed, "slow.training")
+        self._slow = drawn(clients.ids(), cohort.slow_training, seed, "slow.training")
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         if step != "train":
-            yield from self._fleet.each(step, round, method, downs)
+            yield from self._clients.each(step, round, method, downs)
             return
         lost = drawn(sorted(downs), self._drop_out, self._seed, "drop.out", round)
         shorter = with_epochs(method, max(method.epochs // 2, 1))
         for way, members in ((method, set(downs) - self._slow), (shorter, set(downs) & self._slow)):
             if members:
-                updates = self._fleet.each(step, round, way, Subset(downs, members))
+                updates = self._clients.each(step, round, way, Subset(downs, members))
                 yield from (update for update in updates if update.client not in lost)
 
 

@@ -36,7 +36,7 @@ from edge_fl_server.mqtt.updates import validation
 from edge_fl_server.release import export
 from edge_fl_server.release.onnx_session import Session
 from edge_fl_server.training import arrival, rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 from tests.sample import sample
@@ -103,10 +103,10 @@ def logits(method: Method, run: toy.Federation, client: str) -> Tensor:
     return steps.predict(method, down, run.own[client], images(run.clients[client]))
 
 
-def closed(name: str) -> tuple[Method, SequentialFleet, Parts, Mapping[str, Mapping[str, float]]]:
+def closed(name: str) -> tuple[Method, SequentialClients, Parts, Mapping[str, Mapping[str, float]]]:
     """The federation after its final personalisation."""
     method, run = toy.method(name), ran(name)
-    fleet = SequentialFleet(run.clients, method)
+    fleet = SequentialClients(run.clients, method)
     fleet.restore(iter(run.own.items()))
     shared, metrics = rounds.final_personalisation(method, fleet, run.shared, 2)
     return method, fleet, shared, metrics
@@ -325,7 +325,7 @@ def test_it_beats_chance_after_a_few_rounds(name: str) -> None:
     found = []
     for start in range(STARTS.get(name, 1)):
         method = toy.method(name, toy.net(start), epochs=2, optimiser=Sgd(rate, momentum=0.5), **options)
-        fleet = SequentialFleet(toy.clients(), method)
+        fleet = SequentialClients(toy.clients(), method)
         shared = steps.start(method)
         for result in rounds.run(method, fleet, Plan(rounds=number, seed=3)):
             shared = result.shared
@@ -336,9 +336,9 @@ def test_it_beats_chance_after_a_few_rounds(name: str) -> None:
 
 @every_method
 def test_a_resumed_run_equals_the_undisturbed_one(name: str) -> None:
-    def fleet_and_method() -> tuple[SequentialFleet, Method]:
+    def fleet_and_method() -> tuple[SequentialClients, Method]:
         method = toy.method(name)
-        return SequentialFleet(toy.clients(), method), method
+        return SequentialClients(toy.clients(), method), method
 
     fleet, method = fleet_and_method()
     plan = Plan(rounds=3, seed=5)
@@ -364,7 +364,7 @@ def test_a_client_may_be_absent_for_rounds_and_one_may_never_come(name: str) -> 
     assert fingerprint(run.own["c2"]) == fingerprint(steps.start_own(method, "c2"))
     if method.predicts_early:
         assert logits(method, run, "c2").isfinite().all()
-    fleet = SequentialFleet(run.clients, method)
+    fleet = SequentialClients(run.clients, method)
     fleet.restore(iter(run.own.items()))
     _, metrics = rounds.final_personalisation(method, fleet, run.shared, 4)
     assert metrics.keys() == run.clients.keys()
@@ -384,7 +384,7 @@ def test_clients_of_one_class_two_samples_or_less_than_a_batch_take_part_alone(n
 def test_a_class_without_samples_does_no_harm(name: str) -> None:
     data = {id: without(client, ABSENT) for id, client in toy.clients().items()}
     method = toy.method(name)
-    fleet = SequentialFleet(data, method)
+    fleet = SequentialClients(data, method)
     results = list(rounds.run(method, fleet, Plan(rounds=2, seed=3)))
     assert tree.first_not_finite(results[-1].shared) is None
     shared, metrics = rounds.final_personalisation(method, fleet, results[-1].shared, 2)

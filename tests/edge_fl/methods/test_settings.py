@@ -16,7 +16,7 @@ from edge_fl.methods import METHODS, build, build_method
 from edge_fl.methods.contract import norm, steps
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl_server.release import export
-from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.engines.vector import VectorClients
 from tests.edge_fl.methods import toy
 
 
@@ -62,7 +62,7 @@ def test_a_vectorised_chunk_sees_the_same_views(name: str) -> None:
     ours = method(name, augment="flip-rotate")
     down = steps.broadcast(ours, steps.start(ours), "")
     run = toy.federate(ours, rounds=1)
-    fleet = VectorFleet(toy.clients(), ours, chunk=3)
+    fleet = VectorClients(toy.clients(), ours, chunk=3)
     found = {
         update.client: update.parts for update in fleet.train(1, ours, dict.fromkeys(toy.clients(), down))
     }

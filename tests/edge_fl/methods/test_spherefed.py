@@ -12,7 +12,7 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from tests.edge_fl.methods import toy
 
 
@@ -94,7 +94,7 @@ def test_a_client_sends_its_sums_once_and_those_who_send_none_do_not_count() -> 
 def test_final_accuracies_are_those_of_the_calibrated_head() -> None:
     run = toy.federate(toy.method("spherefed"))
     shared, metrics = rounds.final_personalisation(
-        run.method, SequentialFleet(run.clients, run.method), run.shared, 2
+        run.method, SequentialClients(run.clients, run.method), run.shared, 2
     )
     client = run.clients["c0"]
     right = steps.predict_global(run.method, shared, run.images("c0")).argmax(1).numpy() == client.data.test.y

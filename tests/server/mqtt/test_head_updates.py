@@ -15,8 +15,8 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.updates.head_updates import STALE, HeadUpdates
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.hybrid import HybridFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.hybrid import HybridClients
 from edge_fl_server.training.rounds import Plan, RunHooks
 from tests.devices import graphs
 from tests.server.conftest import FAR_S
@@ -37,7 +37,7 @@ class Sent(RunHooks):
 def one_round(bench, name, *heads: Update, **options):
     """Round 1 of simulated clients with head updates."""
     method = build_method(bench.spec(name, **options))
-    fleet = SequentialFleet({id: bench.client(id) for id in IDS}, method)
+    fleet = SequentialClients({id: bench.client(id) for id in IDS}, method)
     return method, next(rounds.run(method, fleet, Plan(1, seed=1), hooks=Sent(heads)))
 
 
@@ -94,7 +94,7 @@ def test_samples_of_head_only_devices_never_weigh_in_the_extractor(bench, name):
 
 def test_the_sums_of_head_only_devices_calibrate_spherefed_s_head(bench):
     method = build_method(bench.spec("spherefed"))
-    fleet = SequentialFleet({id: bench.client(id) for id in IDS}, method)
+    fleet = SequentialClients({id: bench.client(id) for id in IDS}, method)
     shared = steps.start(method)
     z = torch.nn.functional.normalize(torch.rand(30, 4, generator=torch.Generator().manual_seed(1)))
     labels = torch.eye(3)[torch.arange(30) % 3]
@@ -205,11 +205,11 @@ def test_a_late_head_update_joins_the_next_aggregation(bench):
 
 def hybrid(bench, spec, remote: tuple[str, ...], local: tuple[str, ...], simulated=None, **limits):
     method = build_method(spec)
-    here = simulated or SequentialFleet({id: bench.client(id) for id in local}, method)
+    here = simulated or SequentialClients({id: bench.client(id) for id in local}, method)
     for id in remote:
         bench.device(id)
     bench.wait_for(full=len(remote))
-    return method, HybridFleet(bench.fleet(spec, **limits), here)
+    return method, HybridClients(bench.fleet(spec, **limits), here)
 
 
 def test_hybrid_equals_simulation_to_the_bit(bench):
@@ -218,7 +218,7 @@ def test_hybrid_equals_simulation_to_the_bit(bench):
     results = []
     for method, fleet in (
         hybrid(bench, spec, ("d1", "d2"), ("c1", "c2")),
-        (build_method(spec), SequentialFleet(everybody, build_method(spec))),
+        (build_method(spec), SequentialClients(everybody, build_method(spec))),
     ):
         *_, last = rounds.run(method, fleet, Plan(2, seed=1, evaluate_every=1))
         results.append((last, *rounds.final_personalisation(method.at(2), fleet, last.shared, 2)))
@@ -227,7 +227,7 @@ def test_hybrid_equals_simulation_to_the_bit(bench):
     assert same(shared, their_shared) and ours.metrics == theirs.metrics and closing == their_closing
 
 
-class Waiting(SequentialFleet):
+class Waiting(SequentialClients):
     """Simulated clients that start after the device received its request."""
 
     def each(self, step, round, method, downs):
@@ -244,7 +244,7 @@ def test_devices_get_their_request_before_simulated_clients_start(bench):
     assert result.responded == ("c1", "d1")
 
 
-class Slow(SequentialFleet):
+class Slow(SequentialClients):
     """Simulated clients that take longer than the devices' deadline."""
 
     def each(self, step, round, method, downs):

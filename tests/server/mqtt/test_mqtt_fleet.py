@@ -17,7 +17,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import FAR_S, WAIT_S
 from tests.server.single_round import one_round, simulated_round
@@ -36,7 +36,7 @@ def test_devices_and_simulation_agree_to_the_bit(bench, name):
     for id in IDS:
         bench.device(id)
     bench.wait_for(full=3)
-    simulated = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    simulated = SequentialClients({id: bench.client(id) for id in IDS}, build_method(spec))
     results = {}
     for kind, fleet in (("mqtt", bench.fleet(spec)), ("simulated", simulated)):
         method = build_method(spec)
@@ -214,7 +214,7 @@ def two_rounds(bench, spec, ids):
     results = []
     for fleet in (
         bench.fleet(spec),
-        SequentialFleet({id: bench.client(id) for id in ids}, build_method(spec)),
+        SequentialClients({id: bench.client(id) for id in ids}, build_method(spec)),
     ):
         *_, last = rounds.run(build_method(spec), fleet, Plan(2, seed=1))
         results.append(last)

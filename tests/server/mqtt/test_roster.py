@@ -83,7 +83,7 @@ def test_only_selected_devices_train(bench):
     devices.record(journal.db, [DeviceRecord("main", id) for id in ("d1", "d2")])
     tags.change(journal.db, "main", ["d2"], {"site": "berlin"})
     bench.roster.train_only(Selection(journal.db, "main", "site=berlin"))
-    assert bench.roster.full_devices() == list(bench.fleet(bench.spec("fedavg")).clients()) == ["d2"]
+    assert bench.roster.full_devices() == list(bench.fleet(bench.spec("fedavg")).ids()) == ["d2"]
     with pytest.raises(DeadlineError, match=r"1 full and 0 head-only devices \(full ones of 'site=berlin'\)"):
         bench.roster.wait_for(full=2, deadline_s=0.05)
 

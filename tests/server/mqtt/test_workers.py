@@ -32,7 +32,7 @@ from edge_fl_server.mqtt.updates.workers import UpdateWorker
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import QUICK, Bench
 from tests.server.scripted import ScriptedDevice
@@ -86,7 +86,7 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
         bench.device(id)
     bench.wait_for(full=len(IDS))
     *_, ours = rounds.run(build_method(spec), bench.fleet(spec), plan)
-    alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    alone = SequentialClients({id: bench.client(id) for id in IDS}, build_method(spec))
     *_, theirs = rounds.run(build_method(spec), alone, plan)
     assert ours.responded == IDS
     assert same(ours.shared, theirs.shared)
@@ -217,7 +217,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         assert workers[1].poll() is None
         assert (result.responded, result.attempts) == (IDS, 1)
         assert len(reports.of_run(db, "t1", 1)) == len(IDS)
-    alone = SequentialFleet({id: bench.client(id) for id in IDS}, build_method(spec))
+    alone = SequentialClients({id: bench.client(id) for id in IDS}, build_method(spec))
     assert same(result.shared, next(rounds.run(build_method(spec), alone, Plan(1, seed=1))).shared)
 
 

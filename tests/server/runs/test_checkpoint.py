@@ -11,7 +11,7 @@ from edge_fl.methods import build_method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
 PLAN = Plan(5, 3, CohortConfig(participation=0.5))
@@ -81,7 +81,7 @@ def test_resuming_after_any_round_equals_an_undisturbed_run(stage, tmp_path, nam
     plan = Plan(3, seed=1, cohort=CohortConfig(participation=0.7))
 
     def fleet_of(method):
-        return SequentialFleet({id: stage.client(id) for id in ("c000", "c001", "c002")}, method)
+        return SequentialClients({id: stage.client(id) for id in ("c000", "c001", "c002")}, method)
 
     method = build_method(stage.spec(name))
     fleet = fleet_of(method)

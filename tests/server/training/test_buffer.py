@@ -15,16 +15,16 @@ from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.registry import reports, runs
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import cohort, rounds
-from edge_fl_server.training.delayed import DelayedFleet
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.delayed import DelayedClients
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
 IDS = tuple(f"c{number}" for number in range(8))
 
 
-def delayed(stage, method, size: int = 3, most: int = 10, ids=IDS) -> DelayedFleet:
-    clients = SequentialFleet({id: stage.client(id) for id in ids}, method)
-    return DelayedFleet(clients, method, 1, buffer_size=size, max_staleness=most)
+def delayed(stage, method, size: int = 3, most: int = 10, ids=IDS) -> DelayedClients:
+    clients = SequentialClients({id: stage.client(id) for id in ids}, method)
+    return DelayedClients(clients, method, 1, buffer_size=size, max_staleness=most)
 
 
 def plan(count: int, size: int = 3, most: int = 10) -> Plan:
@@ -45,7 +45,7 @@ def test_a_round_takes_the_first_of_those_at_work_and_the_others_stay(stage):
 
 def test_a_buffer_for_everybody_is_the_synchronous_run(stage):
     method = build_method(stage.spec("fedrep"))
-    clients = SequentialFleet({id: stage.client(id) for id in IDS}, method)
+    clients = SequentialClients({id: stage.client(id) for id in IDS}, method)
     *_, expected = rounds.run(method, clients, Plan(3, seed=1))
     *_, found = rounds.run(method, delayed(stage, method, len(IDS)), plan(3, len(IDS)))
     assert same(found.shared, expected.shared)

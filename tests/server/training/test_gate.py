@@ -14,11 +14,11 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import clone, same, size_bytes
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import gate, rounds
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.fleet import WrappedFleet
+from edge_fl_server.training.clients import WrappedClients
 from edge_fl_server.training.gate import Comparison, Evidence, fall
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.verdict import MOST_DROPPED
@@ -26,7 +26,7 @@ from edge_fl_server.training.verdict import MOST_DROPPED
 CLIENTS, LEARNT = 10, 4
 
 
-class Attacked(WrappedFleet):
+class Attacked(WrappedClients):
     """Clients of which `attackers` send noise as large as a model from round LEARNT on, and `liars` answer comparisons with `lie`."""
 
     def __init__(self, fleet, attackers=(), liars: Mapping[str, str] = {}):
@@ -37,7 +37,7 @@ class Attacked(WrappedFleet):
     def each(self, step, round, method, downs):
         if step == "compare":
             self.asked.append(list(downs))
-        for update in self._fleet.each(step, round, method, downs):
+        for update in self._clients.each(step, round, method, downs):
             if step == "train" and round >= LEARNT and update.client in self._attackers:
                 yield noisy(update)
             elif step == "compare" and update.client in self._liars:
@@ -68,7 +68,7 @@ def fleet_of(*settings: str, method: str = "fedavg"):
     fixed = ("engine=sequential", "device=cpu", f"data.clients={CLIENTS}", "data.beta=1", "evaluate_every=0")
     recipe = with_settings(Recipe(), (*fixed, f"method.name={method}", *settings))
     setup = setups.of_study(studies.prepare(recipe))
-    return setup.method, simulated_fleet(setup), Plan.of(recipe, setup.method)
+    return setup.method, simulated_clients(setup), Plan.of(recipe, setup.method)
 
 
 def results(rounds_: int, attackers=(), liars: Mapping[str, str] = {}, panel=0.2, method="fedavg", **plan):
@@ -118,7 +118,7 @@ def test_who_makes_a_round_worse_is_left_out_and_named():
     before = found[-2].shared
     *_, third = rounds.run(method, others, Plan(LEARNT - 1, evaluate_every=0))
     assert same(third.shared, before)
-    downs = {client: steps.broadcast(method, before, client) for client in others.clients()}
+    downs = {client: steps.broadcast(method, before, client) for client in others.ids()}
     honest = [update for update in others.train(LEARNT, method.at(LEARNT), downs) if update.client != "c003"]
     assert same(found[-1].shared, steps.aggregate(method, before, honest))
 
@@ -223,7 +223,7 @@ def test_honest_clients_without_harm_rarely_drop_a_round():
 def test_a_client_that_makes_up_counts_is_not_heard():
     method, fleet, plan = fleet_of("validation.panel=1", "rounds=1")
 
-    class Inventing(WrappedFleet):
+    class Inventing(WrappedClients):
         def each(self, step, round, method, downs):
             for update in super().each(step, round, method, downs):
                 if step == "compare" and update.client == "c000":
@@ -245,7 +245,7 @@ def test_a_comparison_leaves_everything_as_it_was():
     before = dict(fleet.personal_state())
     downs = {
         client: steps.paired(*(steps.broadcast(method, parts, client) for parts in (start, result.shared)))
-        for client in fleet.clients()
+        for client in fleet.ids()
     }
     found = list(fleet.compare(1, method, downs))
     assert all(same(parts, before[client]) for client, parts in fleet.personal_state())
@@ -260,7 +260,7 @@ def test_a_comparison_leaves_everything_as_it_was():
 
 
 def test_a_server_that_ends_while_clients_compare_goes_on_without_change_of_a_figure():
-    class Ending(WrappedFleet):
+    class Ending(WrappedClients):
         def compare(self, round, method, downs):
             if round == 2:
                 raise KeyboardInterrupt

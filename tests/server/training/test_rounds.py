@@ -12,13 +12,13 @@ from edge_fl.methods import build_method
 from edge_fl.metrics import afterwards
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
 IDS = ("c0", "c1", "c2")
 
 
-class Recovering(SequentialFleet):
+class Recovering(SequentialClients):
     """Only one client responds in the first `poor` attempts, all clients respond in the others."""
 
     def __init__(self, stage, method, poor):

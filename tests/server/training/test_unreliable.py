@@ -7,21 +7,21 @@ import pytest
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
-from edge_fl_server.orchestrate.execute import simulated_fleet
+from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.orchestrate.setup import prepare
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.engines.simulated import with_epochs
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.unreliable import UnreliableFleet
+from edge_fl_server.training.unreliable import UnreliableClients
 
 IDS = tuple(f"c{number}" for number in range(8))
 
 
-def unreliable(stage, method, **settings) -> UnreliableFleet:
-    clients = SequentialFleet({id: stage.client(id) for id in IDS}, method)
-    return UnreliableFleet(clients, CohortConfig(**settings), 1)
+def unreliable(stage, method, **settings) -> UnreliableClients:
+    clients = SequentialClients({id: stage.client(id) for id in IDS}, method)
+    return UnreliableClients(clients, CohortConfig(**settings), 1)
 
 
 def test_a_share_of_each_cohort_trains_in_vain(stage):
@@ -43,7 +43,7 @@ def test_a_share_of_each_cohort_trains_in_vain(stage):
 def test_slow_clients_train_half_of_the_epochs_in_every_round(stage):
     method = with_epochs(build_method(stage.spec("fedavg")), 4)
     fleet = unreliable(stage, method, slow_training=0.5)
-    plain, half = (SequentialFleet({id: stage.client(id) for id in IDS}, method) for _ in range(2))
+    plain, half = (SequentialClients({id: stage.client(id) for id in IDS}, method) for _ in range(2))
     down = dict(rounds.Broadcasts(method, method.init_shared(), IDS).items())
     drawn = []
     for round in (1, 2):
@@ -79,7 +79,7 @@ def test_all_engines_train_the_same_epochs():
     ends = {}
     for engine in ("sequential", "pool", "vector"):
         setup = prepare(with_settings(recipe, [f"engine={engine}"]))
-        fleet = simulated_fleet(setup)
+        fleet = simulated_clients(setup)
         assert fleet.engine == engine
         *_, last = rounds.run(setup.method, fleet, Plan.of(setup.recipe, setup.method))
         ends[engine] = last.shared["head"]["weight"]
@@ -91,7 +91,7 @@ def test_slow_senders_come_later(stage):
     recipe = with_settings(RECIPE, ["rounds=12", "cohort.buffer_size=2", "cohort.slow_sending=0.5"])
     setup = prepare(recipe)
     counts = dict.fromkeys(setup.study.split.clients, 0)
-    fleet = simulated_fleet(setup)
+    fleet = simulated_clients(setup)
     for result in rounds.run(setup.method, fleet, Plan.of(recipe, setup.method)):
         for client in result.responded:
             counts[client] += 1

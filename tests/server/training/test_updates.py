@@ -14,7 +14,7 @@ from edge_fl.methods import build_method
 from edge_fl.wire import tensors
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.single_round import one_round
 
@@ -42,8 +42,8 @@ def require_agreement(bench, kind):
         list(rounds.run(build_method(run_id), fleet, Plan(2, seed=1)))[-1]
         for run_id, fleet in (
             (spec, bench.fleet(spec)),
-            (spec, SequentialFleet(simulated, build_method(spec))),
-            (plain, SequentialFleet(simulated, build_method(plain))),
+            (spec, SequentialClients(simulated, build_method(spec))),
+            (plain, SequentialClients(simulated, build_method(plain))),
         )
     ]
     assert same(runs[0].shared, runs[1].shared) and not same(runs[0].shared, runs[2].shared)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.engines.vector import VectorClients
 from tools.bench import workloads
 from tools.bench.accelerator.scale import Scale, forget_peak, peak_mb
 from tools.bench.figures import Figure
@@ -26,7 +26,7 @@ def chunk(model: str, clients: int, at: Scale) -> Figure:
     study = workloads.many(clients, model=model)
     once = Round(study, "vector", at.device)
     times = take_turns({"vector": once}, 1)
-    assert isinstance(once.fleet, VectorFleet)
+    assert isinstance(once.fleet, VectorClients)
     found = once.fleet.capacity.clients
     notes: dict[str, float | str] = {"clients": float(clients), "peak MB": peak_mb(at.device)}
     if at.real:

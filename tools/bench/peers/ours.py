@@ -15,8 +15,8 @@ from edge_fl.methods.contract.method import PERSONAL, Method
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice, processes
-from edge_fl_server.training.fleet import Fleet
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
 from tools.bench import plain, workloads
@@ -75,8 +75,8 @@ def _store(job: Job) -> ClientStore:
     return ClientStore.of(Study(settings, dataset, Split.load(job.folder / "split.npz")))
 
 
-def _weights(job: Job, method: Method, fleet: Fleet, shared: Parts) -> dict[str, np.ndarray]:
-    numbers = {id: number for number, id in enumerate(fleet.clients())}
+def _weights(job: Job, method: Method, fleet: Clients, shared: Parts) -> dict[str, np.ndarray]:
+    numbers = {id: number for number, id in enumerate(fleet.ids())}
     found = _numbered("shared", method, shared, job.case.shared)
     for id, own in fleet.personal_state() if job.case.own else ():
         found |= _numbered(f"own/{numbers[id]}", method, own, job.case.own)

@@ -20,15 +20,15 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import processes, vector
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
-from edge_fl_server.training.engines.pool import PoolFleet
-from edge_fl_server.training.engines.sequential import SequentialFleet
+from edge_fl_server.training.engines.pool import PoolClients
+from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.engines.simulated import in_process
-from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import Downs, Fleet, Step, WrappedFleet
+from edge_fl_server.training.engines.vector import VectorClients
 
 SHORT_S = 2.0  # shorter runs are not calibrated
 SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
@@ -36,16 +36,16 @@ SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` 
 CLEAR_LEAD = 1.3  # of the fastest engine after one round of each, at which no further rounds are measured
 MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
 
-Build = Callable[[ClientStore, Method], Fleet]
+Build = Callable[[ClientStore, Method], Clients]
 ENTRY_POINTS = "edge_fl.engines"
 """The entry-point group of further engines: name -> `Build`."""
 
 
-class ChosenFleet(WrappedFleet):
-    """The fleet of a chosen engine, which computes with the number of threads that was calibrated."""
+class ChosenClients(WrappedClients):
+    """The clients of a chosen engine, which computes with the number of threads that was calibrated."""
 
-    def __init__(self, fleet: Fleet, calibration: Calibration) -> None:
-        super().__init__(fleet)
+    def __init__(self, clients: Clients, calibration: Calibration) -> None:
+        super().__init__(clients)
         self._calibration = calibration
 
     @property
@@ -54,7 +54,7 @@ class ChosenFleet(WrappedFleet):
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         with processes.threads(self._calibration.threads):
-            yield from self._fleet.each(step, round, method, downs)
+            yield from self._clients.each(step, round, method, downs)
 
 
 def build(
@@ -64,14 +64,14 @@ def build(
     effort: Effort,
     report: Callable[[str], None],
     chosen: Calibration | None = None,
-) -> Fleet:
-    """Build the fleet of an engine. "auto" chooses one, if none is `chosen` yet, and passes the reason to `report`. Raises ConfigError."""
+) -> Clients:
+    """Build the clients of an engine. "auto" chooses one, if none is `chosen` yet, and `report`s the reason. Raises ConfigError."""
     if engine == "auto" and chosen is None:
         chosen = choose(store, method, effort)
         report(f"engine: {chosen}")
     if chosen is None:
         return find(engine)(store, method)
-    return ChosenFleet(find(chosen.engine)(store, method), chosen)
+    return ChosenClients(find(chosen.engine)(store, method), chosen)
 
 
 def require(engine: str) -> None:
@@ -81,7 +81,7 @@ def require(engine: str) -> None:
 
 
 def find(engine: str) -> Build:
-    """The function that builds an engine's fleet. Raises ConfigError for an unknown one."""
+    """The function that builds an engine's clients. Raises ConfigError for an unknown one."""
     if engine in ENGINES:
         return ENGINES[engine]
     if found := plugins.registered(ENTRY_POINTS, engine, "engine", ConfigError):
@@ -112,21 +112,21 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
     """Measure the engines that can be the fastest, and complete the record."""
     one = measure.sample(store, measure.LEAST_BATCHES)
     method = build_method(one.settings.spec)
-    alone = measure.round_times({"": SequentialFleet(dict(one), method)}, method, {"": 1}, repeats=1)[""]
+    alone = measure.round_times({"": SequentialClients(dict(one), method)}, method, {"": 1}, repeats=1)[""]
     batch_s = alone.train / sum(measure.batches(one).values())
     step_s = batch_s / _epochs(method)
     in_all_s = effort.rounds * measure.expected(alone, one, store, effort)
     if in_all_s < SHORT_S:
         return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
     part = measure.sample(store, min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / batch_s, blank.cores)
-    fleets: dict[str, Fleet] = {"sequential": SequentialFleet(dict(part), method)}
+    engines: dict[str, Clients] = {"sequential": SequentialClients(dict(part), method)}
     left_out = {}
     if obstacle := vector.obstacle(method):
         left_out["vector"] = obstacle
     elif step_s > SLOW_STEP_S:
         left_out["vector"] = f"a step takes {1000 * step_s:.0f} ms, most of it arithmetic"
     else:
-        fleets["vector"] = VectorFleet(dict(part), method)
+        engines["vector"] = VectorClients(dict(part), method)
 
     workers = {"sequential": 1, "vector": 1, "pool": blank.cores}
 
@@ -136,24 +136,24 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
             for name, each in times.items()
         }
 
-    times = measure.round_times(fleets, method, workers, repeats=1)
-    for name, fleet in [*fleets.items()]:
-        if isinstance(fleet, VectorFleet) and fleet.fallback:
-            left_out[name] = fleet.fallback
-            del fleets[name], times[name]
+    times = measure.round_times(engines, method, workers, repeats=1)
+    for name, clients in [*engines.items()]:
+        if isinstance(clients, VectorClients) and clients.fallback:
+            left_out[name] = clients.fallback
+            del engines[name], times[name]
     seconds = in_run(times)
     at_best = measure.expected(times["sequential"], part, store, effort, blank.cores)
     was_running = processes.running(blank.cores)
     start_s = processes.start_seconds(blank.cores)
     if MIN_SPEEDUP * (start_s + effort.rounds * at_best) < effort.rounds * min(seconds.values()):
-        fleets["pool"] = PoolFleet(part)
-        seconds |= in_run(measure.round_times({"pool": fleets["pool"]}, method, workers, repeats=1))
+        engines["pool"] = PoolClients(part)
+        seconds |= in_run(measure.round_times({"pool": engines["pool"]}, method, workers, repeats=1))
     else:
         best = min(seconds, key=seconds.__getitem__)
         left_out["pool"] = f"with {blank.cores} processes at best as fast as {best}, including their start"
     fastest = sorted(seconds.values())
     if len(fastest) > 1 and fastest[1] < CLEAR_LEAD * fastest[0]:
-        seconds = in_run(measure.round_times(fleets, method, workers))
+        seconds = in_run(measure.round_times(engines, method, workers))
     # only measured engines are in `seconds`: a pool's lower bound is no measurement
     engine = min(seconds, key=lambda name: seconds[name] * (MIN_SPEEDUP if name == "vector" else 1.0))
     if engine != "pool" and not was_running:
@@ -166,15 +166,15 @@ def _epochs(method: Method) -> int:
     return max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))
 
 
-def _pool(store: ClientStore, method: Method) -> Fleet:
+def _pool(store: ClientStore, method: Method) -> Clients:
     if store.device != "cpu":
         raise ConfigError(f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'")
     processes.return_memory()  # that of a calibration
-    return PoolFleet(store)
+    return PoolClients(store)
 
 
 ENGINES: dict[str, Build] = {
-    "sequential": lambda store, method: in_process(SequentialFleet, dict(store), method),
+    "sequential": lambda store, method: in_process(SequentialClients, dict(store), method),
     "pool": _pool,
-    "vector": lambda store, method: in_process(VectorFleet, dict(store), method),
+    "vector": lambda store, method: in_process(VectorClients, dict(store), method),
 }

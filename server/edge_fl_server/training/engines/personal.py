@@ -9,7 +9,7 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
-from edge_fl_server.training.fleet import ClientId
+from edge_fl_server.training.clients import ClientId
 
 
 class PersonalParts:

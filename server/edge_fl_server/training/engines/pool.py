@@ -20,11 +20,11 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import Downs, Step
 from edge_fl_server.training.engines import folders, processes, schedule, worker
 from edge_fl_server.training.engines.personal import PersonalParts
-from edge_fl_server.training.engines.simulated import SimulatedFleet
+from edge_fl_server.training.engines.simulated import SimulatedClients
 from edge_fl_server.training.engines.worker import Done, Job
-from edge_fl_server.training.fleet import Downs, Step
 
 QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
 TRIES = 3  # per client, if its worker dies
@@ -32,7 +32,7 @@ MIN_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # free space required to use it
 TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 
 
-class PoolFleet(SimulatedFleet):
+class PoolClients(SimulatedClients):
     """The clients of a store, trained by `workers` processes (0: one per core). Its files are removed with it."""
 
     engine = "pool"
@@ -111,7 +111,7 @@ class PoolFleet(SimulatedFleet):
 
 
 def _end_unfinished(futures: set[Future[Done]], workers: int) -> None:
-    """End the workers if they still run jobs of a fleet that was deleted, for example by Ctrl-C."""
+    """End the workers if they still run jobs of clients that were deleted, for example by Ctrl-C."""
     if futures:
         processes.end(workers)
 

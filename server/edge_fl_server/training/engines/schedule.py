@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from edge_fl.learn.tree import Parts, leaves, size_bytes
-from edge_fl_server.training.fleet import ClientId, Downs
+from edge_fl_server.training.clients import ClientId, Downs
 
 WAITING_BYTES = 1 << 30  # limit for the updates of a window
 WINDOW_CLIENTS = 4096

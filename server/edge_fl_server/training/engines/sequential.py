@@ -9,12 +9,12 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
 from edge_fl_server.training.engines.personal import PersonalParts
-from edge_fl_server.training.engines.simulated import SimulatedFleet, take_step
-from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Step
+from edge_fl_server.training.engines.simulated import SimulatedClients, take_step
 
 
-class SequentialFleet(SimulatedFleet):
+class SequentialClients(SimulatedClients):
     """Clients by id, with personal parts in memory or in `folder`."""
 
     engine = "sequential"

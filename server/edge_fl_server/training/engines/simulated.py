@@ -12,9 +12,9 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl_server.training.clients import ClientId, Clients, Step
 from edge_fl_server.training.engines import folders, processes
 from edge_fl_server.training.engines.personal import PersonalParts
-from edge_fl_server.training.fleet import ClientId, Fleet, Step
 
 IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
 
@@ -38,13 +38,13 @@ def with_epochs(method: Method, epochs: int) -> Method:
     return replace(method, epochs=epochs)
 
 
-class SimulatedFleet(Fleet):
+class SimulatedClients(Clients):
     """Clients `ids`, ascending, with their personal parts."""
 
     def __init__(self, ids: Sequence[ClientId], personal: PersonalParts) -> None:
         self._ids, self.personal = ids, personal
 
-    def clients(self) -> Sequence[ClientId]:
+    def ids(self) -> Sequence[ClientId]:
         return self._ids
 
     def trainable(self) -> Sequence[ClientId]:
@@ -60,12 +60,12 @@ class SimulatedFleet(Fleet):
 
 
 def in_process(kind: Any, clients: Mapping[ClientId, Client], method: Method) -> Any:
-    """A fleet `kind(clients, method)` with the personal parts in memory, or in files if they are too large."""
+    """`kind(clients, method)` with the personal parts in memory, or in files if they are too large."""
     processes.keep_memory()
     size = size_bytes(steps.start_own(method, next(iter(clients))))
     if size * len(clients) <= IN_MEMORY_BYTES:
         return kind(clients, method)
     folder = folders.create()
-    fleet = kind(clients, method, folder)
-    folders.remove_with(fleet, folder)
-    return fleet
+    built = kind(clients, method, folder)
+    folders.remove_with(built, folder)
+    return built

@@ -23,16 +23,16 @@ from edge_fl.learn.tree import Parts, first_not_finite
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
+from edge_fl_server.training.clients import ClientId, Downs, Step
 from edge_fl_server.training.engines import capacity, schedule
 from edge_fl_server.training.engines.capacity import ClientCapacity
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.simulated import SimulatedFleet
-from edge_fl_server.training.fleet import ClientId, Downs, Step
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SimulatedClients
 
 log = logging.getLogger(__name__)
 
 
-class VectorFleet(SimulatedFleet):
+class VectorClients(SimulatedClients):
     """Simulated clients; `train` is vectorised if the method allows it, all other steps are the sequential engine's.
 
     `chunk`: the largest number of clients per computation; 0: determined by `ClientCapacity`.
@@ -47,8 +47,8 @@ class VectorFleet(SimulatedFleet):
         *,
         chunk: int = 0,
     ) -> None:
-        self._reference = SequentialFleet(clients, method, folder)
-        super().__init__(self._reference.clients(), self._reference.personal)
+        self._reference = SequentialClients(clients, method, folder)
+        super().__init__(self._reference.ids(), self._reference.personal)
         self._clients = clients
         self.capacity = ClientCapacity(next(iter(clients.values())).device, chunk)
         self.fallback = ""

@@ -1,6 +1,6 @@
 """A worker process of the pool: steps of single clients, one at a time, on one thread.
 
-The fleet adopts a worker's output only after the job has finished, so a worker may die at any moment and its job be repeated.
+The pool adopts a worker's output only after the job has finished, so a worker may die at any moment and its job be repeated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import MEASURES, ClientId, Step
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.simulated import take_step, with_epochs
-from edge_fl_server.training.fleet import MEASURES, ClientId, Step
 
 PERSONAL = "personal"
 

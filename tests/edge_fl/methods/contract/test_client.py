@@ -11,8 +11,8 @@ from edge_fl.methods import names
 from edge_fl.methods.contract import egress, steps
 from edge_fl.methods.contract.client import Client
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
@@ -38,7 +38,7 @@ def test_a_client_measures_its_own_parts_before_aggregation(name: str) -> None:
 def test_it_is_the_model_that_one_client_alone_aggregates(name: str) -> None:
     """With one client, the aggregate is its own update: both timings agree."""
     method = replace(toy.method(name), evaluate_every=1)
-    fleet = SequentialFleet({"c0": toy.clients()["c0"]}, method)
+    fleet = SequentialClients({"c0": toy.clients()["c0"]}, method)
     (result,) = rounds.run(method, fleet, Plan(1, seed=3, evaluate_every=1))
     found = result.metrics["c0"]
     assert found[metrics.PERSONAL_LOCAL] == found[metrics.PERSONAL_BEFORE]
@@ -52,8 +52,8 @@ def test_fedcp_predicts_behind_the_received_head_not_behind_the_mixture_it_sends
     assert after["head"] is down["head"] and after["extractor"] is run.updates[0]["c0"].parts["extractor"]
 
 
-@pytest.mark.parametrize("engine", [SequentialFleet, VectorFleet])
-def test_rounds_with_evaluation_report_both_timings(engine: type[SequentialFleet]) -> None:
+@pytest.mark.parametrize("engine", [SequentialClients, VectorClients])
+def test_rounds_with_evaluation_report_both_timings(engine: type[SequentialClients]) -> None:
     method = replace(toy.method("fedrep"), evaluate_every=2)
     clients: dict[str, Client] = toy.clients()
     first, second = rounds.run(method, engine(clients, method), Plan(2, seed=3, evaluate_every=2))

@@ -19,8 +19,8 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON
 from edge_fl_server.mqtt.updates import validation
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.vector import VectorFleet
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan, RoundResult
 from tests.edge_fl.methods import toy
 from tests.edge_fl.methods.test_contract import fingerprint, structure, through_bytes
@@ -40,7 +40,7 @@ def private_method(name: str, privacy: PrivacyConfig = PRIVACY, kind: str = "non
     return replace(found, compression=CompressionConfig(kind))  # type: ignore[arg-type]
 
 
-def ran(method: Method, fleet: Any = SequentialFleet, number: int = 2) -> tuple[list[RoundResult], Any]:
+def ran(method: Method, fleet: Any = SequentialClients, number: int = 2) -> tuple[list[RoundResult], Any]:
     made = fleet(toy.clients(), method)
     return list(rounds.run(method, made, Plan(number, seed=3))), made
 
@@ -134,7 +134,7 @@ def test_a_resumed_run_keeps_residuals_noise_and_epsilon_spent(kind: str, privac
     method = private_method("fedrep", privacy, kind)
     whole, fleet = ran(method, number=3)
     half, before = ran(method, number=2)
-    resumed = SequentialFleet(toy.clients(), method)
+    resumed = SequentialClients(toy.clients(), method)
     resumed.restore((id, through_bytes(own)) for id, own in before.personal_state())
     (last,) = rounds.run(method, resumed, Plan(3, seed=3), through_bytes(half[-1].shared), first=3)
     assert fingerprint(last.shared) == fingerprint(whole[-1].shared)
@@ -145,7 +145,7 @@ def test_a_resumed_run_keeps_residuals_noise_and_epsilon_spent(kind: str, privac
     "method", [compressed("fedrep", "topk"), private_method("fedrep")], ids=["topk", "noise"]
 )
 def test_many_clients_at_once_send_what_each_would_alone(method: Method) -> None:
-    (alone, _), (together, fleet) = ran(method), ran(method, VectorFleet)
+    (alone, _), (together, fleet) = ran(method), ran(method, VectorClients)
     assert not fleet.fallback and alone[-1].bytes_up == together[-1].bytes_up
     for path, tensor in tree.leaves(alone[0].shared).items():
         apart = (tree.leaves(together[0].shared)[path] - tensor).abs().max()
@@ -180,7 +180,7 @@ def test_epsilon_grows_with_each_update_up_to_the_budget() -> None:
 
 def test_clients_without_budget_are_not_selected_and_the_run_ends_when_none_is_left() -> None:
     method = private_method("fedavg", replace_budget(private.epsilon(1.5 * private.cost(PRIVACY), 1e-5)))
-    fleet = SequentialFleet(toy.clients(), method)
+    fleet = SequentialClients(toy.clients(), method)
     fleet.personal.put(
         "c1", {**fleet.personal.get("c1"), update_codec.PRIVACY: {update_codec.SPENT: torch.tensor(1e3)}}
     )

@@ -17,12 +17,12 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.engines.calibration import measure
 from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
-from edge_fl_server.training.engines.pool import PoolFleet
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.engines.pool import PoolClients
 from tools.bench import workloads
 
 LONG = Effort(10**6)
@@ -74,7 +74,7 @@ def test_the_chosen_engine_computes_with_the_calibrated_threads() -> None:
     method = build_method(at.settings.spec)
     fleet = choice.build("auto", at, method, Effort(1), print)
     with processes.threads(2):
-        updates = fleet.train(1, method, dict.fromkeys(fleet.clients(), steps.start(method)))
+        updates = fleet.train(1, method, dict.fromkeys(fleet.ids(), steps.start(method)))
         next(updates)
         assert torch.get_num_threads() == 1
         updates.close()  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_a_pool_is_chosen_by_its_measurement_not_by_its_lower_bound_and_else_end
     monkeypatch.setattr(processes, "start_seconds", lambda workers: -1e9)  # at best faster than anything
     round_times = measure.round_times
 
-    def slow_pool(fleets: Mapping[str, Fleet], *arguments: Any, **options: Any) -> dict[str, RoundTime]:
+    def slow_pool(fleets: Mapping[str, Clients], *arguments: Any, **options: Any) -> dict[str, RoundTime]:
         times = round_times(fleets, *arguments, **options)
         return times | ({"pool": RoundTime(1e6, 1e6)} if "pool" in fleets else {})
 
@@ -189,9 +189,9 @@ def test_an_engine_of_another_package_is_found_by_name_and_an_unknown_one_named(
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        f"[{choice.ENTRY_POINTS}]\nmine = edge_fl_server.training.engines.pool:PoolFleet\n"
+        f"[{choice.ENTRY_POINTS}]\nmine = edge_fl_server.training.engines.pool:PoolClients\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert choice.find("mine") is PoolFleet
+    assert choice.find("mine") is PoolClients
     with pytest.raises(ConfigError, match=r"engine 'mime': unknown .did you mean 'mine'"):
         choice.require("mime")

@@ -30,11 +30,11 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore, Settings
+from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import processes
-from edge_fl_server.training.engines.pool import PoolFleet
-from edge_fl_server.training.engines.sequential import SequentialFleet
-from edge_fl_server.training.engines.vector import VectorFleet
-from edge_fl_server.training.fleet import Fleet
+from edge_fl_server.training.engines.pool import PoolClients
+from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 
@@ -49,7 +49,7 @@ STEADIER: dict[str, dict[str, Any]] = {
 CANNOT_BE_VECTORISED = {"class-statistics", "fedala", "pfedfda"}  # what they do depends on values
 CONVOLUTIONS = ModelConfig("cnn-tiny", {"feature_dim": 32, "width": 4})
 
-Build = Callable[[ClientStore], Fleet]
+Build = Callable[[ClientStore], Clients]
 Leaves = dict[tuple[str, ...], torch.Tensor]
 Metrics = Mapping[str, Mapping[str, float]]
 
@@ -84,7 +84,7 @@ def store(
     return ClientStore(Settings(spec, tuple(clients), precision), x, y, split)
 
 
-def two_rounds(at: ClientStore, fleet: Fleet) -> tuple[Method, Parts]:
+def two_rounds(at: ClientStore, fleet: Clients) -> tuple[Method, Parts]:
     """With most clients in each: (method, shared parts)."""
     method = build_method(at.settings.spec)
     method.net.to(at.device)
@@ -95,7 +95,7 @@ def two_rounds(at: ClientStore, fleet: Fleet) -> tuple[Method, Parts]:
     return method, shared
 
 
-def trained(at: ClientStore, fleet: Fleet) -> Leaves:
+def trained(at: ClientStore, fleet: Clients) -> Leaves:
     """Shared and personal parts after two rounds."""
     _, shared = two_rounds(at, fleet)
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())})
@@ -109,16 +109,16 @@ def outcome(at: ClientStore, build: Build) -> tuple[Leaves, Metrics]:
     return tree.leaves({"shared": shared, "own": dict(fleet.personal_state())}), metrics
 
 
-def sequential(at: ClientStore) -> Fleet:
-    return SequentialFleet(dict(at), build_method(at.settings.spec))
+def sequential(at: ClientStore) -> Clients:
+    return SequentialClients(dict(at), build_method(at.settings.spec))
 
 
-def vectorised(at: ClientStore) -> VectorFleet:
-    return VectorFleet(dict(at), build_method(at.settings.spec), chunk=3)
+def vectorised(at: ClientStore) -> VectorClients:
+    return VectorClients(dict(at), build_method(at.settings.spec), chunk=3)
 
 
-def pooled(at: ClientStore) -> Fleet:
-    return PoolFleet(at, workers=2)
+def pooled(at: ClientStore) -> Clients:
+    return PoolClients(at, workers=2)
 
 
 @cache
@@ -188,11 +188,11 @@ def test_a_network_that_cannot_be_vectorised_is_trained_client_by_client(
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_results_do_not_depend_on_the_chunk_size(chunk: int) -> None:
     at = store("fedcrc")
-    fleet = VectorFleet(dict(at), build_method(at.settings.spec), chunk=chunk)
+    fleet = VectorClients(dict(at), build_method(at.settings.spec), chunk=chunk)
     assert difference(trained(at, fleet), trained(at, sequential(at))) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", [SequentialFleet, VectorFleet])
+@pytest.mark.parametrize("kind", [SequentialClients, VectorClients])
 def test_personal_parts_in_files_equal_those_in_memory(kind: Any, tmp_path: Path) -> None:
     in_memory = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec)))[0]
     in_files = outcome(store("ditto"), lambda at: kind(at, build_method(at.settings.spec), tmp_path))[0]
@@ -203,7 +203,7 @@ def test_personal_parts_in_files_equal_those_in_memory(kind: Any, tmp_path: Path
 def test_updates_of_the_pool_are_processed_on_one_thread_and_the_others_restored() -> None:
     at = store("fedavg")
     method, fleet = build_method(at.settings.spec), pooled(at)
-    downs = dict.fromkeys(fleet.clients(), steps.start(method))
+    downs = dict.fromkeys(fleet.ids(), steps.start(method))
     with processes.threads(2):
         updates = fleet.train(1, method, downs)
         next(updates)
@@ -264,4 +264,4 @@ def test_unseen_clients_do_not_train() -> None:
     at = store("fedavg")
     at = replace(at, settings=Settings(at.settings.spec, ("c0", "c2")))
     for build in (sequential, vectorised, pooled):
-        assert list(build(at).clients()) == ["c0", "c2"]
+        assert list(build(at).ids()) == ["c0", "c2"]

@@ -23,7 +23,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.fleet import ClientId, Downs, Fleet
+from edge_fl_server.training.clients import ClientId, Clients, Downs
 
 REPEATS, BUDGET_S = 3, 0.8  # of a comparison, after a warm-up round of each engine
 LEAST_BATCHES = 2  # of a client
@@ -108,32 +108,32 @@ def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> Clie
 
 
 def round_times(
-    fleets: Mapping[str, Fleet], method: Method, workers: Mapping[str, int], *, repeats: int = REPEATS
+    engines: Mapping[str, Clients], method: Method, workers: Mapping[str, int], *, repeats: int = REPEATS
 ) -> dict[str, RoundTime]:
-    """Median times of a round by each fleet, which has so many workers; the fleets alternate, after a warm-up round of each."""
+    """Median times of a round by each engine's clients, trained by so many `workers`; they alternate, after a warm-up round of each."""
     shared = steps.start(method)
-    found: dict[str, list[RoundTime]] = {name: [] for name in fleets}
-    for name, fleet in fleets.items():
-        _round(fleet, method, shared, workers[name])
+    found: dict[str, list[RoundTime]] = {name: [] for name in engines}
+    for name, clients in engines.items():
+        _round(clients, method, shared, workers[name])
     began = time.perf_counter()
     for _ in range(repeats):
-        for name, fleet in fleets.items():
-            found[name].append(_round(fleet, method, shared, workers[name]))
-        if time.perf_counter() - began > BUDGET_S * len(fleets):
+        for name, clients in engines.items():
+            found[name].append(_round(clients, method, shared, workers[name]))
+        if time.perf_counter() - began > BUDGET_S * len(engines):
             break
     return {
         name: RoundTime(*map(statistics.median, zip(*times, strict=True))) for name, times in found.items()
     }
 
 
-def _round(fleet: Fleet, method: Method, shared: Parts, workers: int) -> RoundTime:
+def _round(clients: Clients, method: Method, shared: Parts, workers: int) -> RoundTime:
     now = method.at(1)
-    downs: Downs = {id: steps.broadcast(now, shared, id) for id in fleet.clients()}
+    downs: Downs = {id: steps.broadcast(now, shared, id) for id in clients.ids()}
     start = time.perf_counter()
-    arrivals = [time.perf_counter() - start for _ in fleet.train(1, now, downs)]
+    arrivals = [time.perf_counter() - start for _ in clients.train(1, now, downs)]
     middle = time.perf_counter()
     if method.predicts_early or method.has_global:
-        for _ in fleet.evaluate(1, now, downs):
+        for _ in clients.evaluate(1, now, downs):
             pass
     return RoundTime(balanced(arrivals, workers), time.perf_counter() - middle)
 

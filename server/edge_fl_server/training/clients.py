@@ -21,7 +21,7 @@ MEASURES: frozenset[Step] = frozenset({"evaluate", "compare"})
 Downs = Mapping[ClientId, Parts]  # broadcast by client, computed on access
 
 
-class Fleet(ABC):
+class Clients(ABC):
     """All clients of a run.
 
     Subclasses implement `each`, which runs one step on a cohort (the keys of `downs`). A client that does not respond in time is missing
@@ -41,16 +41,16 @@ class Fleet(ABC):
         return None
 
     @abstractmethod
-    def clients(self) -> Sequence[ClientId]:
+    def ids(self) -> Sequence[ClientId]:
         """The available clients, ascending."""
 
     def trainable(self) -> Sequence[ClientId]:
         """The available clients whose privacy budget is not exhausted."""
-        return self.clients()
+        return self.ids()
 
     def able_to_compare(self) -> Sequence[ClientId]:
         """The available clients that can compare a candidate with the current parts."""
-        return self.clients()
+        return self.ids()
 
     @abstractmethod
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
@@ -84,47 +84,47 @@ class Fleet(ABC):
         """Restore the personal parts that `personal_state` returned."""
 
 
-class NoClients(Fleet):
-    """The fleet of a run that trains nothing."""
+class NoClients(Clients):
+    """The clients of a run that trains nothing."""
 
-    def clients(self) -> Sequence[ClientId]:
+    def ids(self) -> Sequence[ClientId]:
         return ()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return iter(())
 
 
-class WrappedFleet(Fleet):
-    """A fleet that passes everything on to another one. Subclasses change what they override."""
+class WrappedClients(Clients):
+    """Clients that pass everything on to other ones. Subclasses change what they override."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
 
     @property
     def engine(self) -> str:
-        return self._fleet.engine
+        return self._clients.engine
 
     @property
     def calibration(self) -> Calibration | None:
-        return self._fleet.calibration
+        return self._clients.calibration
 
-    def clients(self) -> Sequence[ClientId]:
-        return self._fleet.clients()
+    def ids(self) -> Sequence[ClientId]:
+        return self._clients.ids()
 
     def trainable(self) -> Sequence[ClientId]:
-        return self._fleet.trainable()
+        return self._clients.trainable()
 
     def able_to_compare(self) -> Sequence[ClientId]:
-        return self._fleet.able_to_compare()
+        return self._clients.able_to_compare()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        return self._fleet.each(step, round, method, downs)
+        return self._clients.each(step, round, method, downs)
 
     def at_work(self) -> Collection[ClientId]:
-        return self._fleet.at_work()
+        return self._clients.at_work()
 
     def personal_state(self) -> Iterator[tuple[ClientId, Parts]]:
-        return self._fleet.personal_state()
+        return self._clients.personal_state()
 
     def restore(self, states: Iterator[tuple[ClientId, Parts]]) -> None:
-        self._fleet.restore(states)
+        self._clients.restore(states)

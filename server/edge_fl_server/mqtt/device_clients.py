@@ -1,6 +1,6 @@
-"""The fleet of real devices: send a round request to a cohort over MQTT, collect updates until the deadline, close the request.
+"""Devices as clients of the round loop: send a round request to a cohort over MQTT, collect updates until the deadline, close the request.
 
-Devices use the same functions and seeds as `SequentialFleet`, so results are bit-identical to a simulation. A request ends when every
+Devices use the same functions and seeds as `SequentialClients`, so results are bit-identical to a simulation. A request ends when every
 member has responded, when the others have left for longer than `lost_s`, or at its deadline; members without a response are missing. With
 `max_staleness` the requests of earlier rounds stay open, and late updates on them join the current round.
 """
@@ -38,7 +38,7 @@ from edge_fl_server.mqtt.updates.validation import (
     parts_check,
 )
 from edge_fl_server.registry.records import RequestState
-from edge_fl_server.training.fleet import MEASURES, ClientId, Downs, Fleet, Step
+from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, Step
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ MAX_DEADLINE_S = 86400.0  # largest value of a message
 
 
 @dataclass(frozen=True)
-class FleetLimits:
+class DeviceLimits:
     """Limits of round requests.
 
     `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`, `max_weight`: as in
@@ -64,7 +64,7 @@ class FleetLimits:
     max_staleness: int | None = None
 
 
-LIMITS = FleetLimits()
+LIMITS = DeviceLimits()
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class OpenRequest:
     waiting: set[ClientId]
 
 
-class MqttFleet(Fleet):
+class DeviceClients(Clients):
     """Full devices behind a broker. `on_report` receives every report that counts.
 
     The tensors of updates are moved to the torch device `torch_device`.
@@ -95,7 +95,7 @@ class MqttFleet(Fleet):
         server: Server,
         run_id: str,
         spec: MethodSpec,
-        limits: FleetLimits = LIMITS,
+        limits: DeviceLimits = LIMITS,
         on_report: Callable[[ClientId, Report], None] = lambda device, report: None,
         torch_device: str = "cpu",
     ) -> None:
@@ -116,15 +116,15 @@ class MqttFleet(Fleet):
         self._connection.on("req", self._on_request)
         self._connection.on_connected(lambda _: self._republish())
 
-    def clients(self) -> Sequence[ClientId]:
+    def ids(self) -> Sequence[ClientId]:
         return self._roster.full_devices()
 
     def trainable(self) -> Sequence[ClientId]:
-        return [device for device in self.clients() if device not in self._exhausted]
+        return [device for device in self.ids() if device not in self._exhausted]
 
     def able_to_compare(self) -> Sequence[ClientId]:
         """Those whose agent knows the assignment."""
-        return [device for device in self.clients() if self._roster.speaks(device, COMPARES)]
+        return [device for device in self.ids() if self._roster.speaks(device, COMPARES)]
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Send the round request at once; the returned iterator collects the updates."""
