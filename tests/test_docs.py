@@ -53,7 +53,7 @@ AFTER = re.compile(r"<!-- read after (\S+) -->")
 INLINE = re.compile(r"`(edge-fl [a-z][^`]+)`")
 OUR_PATH = re.compile(r"(?<![\w./-])((?:edge_fl|broker|devices|server|tests|tools|docs)/[\w./+-]*[\w/])")
 OUR_MODULE = re.compile(
-    r"(?<![\w./-])(?<!\[\")((?:edge_fl|edge_fl_broker|edge_fl_devices|edge_fl_server|tests|tools)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
+    r"(?<![\w./-])(?<!\[\")((?:edge_fl(?:_[a-z]+)?|tests|tools)(?:\.\w+)+)(?![\w/]*\()(?![\w/-])"
 )
 NO_MODULES = {"toml", "md", "py", "csv", "crt", "json", "local", "example"}  # suffixes of file and host names
 DEADLINE_S = 240.0
@@ -108,9 +108,9 @@ RUN = {command for page in PAGES for block in blocks(page) if block.is_run for c
 
 
 def resolves(name: str) -> bool:
-    """Whether a dotted name is a module of ours, or an attribute of one, or a file or host name."""
+    """Whether a dotted name is a module of ours, an attribute of one, an entry-point group, or a file or host name."""
     parent, _, attribute = name.rpartition(".")
-    if attribute in NO_MODULES:
+    if attribute in NO_MODULES or metadata.entry_points(group=name):
         return True
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(name):

@@ -11,6 +11,7 @@ from pathlib import Path
 from fastapi import Request
 from nicegui import ui
 
+import edge_fl_server
 from edge_fl.console.formatting import escape
 from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_console.dashboard.auth import ACCESS, LOGOUT
@@ -22,6 +23,7 @@ from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import servers
 
 FOLDER = Path(__file__).parent
+STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # that of reports, too
 MAX_TEXT = 2000  # of a text in an address; PostgreSQL does not take all characters
 MENU = {
     "/": "Overview",
@@ -65,7 +67,7 @@ def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request],
 
 @contextmanager
 def _frame(board: Board, entry: str, title: str) -> Iterator[None]:
-    ui.add_head_html(f"<style>{(FOLDER / 'style.css').read_text()}</style>")
+    ui.add_head_html(f"<style>{STYLE.read_text()}</style>")
     ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
     ui.page_title(f"{title} · edge-fl")
     links = "".join(

@@ -26,8 +26,14 @@ from edge_fl_server.orchestrate.setup import torch_device
 from edge_fl_server.training.study import Study
 
 LIBRARIES = ("torch", "numpy")
-SERVER = ("training", "orchestrate/execute.py", "orchestrate/setup.py", "compare/cell.py")
-"""Files of the server that affect numbers; of `edge_fl` all do, except those of single methods and models."""
+PLACES = (
+    *(f"edge_fl_server/{place}" for place in ("training", "orchestrate/execute.py", "orchestrate/setup.py")),
+    *(
+        f"edge_fl_lab/{place}"
+        for place in ("compare/cell.py", "features.py", "newcomers.py", "recipe_heads.py")
+    ),
+)
+"""Files of the server and of this package that affect numbers; of `edge_fl` all do, except those of single methods and models."""
 
 _ROOT = Path(edge_fl.__file__).parent.parent
 _INSTALLED = {
@@ -79,8 +85,8 @@ def _framework() -> str:
     registries = [Path(package.__file__ or "") for package in (methods, models)]
     own = {path for registry in registries for path in registry.parent.glob("*.py")}
     files = [path for path in (_ROOT / "edge_fl").rglob("*.py") if path not in own]
-    for place in SERVER:
-        path = Path(edge_fl_server.__file__).parent / place
+    for place in PLACES:
+        path = Path(edge_fl_server.__file__).parents[1] / place
         files += path.rglob("*.py") if path.is_dir() else [path]
     functions = [
         ast.unparse(node)

@@ -10,6 +10,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+import edge_fl_server
 from edge_fl import metrics
 from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
@@ -19,7 +20,7 @@ from edge_fl_lab.report.figure import Figure
 from edge_fl_server.runs.results import Results
 
 FOLDER = Path(__file__).parent
-STYLE = FOLDER.parent / "dashboard" / "style.css"
+STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # the dashboard's too
 NAME = "report.html"
 SOURCES = {
     "simulated": "all clients were simulated on the server; no device took part",

@@ -29,6 +29,10 @@ TINY = with_settings(
 )
 
 
+def test_every_place_whose_code_affects_numbers_exists() -> None:
+    assert not [place for place in inputs.PLACES if not (ROOT / "server" / place).exists()]
+
+
 def written(folder: Path) -> dict[str, int]:
     return {path.stem: path.stat().st_mtime_ns for path in (folder / "cells").glob("*.json")}
 
