@@ -179,7 +179,7 @@ class Board:
 
 def own_files(home: Path) -> dict[str, bytes]:
     """Heads, outbox, installed releases, privacy budget, and memory without starts and the numbers of signed messages."""
-    numbers = {"signed": 0, "signed_command": 0, "signed_update": 0, "signs_all": False, "starts": 0}
+    numbers = {"signed": 0, "signed_command": 0, "signed_update": 0, "starts": 0}
     memory = msgspec.structs.replace(Store(home).memory(), **numbers)
     paths = [path for name in ("heads", "outbox", "release") for path in (home / name).rglob("*")]
     paths = [path for path in [*paths, home / "privacy.safetensors"] if path.is_file()]
@@ -196,27 +196,3 @@ def eventually(claim: Callable[[], object], what: str = "", deadline_s: float = 
 
 def endpoint(port: int) -> Endpoint:
     return Endpoint("127.0.0.1", port)
-
-
-def earlier(folder: Path, commit: str) -> Path | None:
-    """Write the wheel of an earlier commit as version 0.0.9; None where the history is not available."""
-    root = Path(__file__).parents[1]
-    sources = ["edge_fl", "devices/edge_fl_devices", "server/edge_fl_server"]
-    command = ["git", "-C", str(root), "archive", "--format=zip", commit, *sources]
-    try:
-        done = subprocess.run(command, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    name, current = device_wheel.pack()
-    files = {}
-    with zipfile.ZipFile(io.BytesIO(current)) as archive:
-        files |= {path: archive.read(path) for path in archive.namelist() if path.startswith("edge_fl-")}
-    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
-        for path in archive.namelist():
-            if not path.endswith("/"):
-                files[path[path.index("edge_fl") :]] = archive.read(path)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for path, content in files.items():
-            archive.writestr(path, content)
-    return rewritten(folder, name, buffer.getvalue(), "0.0.9")

@@ -2,7 +2,7 @@
 
     targets.json: {"signed": {"agents": [AgentRelease as JSON text, ...], ...}}
 
-A further field and no target: a device of an earlier version reads every target as the manifest of an extractor.
+A field of its own: every target is the manifest of an extractor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Text = Annotated[str, Meta(max_length=400)]
 class AgentWheel(Struct, frozen=True):
     """One wheel: its file name, bytes, and what its metadata requires (`Requires-Dist` without extras, `Requires-Python`).
 
-    `unpacked`: the bytes of its files (`edge_fl.release.wheels`); 0 if it was signed by an earlier version.
+    `unpacked`: the bytes of its files (`edge_fl.release.wheels`), the most that a device unpacks.
     """
 
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!]*(-[A-Za-z0-9_.+!]+){4,5}\.whl\Z")]
     blob: Blob
+    unpacked: Annotated[int, Meta(ge=0, le=2**40)]
     requires: Annotated[list[Text], Meta(max_length=128)] = []
     requires_python: Text = ""
-    unpacked: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
 
 class AgentRelease(Struct, frozen=True):

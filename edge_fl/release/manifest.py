@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from edge_fl.blob import Blob
@@ -50,7 +50,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     valid for one `extractor.sha256`. `method` is "pretrained" if no run trained the extractor. `heads` says how the
     method fits heads from the extras, and limits the head updates that a device may send. `extractor` computes in `precision`; `variants`
     are the alternatives, of which an installed release has none (`chosen`). `sums`: subjects of the sums over devices that the release
-    asks for; left out without any, because older agents reject a field that they do not know.
+    asks for.
     """
 
     release: Annotated[int, Meta(ge=1)]
@@ -71,7 +71,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     heads: HeadPlan = HeadPlan()
     precision: Precision = "fp32"
     variants: dict[Precision, Variant] = {}
-    sums: Annotated[list[ExtraName], Meta(max_length=8)] | UnsetType = UNSET
+    sums: Annotated[list[ExtraName], Meta(max_length=8)] = []
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])

@@ -12,11 +12,9 @@ from zipfile import ZipInfo
 from edge_fl.console import units
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
-from edge_fl.release.agent import AgentWheel
 
 MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 1 << 30
-UNDECLARED = 6  # unpacked size of a wheel that was signed without it, in sizes of the wheel
 
 
 def unpacked_bytes(name: str, files: Iterable[ZipInfo]) -> int:
@@ -29,8 +27,3 @@ def unpacked_bytes(name: str, files: Iterable[ZipInfo]) -> int:
             Failure.BAD_WHEEL,
         )
     return sum(sizes)
-
-
-def declared_bytes(wheel: AgentWheel) -> int:
-    """The most that a wheel may unpack to."""
-    return wheel.unpacked or UNDECLARED * wheel.blob.bytes

@@ -22,7 +22,7 @@ from edge_fl.fleet.settings import Settings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
 
-PROTOCOL = "1.2"
+PROTOCOL = "1.0"
 
 MAX_SUM_DEVICES, MAX_SUM_LENGTH = 100, 2**24
 MAX_JSON_BYTES = 256 * 1024
@@ -77,7 +77,7 @@ class Assignment(Struct, frozen=True):
 
     Mode "serve" names a `release` to install. "train", "personalise" and "evaluate" name run, round, the broadcast `down` to start from and
     the hash of the round's `spec` ("": any). "compare" compares `down`, a round's candidate, with `before`, the broadcast of the round.
-    "rest" requests nothing; `why`: a failure word, as in `DeviceState.why`. `signs_all`: the server also signs commands and agent updates.
+    "rest" requests nothing; `why`: a failure word, as in `DeviceState.why`.
     """
 
     version: Count
@@ -90,7 +90,6 @@ class Assignment(Struct, frozen=True):
     deadline_s: Annotated[float, Meta(gt=0, le=86400)] = 120.0
     why: Text = ""
     spec: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
-    signs_all: bool = False
     before: Blob | None = None
     signature: ServerSignature | None = None
 
@@ -134,7 +133,7 @@ class Capability(Struct, frozen=True):
     """up/meta, retained: the measured capability of a device.
 
     `drift` is the mean shift of its features since its head was fitted, in standard deviations of the fit; 0 if there is no drift.
-    `update`: how its agent is updated; None if it cannot be. `settings`: those in effect; None of an agent without remote settings.
+    `update`: how its agent is updated; None if it cannot be. `settings`: those in effect; None before a simulated device receives any.
     `certificate_until` is when its certificate ends, in seconds since 1970; 0 without one.
     """
 

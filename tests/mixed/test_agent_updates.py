@@ -66,9 +66,9 @@ class Site:
     def commands(self) -> ReleaseCommands:
         return ReleaseCommands(self.connect, FLEET, self.folder / "home", self.db)
 
-    def board(self, name: str, *, earlier: bool = False, **update: object) -> Board:
+    def board(self, name: str, **update: object) -> Board:
         board = Board(self.folder / name, self.factory, name, self.port, self.folder / "images.npz")
-        board.update = None if earlier else update
+        board.update = update
         self.boards[name] = board
         self._stack.callback(board.stop)
         board.start()

@@ -83,11 +83,9 @@ def test_another_registry_is_refused_until_it_is_told_to_adopt_the_fleet(
         first.serve(threading.Event())
 
 
-def test_a_registry_of_an_earlier_version_stays_the_fleets_and_an_empty_one_does_not(
+def test_an_empty_registry_is_not_the_fleets_where_only_the_releases_tell(
     first: FleetServer, port: int, tmp_path: Path
 ) -> None:
-    with first.db.writing() as connection:
-        connection.exec_driver_sql("DELETE FROM fleets")
     (tmp_path / "home" / "main" / "registry").unlink()
     clear = connector("127.0.0.1", port)("other", None, lambda event: None)
     clear.wait_connected(30)

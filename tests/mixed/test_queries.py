@@ -58,7 +58,6 @@ from tools.memory_broker import InMemoryBroker, InMemoryTransport
 pytestmark = pytest.mark.broker
 TOPICS = Topics("main")
 LOGS = Query("none", "logs")
-OLD = Capability("head", "test", "3", agent="0.1.0", protocol="1.0")
 NEW = Capability("head", "test", "3")
 log = logging.getLogger("edge_fl_devices.test")
 
@@ -249,25 +248,6 @@ def test_a_device_that_is_not_connected_or_not_known_is_named(
     )
     assert command(site, "device", "logs", "pi-99") == 4
     assert "no device 'pi-99'" in capsys.readouterr().err
-
-
-def test_a_device_of_the_previous_protocol_is_named_and_not_asked(
-    site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with site.device("pi-04", OLD):
-        assert command(site, "device", "logs", "pi-04") == 1
-        said = capsys.readouterr().err
-    assert "pi-04: its agent 0.1.0 speaks protocol 1.0, which has no queries; expected 1.1 or later" in said
-
-
-@pytest.mark.parametrize("protocol", ["²", "٣.٣", "9" * 32, "", "1.", "-1.5", "nan"])
-def test_a_protocol_that_is_no_version_is_none(
-    site: Site, capsys: pytest.CaptureFixture[str], protocol: str
-) -> None:
-    """A device may say anything; a superscript ended the command with a traceback."""
-    with site.device("pi-04", msgspec.structs.replace(OLD, protocol=protocol)):
-        assert command(site, "device", "logs", "pi-04") == 1
-        assert f"speaks protocol {protocol}, which has no queries" in capsys.readouterr().err
 
 
 def test_a_revoked_device_gives_no_answer(site: Site) -> None:

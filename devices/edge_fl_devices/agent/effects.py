@@ -17,8 +17,8 @@ class Memory(Struct, frozen=True):
 
     `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
     assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment; once there was one,
-    unsigned ones are rejected. `signed_command`, `signed_update`: those of commands and agent updates; with `signs_all` (of the newest
-    signed assignment) unsigned ones are rejected. `starts` begins the numbers of the device's own signatures; it grows with every start.
+    unsigned messages are rejected. `signed_command`, `signed_update`: those of commands and agent updates. `starts` begins the numbers of
+    the device's own signatures; it grows with every start.
     """
 
     done: tuple[str, ...] = ()
@@ -28,7 +28,6 @@ class Memory(Struct, frozen=True):
     signed: int = 0
     signed_command: int = 0
     signed_update: int = 0
-    signs_all: bool = False
     starts: int = 0
 
 

@@ -241,7 +241,7 @@ def _on_assignment(context: StepContext, event: events.Received) -> None:
     else:
         context.update(outdated=False)
         if event.number:
-            context.remember(signed=event.number, signs_all=event.message.signs_all)
+            context.remember(signed=event.number)
         if context.state.why in REJECTIONS:
             context.update(why="")
         assignments.accept(context, event.message)
@@ -250,7 +250,7 @@ def _on_assignment(context: StepContext, event: events.Received) -> None:
 def _rejection(event: events.Received, lowest: int, *, required: bool) -> str:
     """The failure word of a message that the server did not sign for this device, or signed before a later one; "" for a valid one.
 
-    `lowest`: the lowest number that counts. Unless a signature is `required`, the server may be older, or have no keys.
+    `lowest`: the lowest number that counts. Unless a signature is `required`, the server may have no keys.
     """
     if event.rejected:
         return event.rejected
@@ -273,7 +273,7 @@ def _on_update(context: StepContext, event: events.Received) -> None:
         return
     if not isinstance(update, AgentUpdate):
         context.emit(effects.DesireUpdate(None))
-    elif why := _rejection(event, memory.signed_update, required=memory.signs_all):
+    elif why := _rejection(event, memory.signed_update, required=memory.signed > 0):
         if update.id != known.id and not _is_outdated(context, why):
             context.log("warning", f"agent update {update.id} rejected: {why}")
     else:
@@ -285,7 +285,7 @@ def _on_command(context: StepContext, event: events.Received) -> None:
     command, memory = event.message, context.state.memory
     if not isinstance(command, Command) or event.retain:
         return
-    if why := _rejection(event, memory.signed_command + 1, required=memory.signs_all):
+    if why := _rejection(event, memory.signed_command + 1, required=memory.signed > 0):
         if not _is_outdated(context, why):
             context.log("warning", f"command {command.id} ({command.do}) rejected: {why}")
         return

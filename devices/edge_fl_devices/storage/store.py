@@ -216,7 +216,7 @@ class Store:
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
             parcel = msgspec.json.decode(metadata["parcel"], type=Parcel)
-            bits = int(metadata.get(BITS, 0))  # missing in files of older agents
+            bits = int(metadata[BITS])
             return StoredHead(head, int(metadata["release"]), parcel, metadata["fit_key"], calibration, bits)
         return None
 
@@ -250,7 +250,7 @@ class Store:
         with suppress(OSError, *UNUSABLE), allowed(path):
             head, calibration, metadata = _read_head(path, extractor_sha256)
             if metadata["after"] == (fitted.fit_key if fitted else ""):
-                bits = int(metadata.get(BITS, 0))
+                bits = int(metadata[BITS])
                 return ImmediateHead(head, calibration, metadata["fingerprint"], metadata["after"], bits)
         return None
 
@@ -309,7 +309,7 @@ def _read_head(path: Path, extractor_sha256: str) -> tuple[Head, Calibration, di
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
         arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    prefixed = [name for name in arrays if name.startswith(CALIBRATION)]  # none in files of older agents
+    prefixed = [name for name in arrays if name.startswith(CALIBRATION)]
     calibrated = {name.removeprefix(CALIBRATION): arrays.pop(name) for name in prefixed}
     head = heads.from_arrays(arrays, metadata)
     head.require(extractor_sha256)

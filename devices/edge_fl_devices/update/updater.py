@@ -28,7 +28,6 @@ from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
 from edge_fl.memory import total_memory_mb
 from edge_fl.release.agent import AgentRelease, AgentUpdate, AgentWheel, UpdateStatus
-from edge_fl.release.wheels import declared_bytes
 from edge_fl_devices.config import UpdateConfig
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
@@ -180,7 +179,7 @@ class AgentUpdater:
         factory = environment.distributions(self._updates.factory)
         wheels = plan.needed(release, factory, list(sys_tags()), platform.python_version())
         fetched_bytes = 2 * sum(wheel.blob.bytes for wheel in wheels)  # chunks, and the files of them
-        needed_bytes = fetched_bytes + BYTECODE * sum(map(declared_bytes, wheels)) + RESERVE_BYTES
+        needed_bytes = fetched_bytes + BYTECODE * sum(wheel.unpacked for wheel in wheels) + RESERVE_BYTES
         with reporting(f"agent release {release.number}"):
             make_folder(self._updates.home)
         require_space(self._updates.home, needed_bytes, f"agent release {release.number}")
@@ -188,7 +187,7 @@ class AgentUpdater:
         with reporting(f"agent release {release.number}"):
             make_folder(folder / environment.WHEELS)
         place = folder / environment.WHEELS
-        paths = {self._fetched(wheel, place, transfers): declared_bytes(wheel) for wheel in wheels}
+        paths = {self._fetched(wheel, place, transfers): wheel.unpacked for wheel in wheels}
         self._show(replace(update, state="installing"))
         environment.build(folder, self._updates.factory, paths)
 

@@ -170,7 +170,7 @@ class HeadWorker(Worker):
     def _prepare_statistics(self, inputs: Inputs) -> None:
         """Prepare what the device may add to a sum, if the release asks for it."""
         manifest, fitted = inputs.manifest, inputs.fitted
-        if not self._share or STATISTICS not in (manifest.sums or ()):
+        if not self._share or STATISTICS not in manifest.sums:
             self._offers.withdraw()
             return
         release, sha256, classes = manifest.release, manifest.extractor.sha256, len(manifest.classes)

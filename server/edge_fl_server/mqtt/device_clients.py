@@ -43,7 +43,6 @@ from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-COMPARES = (1, 2)  # the protocol of the first agents that compare candidates
 MIN_COMPARING_S = 10.0
 MAX_DEADLINE_S = 86400.0  # largest value of a message
 
@@ -121,10 +120,6 @@ class DeviceClients(Clients):
 
     def trainable(self) -> Sequence[ClientId]:
         return [device for device in self.ids() if device not in self._exhausted]
-
-    def able_to_compare(self) -> Sequence[ClientId]:
-        """Those whose agent knows the assignment."""
-        return [device for device in self.ids() if self._roster.speaks(device, COMPARES)]
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Send the round request at once; the returned iterator collects the updates."""

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import secrets
 
-from sqlalchemy import select, union
+from sqlalchemy import select
 
 from edge_fl.errors import InputError, nearest
 from edge_fl_server.registry.database import Database
-from edge_fl_server.registry.tables import devices, fleets, releases, rollouts, runs, servers
-
-EVIDENCE = (fleets, servers, devices, releases, rollouts, runs)
-"""Tables with a row for every fleet that existed: those of earlier versions have no id."""
+from edge_fl_server.registry.tables import fleets
 
 
 def known(db: Database) -> list[str]:
     """The fleets that ever existed in this registry, ascending."""
     with db.reading() as connection:
-        every = union(*(select(table.c.fleet) for table in EVIDENCE))
-        return sorted(connection.execute(every).scalars())
+        return sorted(connection.execute(select(fleets.c.fleet)).scalars())
 
 
 def require(db: Database, fleet: str) -> None:
@@ -31,7 +27,7 @@ def require(db: Database, fleet: str) -> None:
 
 
 def id_of(db: Database, fleet: str) -> str:
-    """The id of this registry for a fleet; "" before its first server, and of one by an earlier version of edge-fl."""
+    """The id of this registry for a fleet; "" before its first server."""
     with db.reading() as connection:
         found = connection.execute(select(fleets.c.id).where(fleets.c.fleet == fleet)).scalar()
         return found or ""

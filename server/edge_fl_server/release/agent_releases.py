@@ -98,7 +98,7 @@ def _described(name: str, payload: bytes) -> AgentWheel:
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
             metadata = Metadata.from_email(archive.read(inside), validate=False)
         requires = [str(line) for line in metadata.requires_dist or [] if not _of_extra(line)]
-        wheel = AgentWheel(name, describe(payload), requires, str(metadata.requires_python or ""), unpacked)
+        wheel = AgentWheel(name, describe(payload), unpacked, requires, str(metadata.requires_python or ""))
     except (
         ArtefactError,
         InvalidWheelFilename,

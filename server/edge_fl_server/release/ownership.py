@@ -33,7 +33,7 @@ def require(
         found.append(f"{text(home / fleet)} belongs to registry {id}")
     if retained and retained.registry and retained.registry != own:
         found.append(f"the fleet's last server used registry {retained.registry}")
-    if not own and not found and fleet not in fleets.known(db):  # of an earlier version
+    if not own and not found:
         if kept := _kept(home / fleet):
             found.append(f"{text(home / fleet)} has {counted(kept, 'release')}")
         if retained:

@@ -48,10 +48,6 @@ class Clients(ABC):
         """The available clients whose privacy budget is not exhausted."""
         return self.ids()
 
-    def able_to_compare(self) -> Sequence[ClientId]:
-        """The available clients that can compare a candidate with the current parts."""
-        return self.ids()
-
     @abstractmethod
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Run one step on every client of a cohort; updates in any order. "train" and "personalise" replace the clients' personal parts."""
@@ -113,9 +109,6 @@ class WrappedClients(Clients):
 
     def trainable(self) -> Sequence[ClientId]:
         return self._clients.trainable()
-
-    def able_to_compare(self) -> Sequence[ClientId]:
-        return self._clients.able_to_compare()
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         return self._clients.each(step, round, method, downs)

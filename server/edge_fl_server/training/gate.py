@@ -171,7 +171,7 @@ class Gate:
     def applies(self, method: Method) -> bool:
         """Whether rounds of this method are compared now: enough clients, and a model that predicts between rounds."""
         predicts = method.has_global or method.predicts_early
-        return bool(self.panel and predicts and len(self.clients.able_to_compare()) >= self.least)
+        return bool(self.panel and predicts and len(self.clients.ids()) >= self.least)
 
     def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
         """The shared parts after the round, and why; no verdict where nothing changed or no client could compare."""
@@ -180,7 +180,7 @@ class Gate:
         self._comparisons = self._bytes = 0
         order = self._order(candidate.round)
         members = len(candidate.updates)
-        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.clients.able_to_compare()), 1), 0)
+        margin = MARGIN + MARGIN_OF_ABSENT * max(1 - members / max(len(self.clients.ids()), 1), 0)
         size = max(int(self.panel * members + 1e-9), SMALLEST_PANEL)
         evidence = self._ask(candidate, candidate.shared, order[:size])
         if evidence.suspicious(margin):
@@ -220,7 +220,7 @@ class Gate:
     def _order(self, round: int) -> list[ClientId]:
         """The available clients in the order in which they are asked in this round, those of the next round first."""
         clients, working = self.clients, self.clients.at_work()
-        idle = [client for client in clients.able_to_compare() if client not in working]
+        idle = [client for client in clients.ids() if client not in working]
         order = [idle[place] for place in generator(self.seed, "gate", round).permutation(len(idle))]
         following = set(
             cohorts.draw(
@@ -248,7 +248,7 @@ class Gate:
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
                 found[update.client] = Comparison(images, lost, gained)
         self._bytes += downs.bytes
-        return Evidence({id: found[id] for id in panel if id in found}, len(self.clients.able_to_compare()))
+        return Evidence({id: found[id] for id in panel if id in found}, len(self.clients.ids()))
 
     def _verdict(
         self,

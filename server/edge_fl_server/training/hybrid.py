@@ -54,9 +54,6 @@ class HybridClients(Clients):
         devices = (client for client in self._devices.trainable() if client not in self._names)
         return sorted([*self._simulated.trainable(), *devices])
 
-    def able_to_compare(self) -> Sequence[ClientId]:
-        return sorted(self._names.union(self._devices.able_to_compare()))
-
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         of_devices = Subset(downs, [client for client in downs if client not in self._names])
         of_simulated = Subset(downs, [client for client in downs if client in self._names])

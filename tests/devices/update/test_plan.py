@@ -25,7 +25,7 @@ FACTORY = {
 
 
 def wheel(file: str, *requires: str, python: str = ">=3.11") -> AgentWheel:
-    return AgentWheel(file, describe(b"wheel"), list(requires), python)
+    return AgentWheel(file, describe(b"wheel"), 5, list(requires), python)
 
 
 def needed(*wheels: AgentWheel) -> list[str]:

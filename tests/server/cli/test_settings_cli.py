@@ -17,7 +17,7 @@ APPLIED = {"serial": 2**52, "settings": {"keep": {"origin": "remote", "value": 5
 REPORTS: dict[str, dict[str, Any] | None] = {
     "applied": {"settings": APPLIED},
     "waiting for the device": {"settings": {"serial": 1}},
-    "the agent is too old for remote settings": {"tier": "head"},
+    "not in effect": {"settings": {"serial": 2**52}},
     "changed on the device": {
         "settings": {
             "serial": 2**52,

@@ -33,7 +33,7 @@ DROPPED = case(
 
 
 class Mean(Struct, frozen=True):
-    """A mean over `clients` clients; 0: unknown, of a registry of an earlier version."""
+    """A mean over `clients` clients."""
 
     value: float
     clients: int

@@ -35,11 +35,8 @@ class Assignments:
         """Replace the assignment of a device."""
         with self._lock:
             self._count += 1
-            signs_all = self._connection.director is not None
             version = self._connection.epoch * ASSIGNMENTS_PER_EPOCH + self._count
-            self._current[device] = self._signed(
-                device, Assignment(version, mode, **fields, signs_all=signs_all)
-            )
+            self._current[device] = self._signed(device, Assignment(version, mode, **fields))
             self._publish(device, self._current[device])
 
     def republish(self, device: str) -> None:

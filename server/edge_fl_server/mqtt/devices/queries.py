@@ -34,7 +34,6 @@ from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import (
     GONE,
     MAX_ANSWER_BYTES,
-    Capability,
     DeviceState,
     Query,
     QueryReply,
@@ -44,10 +43,8 @@ from edge_fl.wire.messages import (
 from edge_fl.wire.topics import Topics, checked, checked_device
 from edge_fl.wire.transport import Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.device_text import decode_cleaned
-from edge_fl_server.mqtt.devices.roster import protocol_of
 from edge_fl_server.mqtt.reader import ServerConnect
 
-FIRST_PROTOCOL = (1, 1)  # earlier agents ignore queries
 CONNECT_S = 5.0
 SETTLE_S = 1.0
 PAUSE_S = (2.0, 8.0)  # after an interruption: about as long as a query takes
@@ -81,7 +78,7 @@ def ask(
     `notify` receives a line when the connection was ended and the query is sent again, within the same deadline.
 
     Raises InputError for an unknown device, ConnectError without a broker or for a device that is not connected, RunError if the device
-    does not know queries or declines, DeadlineError without an answer, TrustError for a wrong signature.
+    declines, DeadlineError without an answer, TrustError for a wrong signature.
     """
     topics, until = Topics(checked(fleet, "fleet")), time.monotonic() + deadline_s
     while True:
@@ -132,7 +129,6 @@ class _Conversation:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._topics, self._device, self._query = topics, device, query
         self._state: DeviceState | None = None
-        self._capability: Capability | None = None
         self._reply: QueryReply | None = None
         self._chunks: dict[int, bytes] = {}
 
@@ -140,9 +136,9 @@ class _Conversation:
         transport.wait_connected(CONNECT_S)
         topics, device = self._topics, self._device
         chunks = topics.query_chunk(device, self._query.id, "+")
-        for topic in (topics.query_reply(device), chunks, topics.meta(device), topics.state(device)):
+        for topic in (topics.query_reply(device), chunks, topics.state(device)):
             transport.subscribe(topic)
-        self._listen(SETTLE_S, lambda: bool(self._state and self._capability))
+        self._listen(SETTLE_S, lambda: self._state is not None)
         self._require_present()
         topic, expiry_s = topics.query(device), max(1, round(deadline_s))
         transport.publish(Packet(topic, encode(self._query), expiry_s=expiry_s))
@@ -173,8 +169,6 @@ class _Conversation:
             match address.kind:
                 case "state":
                     self._state = decode_cleaned(packet.payload, DeviceState)
-                case "meta":
-                    self._capability = decode_cleaned(packet.payload, Capability)
                 case "query_reply":
                     reply = decode(packet.payload, QueryReply)
                     if reply.id == self._query.id and self._reply is None:
@@ -185,7 +179,7 @@ class _Conversation:
             raise RunError(f"{self._device}: {error.message}", "the answer was not used") from error
 
     def _require_present(self) -> None:
-        state, capability, name = self._state, self._capability, self._device
+        state, name = self._state, self._device
         if state is None:
             raise InputError(
                 f"fleet {self._topics.fleet!r}: no device {name!r} on this broker, expected one of 'edge-fl fleet list'",
@@ -195,14 +189,6 @@ class _Conversation:
             raise ConnectError(
                 f"{name}: not connected ({state.status}), so it cannot answer",
                 "nothing was read; 'edge-fl fleet list' shows when it was last seen",
-            )
-        if protocol_of(capability) < FIRST_PROTOCOL:
-            protocol = capability.protocol if capability else "1.0"
-            agent = capability.agent if capability else ""
-            raise RunError(
-                f"{name}: its agent {agent or 'of unknown version'} speaks protocol {protocol}, which has no queries;"
-                f" expected {'.'.join(map(str, FIRST_PROTOCOL))} or later",
-                "the device was not asked; update its agent",
             )
 
     def _complete(self) -> bool:

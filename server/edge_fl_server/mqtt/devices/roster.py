@@ -17,7 +17,6 @@ from msgspec.structs import replace as replace_fields
 
 from edge_fl.errors import DeadlineError
 from edge_fl.fields import Tier
-from edge_fl.untrusted import whole
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import Received, ServerConnection
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
@@ -57,7 +56,7 @@ class Device:
 
     @property
     def ready(self) -> bool:
-        """Whether it can take an assignment: present, with a known capability and the same protocol version."""
+        """Whether it can take an assignment: present, with a known capability and the same major version of the protocol."""
         return (
             self.state is not None
             and self.state.status in AVAILABLE
@@ -82,15 +81,6 @@ def fold(before: Device, kind: str, message: Struct | bytes | None, now_s: float
         case None if kind == "state":
             return None
     return before
-
-
-MAX_VERSION = 9999
-
-
-def protocol_of(capability: Capability | None) -> tuple[int, ...]:
-    """The protocol that a device speaks; (1, 0) if unknown."""
-    numbers = (capability.protocol if capability else "1.0").split(".")
-    return tuple(whole(number, MAX_VERSION) or 0 for number in numbers)
 
 
 class Roster:
@@ -129,11 +119,6 @@ class Roster:
         """Ready devices that can train, ascending, without blocked ones and those that the run does not select."""
         ready = self._ready(Tier.FULL)
         return ready if self._trained is None else [id for id in ready if id in self._trained]
-
-    def speaks(self, id: DeviceId, protocol: tuple[int, int]) -> bool:
-        """Whether a device speaks at least this version of the protocol."""
-        device = self.get(id)
-        return device is not None and protocol_of(device.capability) >= protocol
 
     def head_devices(self) -> list[DeviceId]:
         """Ready head-only devices, ascending, without blocked ones."""

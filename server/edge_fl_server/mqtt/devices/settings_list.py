@@ -31,15 +31,11 @@ COLUMNS: Columns = {
     "state": Column("state", prose=True),
 }
 NO_SETTINGS = Settings(0, {})
-APPLIED, WAITING, UNSUPPORTED = (
-    "applied",
-    "waiting for the device",
-    "the agent is too old for remote settings",
-)
+APPLIED, WAITING = "applied", "waiting for the device"
 LOCAL = "changed on the device"
 REFUSED = {word: word.explanation for word in (Failure.LOCAL_ONLY, Failure.FIXED)}
 """Failure words of a device against all settings; the others are of the message."""
-NO_FAULT = {APPLIED, WAITING, UNSUPPORTED, LOCAL, *REFUSED.values()}
+NO_FAULT = {APPLIED, WAITING, LOCAL, *REFUSED.values()}
 """States for which the operator's value is not to blame."""
 
 
@@ -59,8 +55,7 @@ def rows(desired: Settings, capability: Mapping[str, Any] | None) -> list[Settin
     status = msgspec.convert(reported, SettingsStatus) if reported else None
     known = status.settings if status else {}
     return [
-        _row(key, desired, known.get(key), capability, status)
-        for key in sorted(desired.values.keys() | known.keys())
+        _row(key, desired, known.get(key), status) for key in sorted(desired.values.keys() | known.keys())
     ]
 
 
@@ -73,7 +68,6 @@ def _row(
     key: str,
     desired: Settings,
     actual: ActualSetting | None,
-    capability: Mapping[str, Any] | None,
     status: SettingsStatus | None,
 ) -> SettingRow:
     value = desired.values.get(key)
@@ -83,10 +77,8 @@ def _row(
         origin, found = actual.origin, actual.value
     if value is None:
         state = WAITING if origin == "remote" else ""
-    elif capability is None:
-        state = WAITING
     elif status is None or actual is None:
-        state = UNSUPPORTED
+        state = WAITING
     elif origin == "remote" and found == value:
         state = APPLIED
     elif status.why:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from edge_fl import threads
@@ -178,7 +177,7 @@ class RolloutCoordinator:
 
     def _asking(self, manifest: Manifest) -> Manifest:
         """The manifest with the sums that this run asks for."""
-        return replace(manifest, sums=list(self._options.sums) or UNSET)
+        return replace(manifest, sums=list(self._options.sums))
 
     def earlier_extra(self, name: str, manifest: Manifest) -> bytes | None:
         """The content of an extra in the newest kept release of the manifest's extractor, and of its classes or fewer, that has it.
