@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.wire.topics import Topics
-from edge_fl_server.registry import Database, rollouts
+from edge_fl_server.registry import Database, fleets, rollouts
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands
@@ -28,6 +28,7 @@ def releases(broker: InMemoryBroker, tmp_path: Path) -> ReleaseCommands:
         publisher.publish(manifest, {manifest.extractor.sha256: payload})
     transport.close()
     db = Database.open(tmp_path / "server" / "registry.sqlite")
+    fleets.claim(db, "main")
     number = rollouts.begin(db, "main", 1)
     rollouts.advance(db, rollouts.get(db, number), state="completed")
     return ReleaseCommands(partial(InMemoryTransport, broker), "main", tmp_path / "home", db)

@@ -135,6 +135,7 @@ class ReleaseCommands:
             if kept and _same(kept[-1], manifest):
                 return kept[-1]
             with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
+                ownership.take(self.db, self.fleet, self.home)
                 store(repository, manifest, payloads)
         releases.record(self.db, releases.published(self.fleet, manifest))
         return manifest
@@ -209,6 +210,7 @@ class ReleaseCommands:
                 "publish",
                 f"agent release: {', '.join(text(each.name) for each in wheels)}",
             ):
+                ownership.take(self.db, self.fleet, self.home)
                 release = agent_releases.sign(repository, wheels, downgrade=downgrade)
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
