@@ -228,8 +228,8 @@ class DeviceClients(Clients):
                 if response.counts:
                     self._on_report(response.device, response.report)
                     yield self._update(origin, response, request.round)
-                else:
-                    self._log_failure(origin, response)
+                elif response.report.error:  # the inbox has logged a rejection
+                    self._note_failure(origin, response)
         except GeneratorExit:  # the caller has enough updates
             if not stays_open:
                 self._close_requests([opened], "cancelled", "enough others responded")
@@ -265,16 +265,13 @@ class DeviceClients(Clients):
                 return origin, response
         return None
 
-    def _log_failure(self, origin: OpenRequest, response: Response) -> None:
-        if response.report.error == Failure.BUDGET_EXHAUSTED:
-            self._exhausted.add(response.device)
-        log.warning(
-            "%s, %s of round %d: %s",
-            response.device,
-            origin.request.mode,
-            origin.request.round,
-            response.rejection or f"failed: {response.report.error}",
-            extra={"device": response.device},
+    def _note_failure(self, origin: OpenRequest, response: Response) -> None:
+        device, request, error = response.device, origin.request, response.report.error
+        if error == Failure.BUDGET_EXHAUSTED:
+            self._exhausted.add(device)
+        text = "%s, %s of round %d: failed: %s"
+        self._journal.lines.write(
+            log, logging.WARNING, device, text, device, request.mode, request.round, error
         )
 
     def _update(self, origin: OpenRequest, response: Response, round: int) -> Update:
@@ -297,7 +294,7 @@ class DeviceClients(Clients):
         samples = min(claimed, origin.max_samples, 2 * self._weights.get(device, claimed))
         if samples < claimed:
             text = "%s: update of %d samples counts as %d (validation.max_weight; at most twice its previous update)"
-            log.warning(text, device, claimed, samples, extra={"device": device})
+            self._journal.lines.write(log, logging.WARNING, device, text, device, claimed, samples)
         self._weights[device] = samples
         return samples
 

@@ -84,6 +84,20 @@ def test_a_rejected_update_leaves_the_aggregate_as_without_its_device(bench, bad
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
 
 
+def test_a_rejected_update_is_one_line_in_the_log_with_its_reason(bench, caplog):
+    def tamper(mode, report, payload):
+        payload = changed(payload, poisoned)
+        return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
+
+    bench.device("d1")
+    bench.device("d2", tamper=tamper)
+    bench.wait_for(full=2)
+    _, result = one_round(bench, bench.spec("fedavg"))
+    assert result.responded == ("d1",)
+    (line,) = [record.getMessage() for record in caplog.records if getattr(record, "device", "") == "d2"]
+    assert " of d2: rejected, tensors: tensor 'extractor" in line and "has NaN or infinity" in line
+
+
 def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
     """One device announces and reports 2**30 samples; its update weighs as at most three times the cohort's median."""
     for id in ("d1", "d2", "d3"):

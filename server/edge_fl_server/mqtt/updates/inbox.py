@@ -130,8 +130,12 @@ class Inbox:
     def _acknowledge(self, device: str, verdict: Verdict | None) -> None:
         if verdict is None:
             return
-        if verdict.reason:
-            found = (verdict.id, device, verdict.status, verdict.reason)
-            self.journal.lines.write(log, logging.WARNING, device, "report %s of %s: %s, %s", *found)
+        self._log(device, verdict)
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._connection.publish(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
+
+    def _log(self, device: str, verdict: Verdict) -> None:
+        """Log why a report does not count, once, within the limit of its device's lines."""
+        if verdict.reason:
+            found = (verdict.id, device, verdict.status, verdict.detail or verdict.reason)
+            self.journal.lines.write(log, logging.WARNING, device, "report %s of %s: %s, %s", *found)

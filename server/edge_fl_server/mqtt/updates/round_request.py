@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edge_fl.blob import Assembly
-from edge_fl.errors import ArtefactError, EdgeFLError
+from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.learn.tree import Parts
 from edge_fl.wire.messages import Mode, Report
@@ -84,7 +84,7 @@ class RoundRequest:
         try:
             self.validator.check_report(report, REPORT_KINDS[self.mode], device)
         except RejectedError as error:
-            return self._reject(device, report, error, error.reason)
+            return self._reject(device, report, error)
         if report.blob is None or report.error:
             return self._accept(Response(device, report))
         upload = self._uploads.setdefault(device, _Upload())
@@ -122,16 +122,16 @@ class RoundRequest:
         try:
             parts = self.validator.parts(upload.assembly.join(), upload.report)
         except RejectedError as error:
-            return self._reject(device, upload.report, error, error.reason)
+            return self._reject(device, upload.report, error)
         except ArtefactError as error:
-            return self._reject(device, upload.report, error, Failure.BLOB_HASH)
+            return self._reject(device, upload.report, RejectedError(Failure.BLOB_HASH, error.message))
         return self._accept(Response(device, upload.report, parts))
 
     def _accept(self, response: Response) -> Verdict:
         return self._conclude(response, Verdict(self.id, "accepted", report=response.report))
 
-    def _reject(self, device: str, report: Report, error: EdgeFLError, reason: str) -> Verdict:
-        verdict = Verdict(self.id, "rejected", reason, report, error.message)
+    def _reject(self, device: str, report: Report, error: RejectedError) -> Verdict:
+        verdict = Verdict(self.id, "rejected", error.reason, report, error.message)
         return self._conclude(Response(device, report, rejection=error.message), verdict)
 
     def _conclude(self, response: Response, verdict: Verdict) -> Verdict:

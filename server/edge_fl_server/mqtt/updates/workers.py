@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Mapping
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -240,11 +240,10 @@ class SharedInbox(Inbox):
         elif round_request and shared.device not in round_request.verdicts:  # it counts once
             if not shared.reason:  # its worker may not have stored this yet, and the round may end at once
                 self.journal.accept(shared.device, shared.run, shared.round, report)
-            round_request.verdicts[shared.device] = (
-                Verdict(shared.id, "rejected", shared.reason)
-                if shared.reason
-                else Verdict(shared.id, "accepted")
-            )
+            status: Literal["accepted", "rejected"] = "rejected" if shared.reason else "accepted"
+            verdict = Verdict(shared.id, status, shared.reason)
+            round_request.verdicts[shared.device] = verdict
+            self._log(shared.device, verdict)
             self.counts[shared.reason or shared.state] += 1
             parts = from_arrays(tensors.unpack(shared.payload)) if shared.payload else {}
             round_request.responses.put(Response(shared.device, report, parts, shared.reason))
