@@ -1,25 +1,13 @@
-"""Settings in TOML, read into frozen structs: an unknown key is an error that names the nearest known one. And those of a method.
-
-`MethodSpec` is the part of a run's recipe that a device needs to rebuild the method; it is sent to devices in this form.
-"""
+"""Settings of a method: those of its network, its training and what is sent. `MethodSpec` has all that rebuilds it on another machine."""
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl import toml_tree
-from edge_fl.config_errors import explain, place
-from edge_fl.errors import ConfigError
-from edge_fl.files import paths, user_text
-from edge_fl.files.user_text import EncodingError
 from edge_fl.inputs import InputSpec
 
-S = TypeVar("S", bound=Struct)
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 Option = bool | int | float | str | Annotated[list[bool | int | float | str], Meta(max_length=1024)]
 Options = Annotated[dict[str, Option], Meta(max_length=64)]
@@ -105,27 +93,3 @@ class MethodSpec(Struct, frozen=True, forbid_unknown_fields=True):
     privacy: PrivacyConfig = PrivacyConfig()
     rounds: Annotated[int, Meta(ge=0)] = 0
     evaluate_every: Annotated[int, Meta(ge=0)] = 0
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a TOML file as nested dicts. Raises ConfigError."""
-    expected = "expected settings in TOML"
-    try:
-        text = user_text.read(path)
-    except EncodingError as error:
-        raise ConfigError(f"{paths.text(path)}: {error}; {expected}") from error
-    except OSError as error:
-        raise ConfigError(f"{paths.text(path)}: cannot be read ({error.strerror}); {expected}") from error
-    return toml_tree.parse(text, paths.text(path))
-
-
-def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
-    """Convert nested dicts to a struct of settings; numbers must be finite. Raises ConfigError, which names key and nearest known one."""
-    try:
-        settings = msgspec.convert(tree, kind)
-    except (msgspec.ValidationError, RecursionError) as error:
-        raise ConfigError(f"{where}: {explain(str(error), tree, kind)}") from error
-    for keys, value in toml_tree.numbers(tree):
-        if not math.isfinite(value):
-            raise ConfigError(f"{where}: {place(keys)} = {value}: expected a finite number")
-    return settings

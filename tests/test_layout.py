@@ -248,7 +248,7 @@ def test_the_search_for_strings_finds_the_topics() -> None:
 def test_toml_is_parsed_in_two_modules() -> None:
     # Text comes from `edge_fl.files.user_text`, which knows the encodings of editors.
     found = {str(path.relative_to(ROOT)) for path in SOURCES if "tomllib" in path.read_text()}
-    assert found == {"edge_fl/toml_tree.py", "server/edge_fl_server/recipes/recipe.py"}
+    assert found == {"edge_fl/toml.py", "server/edge_fl_server/recipes/recipe.py"}
 
 
 def test_no_path_is_formatted_without_the_one_function() -> None:

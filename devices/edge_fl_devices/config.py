@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl import config as settings
-from edge_fl import heads
+from edge_fl import heads, toml
 from edge_fl.errors import ConfigError
 from edge_fl.fields import Name
 from edge_fl.files import atomic
@@ -133,7 +132,7 @@ def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, obje
 
 def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     """Check the settings. Raises ConfigError, with the nearest known key for a mistyped one."""
-    config = settings.checked(tree, DeviceConfig, where)
+    config = toml.checked(tree, DeviceConfig, where)
     require_heads([config.head], where)
     identity = config.broker.identity
     for key, path in (
@@ -198,7 +197,7 @@ def read_tree(
     file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
 ) -> tuple[dict[str, object], str]:
     """Like `from_options`: the settings before they are checked, and where they come from."""
-    tree = settings.read(file) if file else {}
+    tree = toml.read(file) if file else {}
     given = {name: value for name, value in options.items() if value is not None}
     tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     if connection:

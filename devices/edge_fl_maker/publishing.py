@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edge_fl import config as settings
+from edge_fl import toml
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
@@ -25,7 +25,7 @@ def home_assistant(config: Path | None, name: str | None, connection: Mapping[st
     """
     own = from_options(config, {}, {}) if config else None
     tree = {**(msgspec.to_builtins(own.broker) if own else {}), **connection}
-    broker = settings.checked(tree, DeviceBroker, "device watch")
+    broker = toml.checked(tree, DeviceBroker, "device watch")
     endpoint = broker.endpoint
     if certificate := identity.certificate_in(broker.identity):
         name = certificate.device

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl.config import checked
 from edge_fl.fields import Number, ServerSignature, Text
 from edge_fl.files.paths import composed
+from edge_fl.toml import checked
 
 MAX_SETTINGS = 64
 Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,32}(\.[a-z_]{1,32})?\Z")]

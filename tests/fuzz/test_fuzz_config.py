@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from edge_fl import config, heads
+from edge_fl import heads, toml
 from edge_fl.errors import ConfigError
 from edge_fl_devices import config as device_config
 from edge_fl_devices.config import DeviceConfig
@@ -54,7 +54,7 @@ def test_device_settings_with_mutations_are_rejected_or_accepted(data: st.DataOb
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(settings, data))
         try:
-            read = device_config.convert(config.read(Path(file.name)), file.name)
+            read = device_config.convert(toml.read(Path(file.name)), file.name)
         except ConfigError as error:
             _require_helpful(error, file.name)
             return

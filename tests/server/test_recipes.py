@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_fl import config
+from edge_fl import toml
 from edge_fl.config import MethodConfig, OptimiserConfig
 from edge_fl.errors import ConfigError
 from edge_fl_lab.compare import paper
@@ -30,7 +30,7 @@ def test_a_cell_is_a_few_changes_to_its_file() -> None:
     files = [path for path in recipes.FOLDER.glob("*.toml") if path != recipes.PAPERS]
     assert len(files) <= 12
     for path in files:
-        for name, cell in config.read(path).get("cells", {}).items():
+        for name, cell in toml.read(path).get("cells", {}).items():
             assert name.startswith(f"{path.stem}-") and len(cell) <= 4
             assert recipes.find(name) != recipes.find(path.stem)
 

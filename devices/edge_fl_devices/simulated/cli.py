@@ -175,8 +175,8 @@ def up(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a simulated fleet over a real broker, with the same agents as real devices."""
-    from edge_fl.config import checked
     from edge_fl.data.partition import DataConfig
+    from edge_fl.toml import checked
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
     from edge_fl_devices.runtime.connector import connector, fleet_connector

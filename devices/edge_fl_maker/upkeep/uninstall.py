@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from edge_fl import config as settings
+from edge_fl import toml
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.files.paths import text
 from edge_fl.files.shared import unshare
@@ -74,7 +74,7 @@ def left_by_dependencies(root: Path = Path("/")) -> list[Path]:
 def _data(config: Path) -> Path | None:
     """The data folder in the board's settings; None if there are none."""
     with suppress(EdgeFLError):
-        data = str(settings.read(config).get("data", "")) if config.exists() else ""
+        data = str(toml.read(config).get("data", "")) if config.exists() else ""
         return Path(data.removeprefix("folder:")) if data else None
     return None
 

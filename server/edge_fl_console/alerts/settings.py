@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from edge_fl import config
+from edge_fl import toml
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.fields import Name
 from edge_fl.files.paths import text
@@ -63,7 +63,7 @@ def path_of(home: Path, fleet: str) -> Path:
 
 def load(path: Path, db: Database, fleet: str) -> AlertSettings:
     """Read the settings; every enabled rule has its kind. Raises ConfigError."""
-    found = config.checked(config.read(path), AlertSettings, text(path)) if path.exists() else AlertSettings()
+    found = toml.checked(toml.read(path), AlertSettings, text(path)) if path.exists() else AlertSettings()
     rules = {name: Rule() for name in KINDS} | found.rules
     for name, rule in rules.items():
         kind = rule.kind or name

@@ -31,7 +31,7 @@ from msgspec import Meta, Struct
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
 
-from edge_fl import toml_tree
+from edge_fl import toml
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
@@ -63,7 +63,7 @@ def read(path: Path) -> tuple[Settings, str]:
     """The settings, and the client's secret. Raises ConfigError."""
     try:
         text = user_text.read(path)
-        settings = msgspec.convert(toml_tree.parse(text, paths.text(path)), Settings)
+        settings = msgspec.convert(toml.parse(text, paths.text(path)), Settings)
         secret = os.environ.get(SECRET, "")
         if not secret and settings.client_secret_file:
             secret = user_text.read(path.parent / settings.client_secret_file).strip()

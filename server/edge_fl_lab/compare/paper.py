@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from edge_fl import config, metrics
+from edge_fl import metrics, toml
 from edge_fl.console.tables import Table
 from edge_fl.errors import InputError, nearest
 from edge_fl_lab.compare.cell import CellResult
@@ -60,7 +60,7 @@ class Figure(Struct, frozen=True):
 @cache
 def tables() -> tuple[PaperTable, ...]:
     """Read all tables of the papers. Raises ConfigError for a damaged file."""
-    tree = config.read(recipes.PAPERS)
+    tree = toml.read(recipes.PAPERS)
     return tuple(msgspec.convert(tree["table"], list[PaperTable]))
 
 

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 
 from cryptography import x509
 
-from edge_fl import config as settings
+from edge_fl import toml
 from edge_fl.config import PrivacyConfig
 from edge_fl.errors import ConfigError, SecureSumError
 from edge_fl.failures import Failure
@@ -71,7 +71,7 @@ class SumOptions:
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,
         }
-        return settings.checked(tree, SumRequest, "secure sum")
+        return toml.checked(tree, SumRequest, "secure sum")
 
 
 class SecureSums:

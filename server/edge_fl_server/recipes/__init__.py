@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from edge_fl import config
+from edge_fl import toml
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.files import paths
@@ -43,7 +43,7 @@ def find(recipe: str) -> Recipe:
         raise ConfigError(
             f"recipe {recipe!r}: unknown{nearest(recipe, names())}; expected a name of 'edge-fl recipes list' or the path of a .toml file"
         )
-    return convert(_resolved(config.read(Path(recipe)), recipe), recipe)
+    return convert(_resolved(toml.read(Path(recipe)), recipe), recipe)
 
 
 def title(recipe: str) -> str:
@@ -64,7 +64,7 @@ def _built_in() -> dict[str, dict[str, Any]]:
     recipes: dict[str, dict[str, Any]] = {}
     for path in sorted(FOLDER.glob("*.toml")):
         if path != PAPERS:
-            tree = config.read(path)
+            tree = toml.read(path)
             cells = tree.pop("cells", {})
             recipes[path.stem] = tree
             recipes |= {name: {"base": path.stem, **cell} for name, cell in cells.items()}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl import toml_tree
+from edge_fl import toml
 from edge_fl.config import (
     Augment,
     BatchNormPolicy,
@@ -24,14 +24,13 @@ from edge_fl.config import (
     OptimiserConfig,
     Options,
     PrivacyConfig,
-    checked,
-    read,
 )
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.fields import Name
 from edge_fl.files import paths
 from edge_fl.inputs import InputSpec
+from edge_fl.toml import checked, read
 
 Source = Literal["simulated", "fleet", "hybrid", "none"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -231,7 +230,7 @@ def load(path: Path) -> Recipe:
 
 def parse(text: str, where: str = "recipe") -> Recipe:
     """Read a recipe from TOML text; `where` starts every error message."""
-    return convert(toml_tree.parse(text, where), where)
+    return convert(toml.parse(text, where), where)
 
 
 def convert(tree: dict[str, Any], where: str = "recipe") -> Recipe:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl import config
+from edge_fl import toml
 from edge_fl.data import split_file
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import user_text
@@ -37,7 +37,7 @@ WRONG = {
 def test_settings_are_read_from_any_editor(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_bytes(ENCODED[name])
-    assert config.read(path)["data"]["classes"] == ["müll", "glas"]
+    assert toml.read(path)["data"]["classes"] == ["müll", "glas"]
     assert user_text.read(path) == TEXT.replace("\r\n", "\n")
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_text_says_where_and_what_to_do(name: str, tmp_path: Path) ->
     path = tmp_path / "recipe.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"recipe\.toml: ") as caught:
-        config.read(path)
+        toml.read(path)
     assert message in str(caught.value) and "expected settings in TOML" in str(caught.value)
     with pytest.raises(EncodingError):
         user_text.decode(content)

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from edge_fl import config
+from edge_fl import toml
 from edge_fl.errors import ConfigError, nearest
 from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, Chance, Faults
 
@@ -69,4 +69,4 @@ def load(name: str) -> Chaos:
     path = known.get(name, Path(name))
     if path.suffix != ".toml":
         raise ConfigError(f"chaos profile {name!r}: neither a TOML file nor known{nearest(name, known)}")
-    return config.checked(config.read(path), Chaos, str(path))
+    return toml.checked(toml.read(path), Chaos, str(path))
