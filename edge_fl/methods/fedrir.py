@@ -32,7 +32,6 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import fedrir_networks as networks
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
-from edge_fl.methods.fedrir_measures import MEASURES, separation
 from edge_fl.models.normalise import constant, normalised
 
 OBJECTIVES = {  # (loss of q in s2a, loss of the extractor in s2b); where they are equal, one joint step replaces s2a and s2b
@@ -73,7 +72,7 @@ class FedRIR(Method):
     }
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
     head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
-    measures: ClassVar = MEASURES
+    measures: ClassVar = ("fedrir.vclub", "fedrir.feature_std", "fedrir.r_squared")
     usual_optimiser: ClassVar = OptimiserConfig("adam", 0.01)
     deviations: ClassVar = (
         "q is fitted by likelihood (paper: with the bound), a negative bound counts as 0; λ and the usual rate are 0.01 (paper: 1, 5e-4);"
@@ -147,4 +146,33 @@ class FedRIR(Method):
         return self.net.head.frozen(parts["head"], both)
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
-        return separation(self.net, parts, data)
+        """How much the specific feature tells about the shared one, on a client's training images.
+
+        vCLUB per batch as in training but never clamped; std of the shared feature; with more than 2d images the share R² of its variance
+        that is linear in the specific feature.
+        """
+        net = self.net
+        f_g = data.features(net.extractor, parts["extractor"]).x
+        f_cs = data.mapped(lambda x: networks.specific_feature(net, parts, x)).x
+        batches = zip(f_g.split(data.batch_size), f_cs.split(data.batch_size), strict=True)
+        bounds = [
+            vclub(g, *networks.halves(net.estimator(parts["estimator"], cs))) * len(g) for g, cs in batches
+        ]
+        numbers = {
+            "fedrir.vclub": torch.stack(bounds).sum() / len(f_g),
+            "fedrir.feature_std": f_g.std(0, correction=0).mean(),
+        }
+        enough = (
+            len(f_g) > 2 * net.feature_dim
+        )  # with fewer images, chance alone explains most of the variance
+        if enough and torch.cat([f_g, f_cs]).isfinite().all():  # an unclamped bound may diverge
+            numbers["fedrir.r_squared"] = explained(f_g, f_cs)
+        return numbers
+
+
+def explained(f_g: Tensor, f_cs: Tensor) -> Tensor:
+    """The share R² of the variance of f_g [N, d] that is linear in f_cs [N, d], by least squares."""
+    given, target = ((z - z.mean(0)).cpu() for z in (f_cs, f_g))  # a GPU's solver requires full rank
+    residual = target - given @ torch.linalg.lstsq(given, target).solution
+    share: Tensor = 1 - (residual**2).sum() / (target**2).sum()
+    return share

@@ -1,7 +1,7 @@
 """The egress manifest: a machine-readable list of everything that may leave a device, and its enforcement.
 
 A device sends a few message types with a closed list of fields each, and reports may carry parts of a model, by name. The parts follow from
-the method for a full device (`edge_fl.methods.contract.egress`) and from the signed release for a head-only one. Images, labels, features
+the method for a full device (`edge_fl.methods.contract.tiers`) and from the signed release for a head-only one. Images, labels, features
 and personal parts are in no list. `require` is called where a report and its parts enter the outbox, the only way out for parts.
 """
 

@@ -22,8 +22,8 @@ from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import size_bytes
 from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, names
 from edge_fl.methods.contract import hyper, steps
-from edge_fl.methods.contract.egress import of_method
 from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.tiers import of_method
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import MODELS, backbones
 

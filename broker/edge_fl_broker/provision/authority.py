@@ -174,7 +174,7 @@ class Authority:
         with self.register.changing() as rows:
             self._require_free(rows, people, person=True)
             pairs = {name: self._pair(name, life) for name in people}
-            rows.extend(replace(self._issued(certificate), person=True) for certificate, _ in pairs.values())
+            rows.extend(self._issued(certificate) for certificate, _ in pairs.values())
         enrolled = [
             identity.write(people[name], self.ca, certificates.pem(certificate), key)
             for name, (certificate, key) in pairs.items()
@@ -286,7 +286,7 @@ class Authority:
         person, owner = (last.person, last.device) if last else (False, "")
         life = life or (PERSON_LIFE if person or name == OPERATOR else LIFE)
         certificate, key = self._pair(name, life)
-        self._enter(certificate, owner, person=person)
+        self._enter(certificate, owner)
         renewed = identity.replace(folder, certificates.pem(certificate), key)
         if (second := folder / SECOND).exists() and identity.read(second).name.startswith(READER):
             self.rotate(second, life)
@@ -352,14 +352,14 @@ class Authority:
             issued_by=local_user(),
         )
 
-    def _enter(self, certificate: x509.Certificate, owner: str = "", *, person: bool = False) -> None:
+    def _enter(self, certificate: x509.Certificate, owner: str = "") -> None:
         with self.register.changing() as rows:
-            rows.append(replace(self._issued(certificate, owner), person=person))
+            rows.append(self._issued(certificate, owner))
 
     def _second(self, owner: Identity, life: timedelta) -> None:
         """Issue the identity for a second connection of `owner`, which only reads; it is revoked with the owner's."""
         certificate, key = self._pair(READER + secrets.token_hex(6), life)
-        self._enter(certificate, owner.name, person=True)
+        self._enter(certificate, owner.name)
         identity.write(owner.folder / SECOND, self.ca, certificates.pem(certificate), key)
 
     def _require_free(

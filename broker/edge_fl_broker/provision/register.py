@@ -27,7 +27,7 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     """One certificate. A claim names its `device`, the SHA-256 of its secret, and that of the key for which it was redeemed.
 
     `tags` are those that the device was enrolled with.
-    `person`: issued for a person's role, or as the second connection of the person `device`. `issued_by` and `revoked_by` say who did it.
+    `issued_by` and `revoked_by` say who did it.
     """
 
     name: str
@@ -39,16 +39,18 @@ class Issued(Struct, frozen=True, omit_defaults=True):
     token: str = ""
     key: str = ""
     tags: dict[str, str] = {}
-    person: bool = False
     issued_by: str = ""
     revoked_by: str = ""
 
     @property
     def role(self) -> Role:
-        """The role that follows from the name; a device that an earlier version gave a name like a person's remains one."""
-        role = role_of(self.name)
-        old_device = self.name not in RESERVED and role in PERSONAL and not self.person
-        return "device" if old_device else role
+        """The role that follows from the name."""
+        return role_of(self.name)
+
+    @property
+    def person(self) -> bool:
+        """Whether it was issued for a person's role, or as the second connection of the person `device`."""
+        return self.role in PERSONAL and self.name not in RESERVED
 
     def holds(self, now: datetime) -> bool:
         """Whether a broker accepts it."""

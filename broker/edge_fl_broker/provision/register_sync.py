@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from edge_fl_broker.config import Certificates, Settings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register import denied, named, next_end
-
-log = logging.getLogger(__name__)
 
 
 def require(home: Path) -> None:

@@ -21,7 +21,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.codec import privacy as private
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
-from edge_fl.methods.contract import egress, steps, update_codec
+from edge_fl.methods.contract import steps, tiers, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import Assignment, Mode, Report
@@ -81,7 +81,7 @@ class FullWorker(Worker):
             seconds=time.monotonic() - started_s,
             bytes_down=job.bytes_down,
         )
-        return self.finish(assignment, report, blob, egress.of_full(method))
+        return self.finish(assignment, report, blob, tiers.of_full(method))
 
     def _with_owner_limit(self, method: Method) -> Method:
         """Tighten the method's privacy budget to the owner's. Raises PrivacyError if it sends updates without noise."""

@@ -41,7 +41,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
 
 def report(results: Results) -> RunReport:
     """Read the report of a run."""
-    from edge_fl.methods.contract.egress import of_method  # torch comes with it
+    from edge_fl.methods.contract.tiers import of_method  # torch comes with it
     from edge_fl_lab import catalogue
 
     recipe = results.recipe()

@@ -26,7 +26,7 @@ from edge_fl.learn.batches import pixels
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import METHODS, names
-from edge_fl.methods.contract import egress, hyper, norm, steps
+from edge_fl.methods.contract import hyper, norm, steps, tiers
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
@@ -398,7 +398,7 @@ def test_what_a_method_measures_is_declared_and_may_leave_a_device(name: str) ->
     down = steps.broadcast(method, run.shared, "c0")
     measured = steps.measure(method, down, run.own["c0"], toy.batches(round=2))
     assert measured.keys() <= set(method.measures)
-    allowed = egress.of_full(method)
+    allowed = tiers.of_full(method)
     numbers = {
         **dict.fromkeys(method.measures, 0.5),
         **measured,

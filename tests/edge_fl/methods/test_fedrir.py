@@ -21,8 +21,7 @@ from edge_fl.learn.random import fold, key_of, normal
 from edge_fl.learn.tree import Params, Parts
 from edge_fl.methods import fedrir_networks
 from edge_fl.methods.contract import steps
-from edge_fl.methods.fedrir import OBJECTIVES, FedRIR
-from edge_fl.methods.fedrir_measures import explained
+from edge_fl.methods.fedrir import OBJECTIVES, FedRIR, explained
 from edge_fl.models import build_net
 from tests.edge_fl.methods import toy
 

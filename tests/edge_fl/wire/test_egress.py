@@ -14,8 +14,7 @@ from edge_fl.cli import main
 from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.methods import METHODS
-from edge_fl.methods.contract.egress import of_full, of_method
-from edge_fl.methods.contract.tiers import head_plan
+from edge_fl.methods.contract.tiers import head_plan, of_full, of_method
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import Egress, of_head
 from edge_fl.wire.messages import Report

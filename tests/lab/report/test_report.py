@@ -14,7 +14,7 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.config import CompressionConfig, PrivacyConfig
-from edge_fl.methods.contract.egress import of_method
+from edge_fl.methods.contract.tiers import of_method
 from edge_fl.metrics import Summary
 from edge_fl_lab import catalogue
 from edge_fl_lab.report import facts, gains, page, sent

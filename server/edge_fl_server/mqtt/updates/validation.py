@@ -19,8 +19,8 @@ from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import BUFFER, Params, Parts, from_arrays, to_arrays
 from edge_fl.methods.contract import steps, update_codec
-from edge_fl.methods.contract.egress import of_full
 from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.tiers import of_full
 from edge_fl.metrics import EPSILON, is_plausible
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import NUMBERS

@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.methods import names
-from edge_fl.methods.contract import egress, steps
+from edge_fl.methods.contract import steps, tiers
 from edge_fl.methods.contract.client import Client
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialClients
@@ -31,7 +31,7 @@ def test_a_client_measures_its_own_parts_before_aggregation(name: str) -> None:
     logits = steps.predict(method, method.after_training(down, up), own, run.images("c0"))
     accuracy = metrics.accuracy(logits.argmax(1).numpy(), client.data.test.y)
     assert update.metrics[metrics.PERSONAL_LOCAL] == accuracy
-    assert set(update.metrics) <= set(egress.of_full(method).numbers)
+    assert set(update.metrics) <= set(tiers.of_full(method).numbers)
 
 
 @pytest.mark.parametrize("name", ["fedper", "dualfed"])
