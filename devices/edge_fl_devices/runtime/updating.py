@@ -19,7 +19,8 @@ from edge_fl_devices.agent.state import AgentState, Phase
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.interfaces import DeviceConnect
-from edge_fl_devices.update.state import RESTART, Updates
+from edge_fl_devices.update.launcher import RESTART
+from edge_fl_devices.update.state import Updates
 from edge_fl_devices.update.transfers import Transfers
 
 if TYPE_CHECKING:

@@ -22,12 +22,9 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.storage import read_json
+from edge_fl_devices.update.launcher import STATE
 
-STATE = "state.json"
 COMPLETE = "complete"
-RESTART = (
-    75  # exit code of an agent that has switched: the launcher, or systemd, starts what the state names now
-)
 CLOSED = frozenset({"done", "failed"})
 
 

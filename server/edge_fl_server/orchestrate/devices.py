@@ -21,8 +21,7 @@ from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_cli
 from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.release import ownership
-from edge_fl_server.release.class_growth import require_grown
-from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.repository import Repository, require_grown
 from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder

@@ -79,21 +79,28 @@ class Reference(NamedTuple):
 
 def convert(path: Path, given: ForeignInput, reference: Reference | None = None) -> Converted:
     """Check a model and convert it. Raises InputError, whose message begins with the file."""
-    model = _inlined(_read(path), path)
-    _require_self_contained(model, path)
-    shape = _input_shape(model, path, given)
-    input = _input_spec(shape, given, path)
-    _require_output(model, path)
+    try:
+        return _converted(path, given, reference)
+    except InputError as error:
+        raise InputError(f"{text(path)}: {error.message}") from error
+
+
+def _converted(path: Path, given: ForeignInput, reference: Reference | None) -> Converted:
+    model = _inlined(_read(path))
+    _require_self_contained(model)
+    shape = _input_shape(model, given)
+    input = _input_spec(shape, given)
+    _require_output(model)
     original = model.SerializeToString()
-    model = _with_opset(model, path)
+    model = _with_opset(model)
     model.ir_version = min(model.ir_version, IR_VERSION)
-    model = _with_free_batch(model, shape, path)
+    model = _with_free_batch(model, shape)
     payload = _with_ends(model, given, shape).SerializeToString()
-    _check(payload, path)
-    feature_dim = _require_features(payload, input, path)
-    _require_unchanged(original, payload, given, input, path)
+    _check(payload)
+    feature_dim = _require_features(payload, input)
+    _require_unchanged(original, payload, given, input)
     if reference:
-        _require_reference(payload, reference, path)
+        _require_reference(payload, reference)
     return Converted(payload, feature_dim, input, opset(model), model.ir_version)
 
 
@@ -101,63 +108,59 @@ def _read(path: Path) -> onnx.ModelProto:
     try:
         size = path.stat().st_size
         if not 0 < size <= MAX_BLOB_BYTES:
-            raise InputError(
-                f"{text(path)}: {size} bytes, expected an ONNX model of at most {MAX_BLOB_BYTES >> 20} MiB"
-            )
+            raise InputError(f"{size} bytes, expected an ONNX model of at most {MAX_BLOB_BYTES >> 20} MiB")
         model = onnx.ModelProto.FromString(path.read_bytes())
     except OSError as error:
-        raise InputError(
-            f"{text(path)}: cannot be read ({error.strerror}); expected an ONNX model"
-        ) from error
+        raise InputError(f"cannot be read ({error.strerror}); expected an ONNX model") from error
     except Exception as error:  # protobuf's errors differ between its implementations
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{text(path)}: not an ONNX model ({brief(error)})") from error
+        raise InputError(f"not an ONNX model ({brief(error)})") from error
     if not model.graph.node or not model.opset_import:
-        raise InputError(f"{text(path)}: not an ONNX model (no graph in it)")
+        raise InputError("not an ONNX model (no graph in it)")
     return model
 
 
-def _inlined(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace the model's own functions, which some exporters write, by their operators."""
     if not model.functions:
         return model
     try:
         return inliner.inline_local_functions(model)
     except Exception as error:
-        raise InputError(f"{text(path)}: its functions cannot be expanded ({brief(error)})") from error
+        raise InputError(f"its functions cannot be expanded ({brief(error)})") from error
 
 
-def _require_self_contained(model: onnx.ModelProto, path: Path) -> None:
+def _require_self_contained(model: onnx.ModelProto) -> None:
     """No custom operators, and no weights outside the file or larger than it."""
     for graph in graphs(model.graph):
         for node in graph.node:
             if node.domain not in STANDARD:
                 raise InputError(
-                    f"{text(path)}: operator {node.domain}.{node.op_type}, expected standard ONNX operators only; devices have no others"
+                    f"operator {node.domain}.{node.op_type}, expected standard ONNX operators only; devices have no others"
                 )
     weights_bytes = 0
     for tensor in tensors(model.graph):
         if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
             place = next((entry.value for entry in tensor.external_data if entry.key == "location"), "?")
             raise InputError(
-                f"{text(path)}: weights of {tensor.name!r} are in another file ({brief(place)}), expected one file:"
+                f"weights of {tensor.name!r} are in another file ({brief(place)}), expected one file:"
                 " onnx.save(model, path, save_as_external_data=False)"
             )
         if tensor.data_type in TYPE_NAMES and tensor.data_type != TensorProto.STRING:
             weights_bytes += int(np.prod(tensor.dims, dtype=object)) * item_bytes(tensor.data_type)
     if weights_bytes > MAX_BLOB_BYTES:
         raise InputError(
-            f"{text(path)}: declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"
+            f"declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"
         )
 
 
-def _input_shape(model: onnx.ModelProto, path: Path, given: ForeignInput) -> tuple[int, int, int]:
+def _input_shape(model: onnx.ModelProto, given: ForeignInput) -> tuple[int, int, int]:
     """Channels, height and width of the only input."""
     if len(values := inputs(model)) != 1:
-        raise InputError(f"{text(path)}: {len(values)} inputs ({named(values)}), expected one image")
+        raise InputError(f"{len(values)} inputs ({named(values)}), expected one image")
     kind = values[0].type.tensor_type
-    found = f"{text(path)}: input {values[0].name!r} is {typed(values[0])}"
+    found = f"input {values[0].name!r} is {typed(values[0])}"
     if kind.elem_type != TensorProto.FLOAT:
         raise InputError(f"{found}, expected float [N, C, H, W]")
     if not kind.HasField("shape") or len(kind.shape.dim) != 4:
@@ -177,30 +180,26 @@ def _input_shape(model: onnx.ModelProto, path: Path, given: ForeignInput) -> tup
     return channels, height, width
 
 
-def _input_spec(shape: tuple[int, int, int], given: ForeignInput, path: Path) -> InputSpec:
+def _input_spec(shape: tuple[int, int, int], given: ForeignInput) -> InputSpec:
     if bool(given.mean) != bool(given.std):
-        raise InputError(
-            f"{text(path)}: expected both --mean and --std, or neither (the model takes pixels 0..1)"
-        )
+        raise InputError("expected both --mean and --std, or neither (the model takes pixels 0..1)")
     for name, values in (("--mean", given.mean), ("--std", given.std)):
         if len(values) not in (0, 1, shape[0]):
-            raise InputError(
-                f"{text(path)}: {name} has {len(values)} values, expected 1 or {shape[0]}, one per channel"
-            )
+            raise InputError(f"{name} has {len(values)} values, expected 1 or {shape[0]}, one per channel")
     try:
         return InputSpec(shape, given.mean or (0.0,), given.std or (1.0,), resize=given.resize)  # type: ignore[arg-type]
     except ValueError as error:
-        raise InputError(f"{text(path)}: {error}") from error
+        raise InputError(f"{error}") from error
 
 
-def _require_output(model: onnx.ModelProto, path: Path) -> None:
+def _require_output(model: onnx.ModelProto) -> None:
     outputs = list(model.graph.output)
     if len(outputs) != 1:
         raise InputError(
-            f"{text(path)}: {len(outputs)} outputs ({named(outputs)}), expected one with the features: export the model without the others"
+            f"{len(outputs)} outputs ({named(outputs)}), expected one with the features: export the model without the others"
         )
     kind = outputs[0].type.tensor_type
-    found = f"{text(path)}: output {outputs[0].name!r} is {typed(outputs[0])}"
+    found = f"output {outputs[0].name!r} is {typed(outputs[0])}"
     if kind.elem_type != TensorProto.FLOAT:
         hint = "; remove the last step, such as ArgMax" if kind.elem_type in (6, 7) else ""
         raise InputError(f"{found}, expected float features [N, d]{hint}")
@@ -214,7 +213,7 @@ def _require_vector(dims: Sequence[int], found: str) -> None:
         raise InputError(f"{found}, expected features [N, d] or [N, d, 1, 1]; pool over the other dimensions")
 
 
-def _with_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
+def _with_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     found = opset(model)
     if OLDEST_OPSET <= found <= OPSET:
         return model
@@ -222,12 +221,12 @@ def _with_opset(model: onnx.ModelProto, path: Path) -> onnx.ModelProto:
         return version_converter.convert_version(model, OPSET)
     except Exception as error:  # a C++ error of any type
         raise InputError(
-            f"{text(path)}: opset {found}, expected {OLDEST_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
+            f"opset {found}, expected {OLDEST_OPSET} to {OPSET}, and it cannot be converted ({brief(error)}); export it with"
             f" opset_version={OPSET}"
         ) from error
 
 
-def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: Path) -> onnx.ModelProto:
+def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int]) -> onnx.ModelProto:
     """Declare input and output for any number of images; whether that is true is checked with images."""
     freed = onnx.ModelProto()
     freed.CopyFrom(model)
@@ -242,14 +241,12 @@ def _with_free_batch(model: onnx.ModelProto, shape: tuple[int, int, int], path: 
         inferred = shape_inference.infer_shapes(freed, strict_mode=True, data_prop=True)
     except Exception as error:
         raise InputError(
-            f"{text(path)}: shapes do not fit together for a batch of any size ({brief(error)}); {HOW}"
+            f"shapes do not fit together for a batch of any size ({brief(error)}); {HOW}"
         ) from error
     kind = inferred.graph.output[0].type.tensor_type
     if not kind.HasField("shape"):
-        raise InputError(
-            f"{text(path)}: output {freed.graph.output[0].name!r} has no fixed rank, expected features [N, d]"
-        )
-    found = f"{text(path)}: output {freed.graph.output[0].name!r} is {typed(inferred.graph.output[0])}"
+        raise InputError(f"output {freed.graph.output[0].name!r} has no fixed rank, expected features [N, d]")
+    found = f"output {freed.graph.output[0].name!r} is {typed(inferred.graph.output[0])}"
     _require_vector([dim.dim_value for dim in kind.shape.dim], found)
     if kind.shape.dim[0].dim_value:
         raise InputError(
@@ -288,87 +285,77 @@ def _with_ends(model: onnx.ModelProto, given: ForeignInput, shape: tuple[int, in
     return whole
 
 
-def _check(payload: bytes, path: Path) -> None:
+def _check(payload: bytes) -> None:
     try:
         onnx.checker.check_model(payload, full_check=True)
     except Exception as error:
-        raise InputError(f"{text(path)}: not a valid ONNX model ({brief(one_line(error))})") from error
+        raise InputError(f"not a valid ONNX model ({brief(one_line(error))})") from error
     try:
         Session(payload)
     except Exception as error:
-        raise InputError(f"{text(path)}: does not load in onnxruntime ({brief(one_line(error))})") from error
+        raise InputError(f"does not load in onnxruntime ({brief(one_line(error))})") from error
 
 
-def _require_features(payload: bytes, input: InputSpec, path: Path) -> int:
+def _require_features(payload: bytes, input: InputSpec) -> int:
     """The number of features. They are finite, differ between images, and do not depend on the other images of a batch."""
     images = _images(input)
-    together = _features(payload, images, path)
+    together = _features(payload, images)
     if together.ndim != 2 or len(together) != len(images):
         raise InputError(
-            f"{text(path)}: output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
+            f"output {list(together.shape)} for {len(images)} images, expected [{len(images)}, d]; {HOW}"
         )
     if bad := int((~np.isfinite(together)).sum()):
-        raise InputError(f"{text(path)}: {bad} of {together.size} features of random images are not finite")
+        raise InputError(f"{bad} of {together.size} features of random images are not finite")
     if not np.ptp(together, axis=0).any():
-        raise InputError(
-            f"{text(path)}: the same features for all images, expected features that depend on the image"
-        )
-    alone = np.concatenate([_features(payload, image[None], path) for image in images])
+        raise InputError("the same features for all images, expected features that depend on the image")
+    alone = np.concatenate([_features(payload, image[None]) for image in images])
     if (difference := _difference(together, alone)) > PARITY:
         raise InputError(
-            f"{text(path)}: features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
+            f"features of one image differ by {difference:.1e} between batches of 1 and {len(images)}, at most {PARITY:.0e};"
             f" {HOW}"
         )
     return int(together.shape[1])
 
 
-def _require_unchanged(
-    original: bytes, payload: bytes, given: ForeignInput, input: InputSpec, path: Path
-) -> None:
+def _require_unchanged(original: bytes, payload: bytes, given: ForeignInput, input: InputSpec) -> None:
     """The converted model gives the features of the original."""
     images = _images(input)
     raw = images
     if given.mean:
         mean, std = (np.array(values, np.float32).reshape(-1, 1, 1) for values in (given.mean, given.std))
         raw = (images - mean) / std
-    before = np.concatenate([_features(original, image[None], path).reshape(1, -1) for image in raw])
-    if (difference := _difference(before, _features(payload, images, path))) > PARITY:
+    before = np.concatenate([_features(original, image[None]).reshape(1, -1) for image in raw])
+    if (difference := _difference(before, _features(payload, images))) > PARITY:
         raise InputError(
-            f"{text(path)}: converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
+            f"converted to opset {OPSET}, its features differ by {difference:.1e}, at most {PARITY:.0e}; export it with"
             f" opset_version={OPSET}"
         )
 
 
-def _require_reference(payload: bytes, reference: Reference, path: Path) -> None:
-    found = _features(payload, reference.x, path)
+def _require_reference(payload: bytes, reference: Reference) -> None:
+    found = _features(payload, reference.x)
     if found.shape != reference.features.shape:
-        raise InputError(
-            f"{text(path)}: features {list(found.shape)}, the reference has {list(reference.features.shape)}"
-        )
+        raise InputError(f"features {list(found.shape)}, the reference has {list(reference.features.shape)}")
     if (difference := _difference(reference.features, found)) > REFERENCE_PARITY:
         raise InputError(
-            f"{text(path)}: features differ by {difference:.1e} from the reference, at most {REFERENCE_PARITY:.0e} of the largest;"
+            f"features differ by {difference:.1e} from the reference, at most {REFERENCE_PARITY:.0e} of the largest;"
             " expected the same input: --mean, --std"
         )
 
 
-def _features(payload: bytes, images: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
+def _features(payload: bytes, images: NDArray[np.float32]) -> NDArray[np.float32]:
     try:
         return Session(payload).run(images)
     except Exception as error:  # onnxruntime's errors share no base class
         reason = one_line(error)
         if any(words in reason for words in OUT_OF_MEMORY):
-            raise InputError(
-                f"{text(path)}: takes too much memory, expected a model for small devices"
-            ) from error
+            raise InputError("takes too much memory, expected a model for small devices") from error
         if len(images) > 1:
-            _features(payload, images[:1], path)  # does it fail on one image, too?
+            _features(payload, images[:1])  # does it fail on one image, too?
             raise InputError(
-                f"{text(path)}: fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
+                f"fails on {len(images)} images, but not on one ({reason[-MAX_REASON:]}); {HOW}"
             ) from error
-        raise InputError(
-            f"{text(path)}: fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})"
-        ) from error
+        raise InputError(f"fails on an image {list(images.shape)} ({reason[-MAX_REASON:]})") from error
 
 
 def _images(input: InputSpec) -> NDArray[np.float32]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from edge_fl import signals
+from edge_fl import process_limits, signals
 from edge_fl.data import npz
 from edge_fl.errors import DataError, InputError, RunError, brief
 from edge_fl.files.paths import text
@@ -101,17 +100,6 @@ def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
     )
 
 
-def _limit_process(limits: ForeignLimits, file_bytes: int) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space = pages * resource.getpagesize() + limits.memory_mb * MEBIBYTE + COPIES * file_bytes
-    for kind, amount in (
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (amount, amount))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))  # SIGXCPU, then SIGKILL
-
-
 def _reference(path: Path) -> Reference:
     content = npz.read(path)
     if not {"x", "features"} <= content.keys():
@@ -131,7 +119,8 @@ def main() -> None:
     """Read the request from stdin, write the model to its file, and print the response."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     path = Path(request.path)
-    _limit_process(request.limits, path.stat().st_size)
+    memory_bytes = request.limits.memory_mb * MEBIBYTE + COPIES * path.stat().st_size
+    process_limits.limit(memory_bytes, request.limits.cpu_s, files=True)
     try:
         reference = _reference(Path(request.reference)) if request.reference else None
         found = foreign.convert(path, request.given, reference)

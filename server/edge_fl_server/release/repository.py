@@ -32,11 +32,11 @@ from msgspec import Struct, to_builtins
 from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
+from edge_fl.data.arrays import shortened
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
-from edge_fl.release.manifest import Entry, Manifest, decode, encode, listed, target_path
-from edge_fl_server.release.class_growth import require_same_ids
+from edge_fl.release.manifest import Entry, Manifest, decode, encode, extends, listed, target_path
 from edge_fl_server.release.keys import Keys
 
 KEPT_RELEASES = 3
@@ -136,7 +136,7 @@ class Repository(tuf.repository.Repository):
                     f"release {manifest.release}: signed before with another manifest",
                     consequence="nothing was published",
                 )
-            if path not in self._targets:
+            if path not in self._targets:  # devices know a class by its place in the list
                 require_same_ids(manifest, self.releases())
             custom = to_builtins(Entry(text, self._next_version(Targets.type)))
             target = TargetFile(extractor.bytes, {"sha256": extractor.sha256}, path, {"custom": custom})
@@ -370,6 +370,27 @@ class Repository(tuf.repository.Repository):
     def _require_root_keys(self) -> None:
         keys = self.root().roles[Root.type]
         self.keys.require(keys.keyids, keys.threshold)
+
+
+def require_same_ids(manifest: Manifest, kept: Sequence[Manifest]) -> None:
+    """Raise InputError if a kept release of the same extractor, whose heads devices reuse, has other class ids."""
+    for other in reversed(kept):
+        if manifest.extractors & other.extractors and not extends(manifest.classes, other.classes):
+            raise _other_ids(manifest.classes, other)
+
+
+def require_grown(classes: Sequence[str], kept: Sequence[Manifest]) -> None:
+    """Raise InputError if `classes` reorder or remove those of the newest release; a list without any of them is another task."""
+    if kept and set(classes) & set(kept[-1].classes) and not extends(classes, kept[-1].classes):
+        raise _other_ids(classes, kept[-1])
+
+
+def _other_ids(classes: Sequence[str], kept: Manifest) -> InputError:
+    return InputError(
+        f"classes {shortened(classes)}: release {kept.release} has {shortened(kept.classes)}, and devices know a class by its place;"
+        " expected these in this order, with new ones after them (or another fleet)",
+        consequence="nothing was published",
+    )
 
 
 def superseded(name: str) -> list[str]:

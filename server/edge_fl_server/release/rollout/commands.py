@@ -31,7 +31,6 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, releases, rollouts
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import agent_releases, ownership
-from edge_fl_server.release.class_growth import require_grown
 from edge_fl_server.release.export import (
     Description,
     Exported,
@@ -40,7 +39,7 @@ from edge_fl_server.release.export import (
     assemble,
 )
 from edge_fl_server.release.publish import store
-from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.repository import Repository, require_grown
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
 from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, cause
@@ -103,7 +102,6 @@ class ReleaseCommands:
         service[rollouts.served_release(self.db, self.fleet)] = "in service"
         rows = []
         for manifest in reversed(self.repository.releases()):
-            record = next((record for record in records if record.release == manifest.release), None)
             rows.append(
                 {
                     "release": manifest.release,
@@ -112,9 +110,7 @@ class ReleaseCommands:
                     "round": manifest.round,
                     "kib": -(-manifest.extractor.bytes // 1024),
                     "service": service.get(manifest.release, ""),
-                    "state": record.state if record else "",
-                    "stage": f"{record.stage + 1} of {len(record.shares)}" if record else "",
-                    "reason": record.explanation if record else "",
+                    **_last_rollout(records, manifest.release),
                 }
             )
         return rows
@@ -149,9 +145,7 @@ class ReleaseCommands:
         """Roll out a kept release (None: the last), or resume a paused roll-out. Raises InputError."""
         unfinished = rollouts.current(self.db, self.fleet)
         if unfinished and release in (None, unfinished.release):
-            return self._audited(
-                "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
-            )
+            return self.steer("running")
         kept = [manifest.release for manifest in self.repository.releases()]
         target = kept[-1] if release is None and kept else release
         if target is None or target not in kept:
@@ -170,7 +164,7 @@ class ReleaseCommands:
         return audited
 
     def steer(self, desired: DesiredRolloutState, subject: Subject = "extractor") -> Request:
-        """Pause or abort the current roll-out. Raises InputError if there is none."""
+        """Pause, resume, abort or roll back the current roll-out. Raises InputError if there is none."""
         unfinished = rollouts.current(self.db, self.fleet, subject)
         if unfinished is None:
             of_agent = " of an agent release" if subject == "agent" else ""
@@ -183,15 +177,12 @@ class ReleaseCommands:
         records = rollouts.listed(self.db, self.fleet, "agent")
         rows = []
         for release in reversed(agent_releases.listed(self.repository)):
-            record = next((record for record in records if record.release == release.number), None)
             rows.append(
                 {
                     "number": release.number,
                     "version": release.version,
                     "bytes": sum(wheel.blob.bytes for wheel in release.wheels),
-                    "state": record.state if record else "",
-                    "stage": f"{record.stage + 1} of {len(record.shares)}" if record else "",
-                    "reason": record.reason if record else "",
+                    **_last_rollout(records, release.number),
                     "flags": ", ".join(flag for flag in ("downgrade", "withdrawn") if getattr(release, flag)),
                 }
             )
@@ -215,9 +206,7 @@ class ReleaseCommands:
         else:
             unfinished = rollouts.current(self.db, self.fleet, "agent")
             if unfinished and not targets:
-                return self._audited(
-                    "resume", unfinished.name, partial(self._steer, unfinished.number, "running")
-                )
+                return self.steer("running", "agent")
             release = _kept_agent(agent_releases.listed(self.repository), targets)
         write = partial(request, self.db, self.fleet, release.number, plan, "agent")
         return self._audited("start", f"agent release {release.number}", write)
@@ -320,6 +309,15 @@ class ReleaseCommands:
             return reader.is_alive(self.connect, topics, state.boot, reader.LIMITS)
         except ConnectError as error:
             raise ConnectError(error.message, consequence="nothing was requested") from error
+
+
+def _last_rollout(records: Sequence[RolloutRecord], release: int) -> dict[str, str]:
+    """State, stage and reason of the newest roll-out of a release, all "" without one."""
+    for record in records:
+        if record.release == release:
+            stage = f"{record.stage + 1} of {len(record.shares)}"
+            return {"state": record.state, "stage": stage, "reason": record.explanation}
+    return dict.fromkeys(("state", "stage", "reason"), "")
 
 
 def _kept_agent(kept: Sequence[AgentRelease], targets: Sequence[str]) -> AgentRelease:
