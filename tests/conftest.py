@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import tempfile
@@ -19,6 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from hypothesis import settings
+
+from tests import without_extensions
+
+if without_extensions.VARIABLE in os.environ:
+    without_extensions.block()  # before anything imports them
 
 from edge_fl.console.output import QUIET
 from edge_fl.errors import ConnectError

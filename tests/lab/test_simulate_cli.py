@@ -198,3 +198,14 @@ def test_classes_without_training_samples_are_reported(
     command = ["simulate", "--dataset", "own", "--data-dir", ".", "--clients", "2", "--rounds", "0"]
     assert cli.main(command) == 0
     assert "own: no samples of 1 of 3 classes: 1" in capsys.readouterr().err
+
+
+def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--runs", str(tmp_path)]
+    command = ["simulate", "--method", "fedavg", *small, "--format", "json"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    assert {row["clients"] for row in json.loads(shown.out)} == {3} and "round 1/1" in shown.err
+    assert cli.main(["--quiet", *command]) == 0
+    quiet = capsys.readouterr()
+    assert json.loads(quiet.out) and quiet.err == ""

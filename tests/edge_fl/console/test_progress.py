@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl import cli
 from edge_fl.console import units
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Count, Progress
@@ -150,13 +148,12 @@ def test_durations_are_as_long_as_they_need_to_be(seconds: float, said: str) -> 
 
 
 def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path) -> None:
-    from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate.execute import simulate
     from edge_fl_server.recipes.recipe import Recipe, with_settings
     from edge_fl_server.training import study as studies
 
     recipe = with_settings(
-        with_method(Recipe(name="tiny", rounds=2), "fedavg"),
+        Recipe(name="tiny", rounds=2),
         ["data.clients=3", 'model.name="cnn-tiny"', 'data.dataset="digits"', 'engine="sequential"'],
     )
     counts: list[Count] = []
@@ -164,14 +161,3 @@ def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path)
     assert [count.done for count in counts if count.stage == "rounds"] == [0, 1, 2]
     assert [count.done for count in counts if count.stage == "clients"] == [0, 1, 2, 3, 3] * 2
     assert [count.done for count in counts if count.stage == "final personalisation"] == [0, 1, 2, 3, 3]
-
-
-def test_stdout_is_for_results_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--dataset", "digits", "--clients", "3", "--rounds", "1", "--runs", str(tmp_path)]
-    command = ["simulate", "--method", "fedavg", *small, "--format", "json"]
-    assert cli.main(command) == 0
-    shown = capsys.readouterr()
-    assert {row["clients"] for row in json.loads(shown.out)} == {3} and "round 1/1" in shown.err
-    assert cli.main(["--quiet", *command]) == 0
-    quiet = capsys.readouterr()
-    assert json.loads(quiet.out) and quiet.err == ""

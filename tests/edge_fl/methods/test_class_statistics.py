@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from edge_fl import heads
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl_lab.research import run
 from tests.edge_fl.methods import toy
 
 NAME = "class-statistics"
@@ -68,20 +66,3 @@ def test_the_head_is_that_of_a_device_with_the_prior_of_the_others() -> None:
     _, own = method.personalise(federation.shared, federation.own["c0"], client.batches(1))
     expected = head.logits(method.features(federation.shared, x).numpy())
     assert np.allclose(method.predict({**federation.shared, **own}, x).numpy(), expected, atol=1e-3)
-
-
-def test_with_one_label_per_class_it_is_far_better_than_without_the_prior() -> None:
-    found = load_digits()
-    images, labels = np.rint(found.images * 15.9375).astype(np.uint8)[:, None], found.target
-    accuracy = {
-        prior: run(
-            NAME,
-            images,
-            labels,
-            clients=8,
-            rounds=1,
-            settings={"data.shots": 1, "method.options": {"prior": prior}},
-        ).accuracy.mean()
-        for prior in (True, False)
-    }
-    assert accuracy[True] >= accuracy[False] + 0.1

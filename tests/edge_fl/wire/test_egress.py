@@ -11,16 +11,24 @@ import pytest
 
 from edge_fl import metrics
 from edge_fl.cli import main
-from edge_fl.config import CompressionConfig, PrivacyConfig
+from edge_fl.config import CompressionConfig, MethodConfig, MethodSpec, ModelConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
-from edge_fl.methods import METHODS
+from edge_fl.inputs import InputSpec
+from edge_fl.methods import METHODS, build_method
+from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan, of_full, of_method
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import Egress, of_head
 from edge_fl.wire.messages import Report
-from edge_fl_lab.catalogue import sample
 
 ALLOWED = Egress("full", {"update": ["extractor"]})
+
+
+def sample(name: str) -> Method:
+    classes = [str(label) for label in range(10)]
+    return build_method(
+        MethodSpec(ModelConfig("cnn2"), InputSpec((3, 32, 32)), classes, MethodConfig(name), 0)
+    )
 
 
 def report(kind: str = "update", **numbers: float) -> Report:

@@ -20,7 +20,6 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Assignment, ServerState, decode
-from edge_fl_lab.report import page as report
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import deployment
@@ -42,8 +41,6 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     assert [head.served for head in heads] == [[1, 2], [1, 2]]
     *records, final = round_metrics.lines(path / round_metrics.FILE)
     assert final.final and set(final.clients) == {"d1", "d2", "h1", "h2"}
-    report.write(Results.open(path))
-    assert (path / "report.html").read_text().startswith("<!doctype html>")
     assert [(record.round, record.selected, record.responded) for record in records] == [
         (1, ("d1", "d2"), ("d1", "d2")),
         (2, ("d1", "d2"), ("d1", "d2")),
@@ -291,8 +288,6 @@ def test_a_run_without_any_accuracy_of_a_full_device_gives_the_devices_reason(st
     )
     (listed,) = list_runs(run_request.runs)
     assert listed.reason == state.reason
-    report.write(Results.open(path))
-    assert state.reason in (path / "report.html").read_text()
     (known,) = runs.listed(Database.open(run_request.registry), "main")
     assert known.reason == state.reason
 
