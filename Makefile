@@ -18,9 +18,11 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 # One thread per process, because the tests run in two processes.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 ARGS   ?=
+# The tests of the core, which pass without an extension.
+CORE   := tests/edge_fl tests/broker tests/devices tests/server
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo demo-secure test ray slow nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
+.PHONY: help venv wheel demo demo-secure test core ray slow nightly mutation check format docs bench bench-full bench-gpu bench-peers study dossier clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +47,10 @@ demo-secure: venv ## the same over mTLS, each device with its own certificate; a
 
 test: venv ## all tests except those marked slow, ray, gpu, arm64 or browser (select with ARGS='-k topics')
 	$(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(ARGS)
+
+# What the core is, and that it needs no extension: import-linter says so of imports, this of everything that its tests do.
+core: venv ## the same of the core alone, with all extensions blocked from import
+	EDGE_FL_WITHOUT_EXTENSIONS=1 $(TEST) -n 2 --dist worksteal -m 'not slow and not ray and not gpu and not arm64 and not browser' $(CORE) $(ARGS)
 
 ray: $(RAY)/.stamp ## tests of the engine 'ray', in an environment of its own
 	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/lab/test_ray.py $(ARGS)

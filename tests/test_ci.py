@@ -34,6 +34,12 @@ def test_both_run_the_same_targets_in_the_same_way() -> None:
     assert set(ours) <= TARGETS
 
 
+def test_the_tests_that_are_left_out_of_one_target_are_those_of_the_core_which_another_one_runs() -> None:
+    (core,) = re.findall(r"^CORE +:= (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "core" in called(RUN)
+    assert re.findall(r"--ignore=(\S+)", RUN.replace('"', " ")) == core.split()
+
+
 def test_both_install_the_same_packages() -> None:
     commands = [step.get("run", "") for step in job()["steps"]]
     assert ".ci/packages" in commands and re.search(r"^\.ci/packages$", RUN, re.MULTILINE)

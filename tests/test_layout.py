@@ -128,7 +128,7 @@ def test_head_only_code_needs_neither_torch_nor_onnx_nor_the_server() -> None:
 
 
 def test_the_core_imports_no_extension() -> None:
-    # tests/without_extensions.py runs the core's whole test-suite like this
+    # `make core` runs the whole tests of the core like this (tests/without_extensions.py)
     alembic_script = "edge_fl_server.registry.migrations.env"
     names = [name for package in CORE for name in modules(package.__name__) if name != alembic_script]
     child = import_without(",".join(package.__name__ for package in EXTENSIONS), *names)
