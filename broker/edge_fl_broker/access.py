@@ -6,16 +6,43 @@ two temporary devices.
 
 from __future__ import annotations
 
+import secrets
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 
 from edge_fl.errors import ConnectError, DeadlineError
+from edge_fl.wire import identity
+from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.check import CheckResult, Party, Probe, probing
+from edge_fl_broker.check import CheckResult, Party, Probe, check, probing
+from edge_fl_broker.provision import register_sync
+from edge_fl_broker.provision.authority import FOLDERS, Authority
 
 REFUSED_S = 2.0  # a broker rejects a connection at once
+LIFE = timedelta(minutes=10)  # of the temporary devices
+
+
+def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[CheckResult]:
+    """Run `check` and `check_access`. Raises ConfigError without a CA, ConnectError when a client cannot connect."""
+    register_sync.require(home)
+    authority = Authority.open(home)
+    operator = identity.read(home / FOLDERS["operator"])
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"check-{secrets.token_hex(4)}" for _ in range(2)]
+        devices = authority.bake({name: Path(folder, name) for name in names}, LIFE)
+        operator_party, device, other = (
+            Party(client.name, client.endpoint(endpoint.host, endpoint.port))
+            for client in (operator, *devices)
+        )
+        return [
+            *check(operator_party, device, fleet, deadline_s),
+            *check_access(operator_party, device, other, fleet, deadline_s),
+        ]
 
 
 def check_access(

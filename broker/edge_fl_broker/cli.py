@@ -272,7 +272,7 @@ def check(
     from edge_fl.wire import identity as identities
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
     from edge_fl_broker import check as checks
-    from edge_fl_broker.provision.full_check import full_check
+    from edge_fl_broker.access import full_check
 
     if identity and (insecure or identities.certificate_in(identity)):
         raise ConfigError(

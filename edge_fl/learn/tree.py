@@ -157,11 +157,6 @@ def from_arrays(arrays: Mapping[str, Mapping[str, np.ndarray]], *, copy: bool = 
     return {name: {key: tensor(array) for key, array in params.items()} for name, params in arrays.items()}
 
 
-def count(tree: Any) -> int:
-    """Number of values in the tree."""
-    return sum(t.numel() for t in leaves(tree).values())
-
-
 def size_bytes(tree: Any) -> int:
     """Bytes of the values in the tree."""
     return sum(t.numel() * t.element_size() for t in leaves(tree).values())

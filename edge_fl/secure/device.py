@@ -25,9 +25,8 @@ from edge_fl.failures import Failure
 from edge_fl.secure import fixed_point, masks, noise, shares
 from edge_fl.secure.fixed_point import Numbers, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
-from edge_fl.secure.member import Member, require_signed
 from edge_fl.secure.noise import Noise
-from edge_fl.secure.terms import Terms, require_enough, survivors_content, threshold
+from edge_fl.secure.terms import Member, Terms, require_enough, require_signed, survivors_content, threshold
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 

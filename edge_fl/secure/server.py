@@ -19,8 +19,8 @@ from edge_fl.failures import Failure
 from edge_fl.secure import fixed_point, masks, shares
 from edge_fl.secure.fixed_point import BYTES, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
-from edge_fl.secure.member import Authorities, require_signed
-from edge_fl.secure.terms import Terms, require_enough, survivors_content, threshold
+from edge_fl.secure.signatures import Authorities
+from edge_fl.secure.terms import Terms, require_enough, require_signed, survivors_content, threshold
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]

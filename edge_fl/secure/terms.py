@@ -1,4 +1,4 @@
-"""What both sides of a secure sum compute from its request: the threshold, and the contents of signatures."""
+"""What both sides of a secure sum know: its members and their signatures, the threshold, and what is signed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,37 @@ import hashlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge_fl.errors import SecureSumError
 from edge_fl.failures import Failure
-from edge_fl.secure.member import Authorities, canonical, require_signed
+from edge_fl.secure import signatures
+from edge_fl.secure.signatures import Authorities, Signer, canonical
+from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumKeys, SumRequest
+
+
+@dataclass(frozen=True)
+class Member(Signer):
+    """A device's certificate (DER) and key, and the CAs of its fleet."""
+
+    authorities: Authorities
+
+    @classmethod
+    def of(cls, folder: Path) -> Member:
+        """Read an identity folder. Raises ConfigError."""
+        own = Signer.of(folder)
+        return cls(own.certificate, own.key, signatures.authorities(folder))
+
+
+def require_signed(
+    certificate: bytes, name: str, content: object, signature: bytes, authorities: Authorities
+) -> None:
+    """Raise SecureSumError unless `signature` is that of the device `name` on `content`."""
+    try:
+        signatures.require_signed(certificate, name, content, signature, authorities)
+    except IdentityError as error:
+        raise SecureSumError(error.message, Failure.FORGED) from error
 
 
 def threshold(request: SumRequest, devices: int) -> int:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import msgspec
 import pytest
 from paho.mqtt.client import topic_matches_sub
 
@@ -29,13 +28,13 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
+from edge_fl_broker.access import full_check
 from edge_fl_broker.check import CheckResult
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import RELOADS, Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_broker.provision.full_check import full_check
 from edge_fl_broker.provision.register_sync import RegisterSync
 from tests.edge_fl.wire.brokers import held_port, refused
 
@@ -322,18 +321,6 @@ def test_the_rights_of_a_person_end_with_the_certificate_also_in_an_open_session
     server.transport.close()
     for ear in (person, device):
         ear.transport.close()
-
-
-def test_a_device_of_an_earlier_version_does_not_become_a_person_by_its_name(
-    site: Site, tmp_path: Path
-) -> None:
-    home = Authority.make(tmp_path / "home")
-    home.bake({"pi-1": tmp_path / "pi-1"})
-    with home.register.changing() as rows:
-        rows[-1] = msgspec.structs.replace(rows[-1], name="operator-3")
-    assert [row.role for row in home.rows()][-1] == "device"
-    settings = register_sync.with_register(site.broker.settings, home)
-    assert "operator-3" not in settings.named and all(name.startswith("reader-") for name in settings.named)
 
 
 def test_the_rules_hold_for_names_that_the_register_never_saw() -> None:

@@ -169,7 +169,7 @@ class SumParticipant:
     def _begun(self, step: SumStep, request: SumRequest, number: int) -> _Open | None:
         """Begin a sum; None without a vector for it."""
         from edge_fl.secure.device import SumDevice
-        from edge_fl.secure.member import Member
+        from edge_fl.secure.terms import Member
 
         self._open = None  # before the vector is given to another sum
         self._least.require(request)

@@ -42,19 +42,11 @@ def broadcast(method: Method, shared: Parts, client: str) -> Parts:
     return norm.stripped(method, method.broadcast(shared, client))
 
 
-def train(
-    method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
-) -> tuple[Parts, Parts]:
-    """Run one local update -> (parts to send, the client's new personal parts). `noise` is privacy's; None: derived from the run's seed.
+def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """Run one local update -> (up, own), to be encoded by `sent`.
 
     Raises RunError if the update diverged, PrivacyError if the client's privacy budget is exhausted.
     """
-    up, new = trained(method, down, own, data)
-    return sent(method, "train", down, up, new, data, noise)
-
-
-def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """`train` without the update codec -> (up, own)."""
     update_codec.require_budget(method, own)
     up, new = local_update(method, down, own, data)
     require_finite(method, data.client, data.round, up, new)
@@ -62,14 +54,14 @@ def trained(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Par
 
 
 def local_update(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-    """`train` without checks and update codec, which depend on values; this part runs under vmap."""
+    """`trained` without checks, which depend on values; this part runs under vmap."""
     return _client_step(method, method.local_update, down, own, data)
 
 
 def personalise(
     method: Method, down: Parts, own: Parts, data: Batches, noise: Noise | None = None
 ) -> tuple[Parts, Parts]:
-    """Run one client's final personalisation -> (parts to send, its personal parts). Raises as `train`."""
+    """Run one client's final personalisation -> (parts to send, its personal parts). Raises as `trained`."""
     up, new = _client_step(method, method.personalise, down, own, data)
     require_finite(method, data.client, data.round, up, new)
     return sent(method, "personalise", down, up, new, data, noise)

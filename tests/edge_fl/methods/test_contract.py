@@ -165,7 +165,7 @@ def test_two_rounds_run_and_leave_every_input_as_it_was(name: str) -> None:
             down, data = steps.broadcast(now, shared, id), client.batches(number)
             given = [down, own[id], {"x": data.x, "y": data.y}]
             before = [fingerprint(item) for item in given]
-            up, kept = steps.train(now, down, own[id], data)
+            up, kept = toy.train(now, down, own[id], data)
             assert [fingerprint(item) for item in given] == before, id
             updates.append(Update(id, len(data), up))
             own[id] = kept
@@ -213,11 +213,11 @@ def test_what_it_sends_is_what_the_server_takes(name: str) -> None:
 def test_parts_survive_bytes_bit_for_bit_and_train_to_the_same_bits(name: str) -> None:
     method, run = toy.method(name), ran(name)
     down, own = steps.broadcast(method, run.shared, "c0"), run.own["c0"]
-    up, kept = steps.train(method, down, own, toy.batches(round=3))
+    up, kept = toy.train(method, down, own, toy.batches(round=3))
     for parts in (down, own, up, kept, run.shared):
         assert fingerprint(through_bytes(parts)) == fingerprint(parts)
         assert structure(through_bytes(parts)) == structure(parts)
-    up_too, kept_too = steps.train(method, through_bytes(down), through_bytes(own), toy.batches(round=3))
+    up_too, kept_too = toy.train(method, through_bytes(down), through_bytes(own), toy.batches(round=3))
     assert fingerprint(up_too) == fingerprint(up)
     assert fingerprint(kept_too) == fingerprint(kept)
 
@@ -427,7 +427,7 @@ def test_a_loss_that_is_not_a_number_names_client_and_round(name: str) -> None:
     shared, own = steps.start(method), steps.start_own(method, "c4")
     poisoned = [poison(parts) for parts in (steps.broadcast(method, shared, "c4"), own)]
     with pytest.raises(RunError, match=r"client c4, round 7: .* NaN or Infinity"):
-        steps.train(method, *poisoned, toy.batches("c4", round=7))
+        toy.train(method, *poisoned, toy.batches("c4", round=7))
 
 
 def test_the_refusal_names_every_method_that_can_be_exported() -> None:

@@ -34,7 +34,7 @@ def test_the_frame_is_constant_and_not_sent_while_extractor_projection_and_scale
     assert all(down.keys() == sent for downs in run.downs for down in downs.values())
     assert all(tree.same(shared["head"], toy.method("fedetf").net.head.init()) for shared in run.history)
     assert all(not tree.same(run.shared[name], run.history[0][name]) for name in sent)
-    assert tree.count(run.updates[0]["c0"].parts["scale"]) == 1
+    assert toy.count(run.updates[0]["c0"].parts["scale"]) == 1
 
 
 def test_the_scale_starts_at_its_hyper_parameter_and_stays_positive() -> None:

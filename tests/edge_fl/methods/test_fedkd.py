@@ -193,7 +193,7 @@ def test_factors_that_are_larger_than_the_matrix_are_not_sent() -> None:
     params = {"weight": torch.eye(6), "bias": torch.ones(6), "scale": torch.tensor(2.0)}
     thin = fedkd.factorised(params, 0.95)
     assert tree.same(thin, params)
-    assert tree.count(fedkd.factorised({"weight": low_rank(6, 6, 1)}, 0.95)) == 12
+    assert toy.count(fedkd.factorised({"weight": low_rank(6, 6, 1)}, 0.95)) == 12
 
 
 def test_less_energy_drops_the_smallest_singular_values() -> None:

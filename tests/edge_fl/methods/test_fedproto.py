@@ -52,7 +52,7 @@ def test_the_distance_pulls_features_to_their_prototype() -> None:
     data, own = toy.batches("c0"), steps.start_own(method, "c0")
     far = {"prototypes": {"mean": torch.full((10, 12), 2.0), "count": torch.ones(10)}}
     none = {"prototypes": {"mean": torch.full((10, 12), 2.0), "count": torch.zeros(10)}}
-    drawn, free = (steps.train(method, down, own, data)[1] for down in (far, none))
+    drawn, free = (toy.train(method, down, own, data)[1] for down in (far, none))
 
     def distance(own: tree.Parts) -> float:
         z = data.features(method.net.extractor, own["extractor"]).x
@@ -82,7 +82,7 @@ def test_where_class_means_are_taken_does_not_change_the_training(epochs: int) -
     data, own = toy.batches("c0"), steps.start_own(method, "c0")
     down = steps.start(method)
     (sent, after), (sent_during, during) = (
-        steps.train(replace(method, means=means), down, own, data) for means in ("after", "during")
+        toy.train(replace(method, means=means), down, own, data) for means in ("after", "during")
     )
     assert tree.same(after, during)
     apart = (sent["prototypes"]["mean"] - sent_during["prototypes"]["mean"]).abs().max()
@@ -104,4 +104,4 @@ def test_the_nearest_known_prototype_decides() -> None:
 
 def test_ten_classes_of_512_features_are_the_papers_5120_numbers() -> None:
     full = {"mean": torch.zeros(10, 512), "count": torch.ones(10)}
-    assert tree.count({"mean": full["mean"]}) == 5120
+    assert toy.count({"mean": full["mean"]}) == 5120

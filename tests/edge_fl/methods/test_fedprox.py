@@ -18,9 +18,7 @@ from tests.edge_fl.methods import scalar, toy
 def trained(method: Method, batch_size: int = 8) -> tuple[Parts, Parts]:
     """(received, sent) of one client's first round."""
     down = steps.broadcast(method, steps.start(method), "c0")
-    return down, steps.train(method, down, steps.start_own(method, "c0"), toy.batches(batch_size=batch_size))[
-        0
-    ]
+    return down, toy.train(method, down, steps.start_own(method, "c0"), toy.batches(batch_size=batch_size))[0]
 
 
 def distance(a: Parts, b: Parts) -> float:

@@ -256,8 +256,8 @@ def test_adam_continues_with_its_state_of_the_previous_round() -> None:
         **{stage: run.method.init_own("c0")[stage] for stage in ("s1_state", "s2_state")},
     }
     down = steps.broadcast(run.method, run.shared, "c0")
-    went_on = steps.train(run.method, down, run.own["c0"], toy.batches(round=3))[0]
-    assert not tree.same(went_on, steps.train(run.method, down, fresh, toy.batches(round=3))[0])
+    went_on = toy.train(run.method, down, run.own["c0"], toy.batches(round=3))[0]
+    assert not tree.same(went_on, toy.train(run.method, down, fresh, toy.batches(round=3))[0])
 
 
 def test_running_statistics_stay_on_the_client_and_are_averaged_for_exports_only() -> None:

@@ -39,8 +39,8 @@ def test_the_first_participation_is_fedavgs_whenever_it_comes() -> None:
         plain, rounds=2
     ).shared  # c0 comes in a later round, when w is no longer where it began
     down = {**shared, "projection": {}}
-    up, _ = steps.train(method, down, steps.start_own(method, "c0"), toy.batches(round=3))
-    expected, _ = steps.train(plain, shared, {}, toy.batches(round=3))
+    up, _ = toy.train(method, down, steps.start_own(method, "c0"), toy.batches(round=3))
+    expected, _ = toy.train(plain, shared, {}, toy.batches(round=3))
     for path, tensor in tree.parameters(expected).items():
         assert torch.allclose(tensor, tree.parameters(up)[path], atol=1e-6), path
 

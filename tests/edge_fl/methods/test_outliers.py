@@ -44,7 +44,7 @@ def cohort(name: str) -> tuple[Parts, list[Update]]:
         if name == "class-statistics":  # sends its sums in the final personalisation
             up, _ = steps.personalise(method, down, own, data)
         else:
-            up, _ = steps.train(method, down, own, data)
+            up, _ = toy.train(method, down, own, data)
         updates.append(Update(client.id, len(data), method.unpack(down, up)))
     return shared, updates
 

@@ -155,3 +155,13 @@ def same_as(params: Params, module: nn.Module, atol: float = 1e-6) -> bool:
     return all(
         torch.allclose(t, state[name.removeprefix(tree.BUFFER)], atol=atol) for name, t in params.items()
     )
+
+
+def train(method: Method, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
+    """One local update -> (parts to send, the client's personal parts)."""
+    return steps.sent(method, "train", down, *steps.trained(method, down, own, data), data)
+
+
+def count(tree_: Any) -> int:
+    """Number of values in a tree."""
+    return sum(t.numel() for t in tree.leaves(tree_).values())

@@ -14,8 +14,8 @@ from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point
 from edge_fl.secure.device import Answer, SumDevice
 from edge_fl.secure.fixed_point import Vector
-from edge_fl.secure.member import Member
 from edge_fl.secure.server import Sum, SumServer
+from edge_fl.secure.terms import Member
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep, decode, encode
 from edge_fl_broker.provision.authority import Authority

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge_fl.secure.member import Member
+from edge_fl.secure.terms import Member
 from tests.edge_fl.secure.cohorts import members
 
 

@@ -15,8 +15,7 @@ from edge_fl.secure.device import SumDevice
 from edge_fl.secure.fixed_point import Vector
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.secure.masks import SEED_BYTES
-from edge_fl.secure.member import Member
-from edge_fl.secure.terms import survivors_content, threshold
+from edge_fl.secure.terms import Member, survivors_content, threshold
 from edge_fl.wire.messages import SumRequest, SumStep
 from tests.edge_fl.secure.cohorts import FLEET, members, names_of
 

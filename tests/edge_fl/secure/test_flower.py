@@ -14,7 +14,7 @@ import pytest
 
 from edge_fl.secure import fixed_point, shares
 from edge_fl.secure.fixed_point import Numbers
-from edge_fl.secure.member import Member
+from edge_fl.secure.terms import Member
 from edge_fl.wire.messages import SumRequest
 from tests.edge_fl.secure.cohorts import Cohort, names_of, vectors
 

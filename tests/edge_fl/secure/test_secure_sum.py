@@ -16,8 +16,8 @@ from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point, masks, signatures
 from edge_fl.secure.device import SumDevice
 from edge_fl.secure.fixed_point import Numbers, Vector
-from edge_fl.secure.member import Member
 from edge_fl.secure.server import SumServer
+from edge_fl.secure.terms import Member
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import SumRequest, SumStep
 from tests.edge_fl.secure.cohorts import (

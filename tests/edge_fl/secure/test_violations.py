@@ -18,7 +18,7 @@ from edge_fl.blob import describe
 from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point
 from edge_fl.secure.device import Answer, SumDevice
-from edge_fl.secure.member import Member
+from edge_fl.secure.terms import Member
 from edge_fl.wire.messages import SumReply, SumStep
 from tests.edge_fl.secure.cohorts import (
     FLEET,
