@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from edge_fl.blob import CHUNK_BYTES, split
 from edge_fl.errors import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,19 @@ class Packet:
     qos: int = 1
     content_type: str = JSON
     expiry_s: int | None = None
+
+
+def chunk_packets(
+    topic: Callable[[int], str],
+    payload: bytes,
+    chunk_bytes: int = CHUNK_BYTES,
+    *,
+    content_type: str = UNTYPED,
+    expiry_s: int | None = None,
+) -> Iterator[Packet]:
+    """Yield the chunks of a payload on the topics of their indices."""
+    for index, chunk in enumerate(split(payload, chunk_bytes)):
+        yield Packet(topic(index), bytes(chunk), content_type=content_type, expiry_s=expiry_s)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_a_folder_whose_name_is_not_utf8_is_a_remark_and_no_class(tmp_path: Path
         assert report.local_notes == [
             "folder 'caf\\xe9': its name is not UTF-8, so it is no class; rename it"
         ]
-    assert record.read(tmp_path / "pi").hints == tuple(report.local_notes)  # it was stored
+    assert record.read(tmp_path / "pi").report.hints == tuple(report.local_notes)  # it was stored
 
 
 def test_a_folder_in_either_unicode_form_is_the_class(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_row_21_a_flapping_device_restarts_no_round_and_adds_no_request(real_ben
             assert bench.eventually(lambda: bool(flapping.assignments))
             for number in range(FLAPS):
                 assert bench.eventually(lambda number=number: proxy.accepted > number)
-                flapping.connection.wait(WAIT_S)
+                flapping._transport.wait_connected(WAIT_S)
                 proxy.cut()
                 assert bench.eventually(lambda number=number: len(losses) > number)
             flapped.set()

@@ -30,15 +30,17 @@ def _digest(path: Path) -> bytes:
 
 
 class DecodingMarker:
-    """The marker in a folder. Of several processes the first one has it; the others neither read nor write it.
+    """The marker in a folder; None: nothing is marked. Of several processes the first one has it; the others neither read nor write it.
 
     suspect: digest of the file during whose decoding the last process ended, b"" if there is none. digest: tells files apart, of
     _DIGEST_BYTES; it may raise OSError.
     """
 
-    def __init__(self, folder: Path, digest: Callable[[Path], bytes] = _digest) -> None:
+    def __init__(self, folder: Path | None, digest: Callable[[Path], bytes] = _digest) -> None:
         self.suspect, self._fatal = b"", frozenset[bytes]()
         self._digest, self._file = digest, -1
+        if folder is None:
+            return
         with suppress(OSError):  # a folder that cannot be written: no marker
             make_folder(folder, 0o700)
             file = open_private(folder / FILE, os.O_RDWR | os.O_CLOEXEC)

@@ -87,21 +87,16 @@ class _Row(Struct, frozen=True):
         return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
 
 
-def _always(key: bytes) -> bool:
-    return True
-
-
 class PictureIndex:
     """The facts of picture files as read in one way, which `reading` describes completely. For any thread.
 
-    `facts` derives them from the pixels. `wants`: whether the pixels of a picture with this key are needed although its facts are known.
+    `facts` derives them from the pixels.
     """
 
     def __init__(self, folder: Path, reading: object, facts: Callable[[Images], PictureFacts]) -> None:
         described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
         self.path = folder / f"{described}{SUFFIX}"
         self.facts = facts
-        self.wants: Callable[[bytes], bool] = _always
         self._by_file: dict[bytes, _Row] = {}
         self._by_move: dict[bytes, _Row] = {}
         self._new: list[_Row] = []

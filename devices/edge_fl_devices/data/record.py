@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.report import NOTHING, DataReport
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.storage import read_json
 
@@ -22,36 +21,11 @@ FILE = "data.json"
 
 
 class DataRecord(Struct, frozen=True):
-    """Images per class, and skipped files by reason with the first `names` of each.
+    """The report of the last count that succeeded. `why`: failure word of the last count, `problem`: its message; "" if it succeeded."""
 
-    `why`: failure word of the last count, `problem`: its message; "" if it succeeded.
-    """
-
-    samples: dict[str, int] = {}
-    skipped: dict[str, int] = {}
-    names: dict[str, list[str]] = {}
-    hints: tuple[str, ...] = ()
-    disappeared: tuple[str, ...] = ()
-    depth: Depth = UNKNOWN_DEPTH
+    report: DataReport = NOTHING
     why: str = ""
     problem: str = ""
-    scenes: int = 0
-    single: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> DataReport:
-        """The report that was stored."""
-        counts = tuple(self.samples), tuple(self.samples.values())
-        return DataReport(
-            *counts,
-            self.skipped,
-            self.hints,
-            self.disappeared,
-            self.names,
-            self.scenes,
-            self.single,
-            self.depth,
-        )
 
 
 def read(folder: Path) -> DataRecord:
@@ -61,26 +35,12 @@ def read(folder: Path) -> DataRecord:
 
 def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
     """Store the report; return it with the classes of `spec` that had images before and have none now."""
-    before, samples = read(folder), dict(zip(report.classes, report.samples_per_class, strict=True))
-    known = {*before.disappeared, *(name for name, count in before.samples.items() if count)}
-    gone = {name for name in known if not samples.get(name)}
+    before = read(folder).report
+    gone = {*before.disappeared, *before.with_images} - report.with_images
     for wanted in (spec.classes, spec.only):
         gone &= {*wanted} if wanted else gone
     report = replace(report, disappeared=tuple(sorted(gone)))
-    names = {reason: list(names) for reason, names in report.names.items()}
-    _write(
-        folder,
-        DataRecord(
-            samples,
-            dict(report.skipped),
-            names,
-            report.hints,
-            report.disappeared,
-            report.depth,
-            scenes=report.scenes,
-            single=report.single,
-        ),
-    )
+    _write(folder, DataRecord(report))
     return report
 
 

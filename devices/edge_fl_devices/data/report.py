@@ -70,6 +70,17 @@ class DataReport:
         return sum(self.samples_per_class)
 
     @property
+    def with_images(self) -> set[str]:
+        """The classes that have images."""
+        return {name for name, count in zip(self.classes, self.samples_per_class, strict=True) if count}
+
+    @property
+    def per_class(self) -> str:
+        """Images of each class, such as "cat 3, dog 4"."""
+        per_class = zip(self.classes, self.samples_per_class, strict=True)
+        return ", ".join(f"{name} {count}" for name, count in per_class)
+
+    @property
     def one_class(self) -> bool:
         """Whether only one class occurs; this is allowed and gives a constant head."""
         return sum(count > 0 for count in self.samples_per_class) == 1
@@ -126,3 +137,7 @@ class DataReport:
     @property
     def _few_scenes(self) -> list[str]:
         return [remark] if (remark := grouping.few(self.samples, self.scenes)) else []
+
+
+NOTHING = DataReport((), (), {})
+"""Before the first count."""

@@ -6,9 +6,8 @@ To add a source: one function (location, spec -> SourceData) in SOURCES, and its
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,7 +34,7 @@ from edge_fl_devices.data.origins import origin
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.report import DataReport, Skipped
 from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
-from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData
+from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import require_two
 
 BATCH = 32
@@ -113,43 +112,26 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
     Their groups are counted once all are known.
     Of 16-bit pictures a sample is decoded.
     """
+
+    def check(path: Path) -> tuple[PictureFacts, None]:
+        try:
+            pictures.check(path, spec.limits)
+        except PictureError as error:
+            return PictureFacts(reason=error.reason, detail=error.detail), None
+        return PictureFacts(), None
+
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        return _count(found, spec, marker, progress)
-
-
-def _count(
-    found: LabelledFolder, spec: DataSpec, marker: DecodingMarker | None, progress: Progress
-) -> DataReport:
-    found.depth = depth_of([path for path, _ in found.files], spec, marker)
-    counts = [0] * len(found.classes)
-    labels, facts = list[int](), list[PictureFacts]()
-    for number, (path, label) in enumerate(found.files):
-        if number % BATCH == 0:
-            progress(number, len(found.files))
-        if known := _known(path, spec.index, found.depth, marker):
-            if known.reason:
-                found.skipped.add(path, known.reason, known.detail, root=found.root)
-            else:
-                counts[label] += 1
-                labels.append(label)
-                facts.append(known)
-            continue
-        try:
-            with marker.of(path) if marker else nullcontext():
-                pictures.check(path, spec.limits)
-        except PictureError as error:
-            found.skipped.add(path, error.reason, error.detail, root=found.root)
-        else:
-            counts[label] += 1
-    found.require(sum(counts), spec)
-    require_two(sum(counts))
+        found.depth = depth_of([path for path, _ in found.files], spec, marker)
+        usable = list(_usable(found, spec, marker, check, progress=progress))
+    require_two(len(usable))
+    labels, facts = np.array([each.label for each in usable], np.int64), [each.facts for each in usable]
+    counts = np.bincount(labels, minlength=len(found.classes)).tolist()
     skipped = found.skipped
     report = DataReport(
         found.classes, tuple(counts), skipped, found.hints, names=skipped.names, depth=found.depth
     )
-    are_known = len(facts) == sum(counts)
-    return report.with_groups(np.array(labels, np.int64), groups_of(facts)) if are_known else report
+    return report.with_groups(labels, groups_of(facts)) if all(each.key for each in facts) else report
 
 
 def folder(location: str, spec: DataSpec) -> SourceData:
@@ -160,97 +142,98 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     found = scan(location, spec)
     with _marked(found, spec) as marker:
         found.depth = depth_of([path for path, _ in found.files], spec, marker)
-    batches = ahead(_batches(_decoded(found, spec)))
-    skipped = found.skipped
     return SourceData(
         found.classes,
-        batches,
-        skipped=skipped,
+        lambda wants: ahead(_batches(_decoded(found, spec, wants))),
+        skipped=found.skipped,
         hints=found.hints,
-        names=skipped.names,
         total=len(found.files),
         depth=found.depth,
     )
 
 
 @contextmanager
-def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker | None]:
+def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker]:
     """Mark what is decoded, if there is an index to keep what that ends in; decode first, alone, what may have ended the last process."""
-    if spec.index is None:
-        yield None
-        return
-    marker = DecodingMarker(spec.index.path.parent)
-    try:
+    with closing(DecodingMarker(spec.index.path.parent if spec.index else None)) as marker:
         marker.settle(
             (path for path, _ in found.files),
             lambda path: pictures.decode(path, spec.input, spec.limits, spec.bits),
         )
         yield marker
-    finally:
-        marker.close()
 
 
-def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker | None = None) -> Depth:
+def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> Depth:
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
     def known(path: Path) -> depth.Used | None:
-        if marker and marker.is_fatal(path):
+        if marker.is_fatal(path):
             return 0, False
         with suppress(OSError):
             if spec.index and (facts := spec.index.find(path, path.stat())):
                 return facts.used
         return None
 
-    def marked(path: Path) -> AbstractContextManager[None]:
-        return marker.of(path) if marker else nullcontext()
-
-    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known, marked)
+    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known, marker.of)
 
 
 class _Picture(NamedTuple):
     """A picture with its class id; its pixels [C, H, W], unless its facts are enough; and its facts, without an index only its origin."""
 
+    path: Path
     label: int
     pixels: Images | None
     facts: PictureFacts
 
 
-def _decoded(found: LabelledFolder, spec: DataSpec) -> Iterator[_Picture]:
-    with _marked(found, spec) as marker:
-        yield from _decoded_marked(found, spec, marker)
-
-
-def _decoded_marked(
-    found: LabelledFolder, spec: DataSpec, marker: DecodingMarker | None
+def _usable(
+    found: LabelledFolder,
+    spec: DataSpec,
+    marker: DecodingMarker,
+    read: Callable[[Path], tuple[PictureFacts, Images | None]],
+    wants: Wants = lambda key: False,
+    progress: Progress = ignore,
 ) -> Iterator[_Picture]:
-    first, usable = None, 0
-    for path, label in found.files:
-        facts = _known(path, spec.index, found.depth, marker)
-        pixels = None
-        if facts is None or (not facts.reason and spec.index and spec.index.wants(facts.key)):
-            with marker.of(path) if marker else nullcontext():
-                facts, pixels = _read(path, spec, found.depth)
+    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped.
+
+    wants: whether to read a picture with this key although it is known. Raises DataError at the end as `LabelledFolder.require`.
+    """
+    usable = 0
+    for number, (path, label) in enumerate(found.files):
+        if number % BATCH == 0:
+            progress(number, len(found.files))
+        facts, pixels = _known(path, spec.index, found.depth, marker), None
+        if facts is None or (not facts.reason and wants(facts.key)):
+            with marker.of(path):
+                facts, pixels = read(path)
         if facts.reason:
             found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
-        if pixels is not None:
-            first = pixels.shape if first is None else first
-            if pixels.shape != first:
-                raise DataError(
-                    f"{text(path)}: {list(pixels.shape)}, but the first image is {list(first)}; expected one shape"
-                )
         usable += 1
         if usable > spec.limits.max_images:
             break
-        yield _Picture(label, pixels, facts)
+        yield _Picture(path, label, pixels, facts)
     found.require(usable, spec)
 
 
+def _decoded(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Picture]:
+    first = None
+    with _marked(found, spec) as marker:
+        for each in _usable(found, spec, marker, lambda path: _read(path, spec, found.depth), wants):
+            if each.pixels is not None:
+                first = each.pixels.shape if first is None else first
+                if each.pixels.shape != first:
+                    raise DataError(
+                        f"{text(each.path)}: {list(each.pixels.shape)}, but the first image is {list(first)}; expected one shape"
+                    )
+            yield each
+
+
 def _known(
-    path: Path, index: PictureIndex | None, depth: Depth, marker: DecodingMarker | None
+    path: Path, index: PictureIndex | None, depth: Depth, marker: DecodingMarker
 ) -> PictureFacts | None:
     """What is known of a file: that its decoding is fatal, or what the index knows from the same range of 16-bit pictures."""
-    if marker and marker.is_fatal(path):
+    if marker.is_fatal(path):
         return PictureFacts(reason=FATAL)
     with suppress(OSError):
         facts = index.find(path, path.stat()) if index else None
@@ -356,12 +339,12 @@ def _of_arrays(
     groups: dict[str, Array],
 ) -> SourceData:
     """Select from arrays; with a "_test" set among the `others` their split is kept. groups: of each set, that of `train` under ""."""
-    skipped = Counter[str]()
+    skipped = Skipped()
     rows = select(train, classes, spec, skipped)
     train, given = train.take(rows), [groups[""][rows]]
     if "_test" not in others:
         batches, side = resized([train], spec.input, where), min(train.shape[1:])
-        return SourceData(classes, batches, skipped=skipped, groups=_numbered(given), side=side)
+        return SourceData(classes, lambda wants: batches, skipped=skipped, groups=_numbered(given), side=side)
     sets = [train]
     for part in ("_validation", "_test"):
         samples = others.get(part, train.take(np.empty(0, np.int64)))
@@ -370,7 +353,7 @@ def _of_arrays(
         given.append(groups.get(part, NO_GROUPS)[rows])
     sizes = (len(train), len(sets[1]), len(sets[2]))
     batches, side = resized(sets, spec.input, where), min(train.shape[1:])
-    return SourceData(classes, batches, sizes, skipped, groups=_numbered(given), side=side)
+    return SourceData(classes, lambda wants: batches, sizes, skipped, groups=_numbered(given), side=side)
 
 
 def _groups(given: Array | None, count: int, where: str) -> Array:

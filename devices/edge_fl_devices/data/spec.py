@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,8 +12,11 @@ from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
+from edge_fl_devices.data.report import Skipped
 
 Policy = Literal["newest", "reservoir"]
+Wants = Callable[[bytes], bool]
+"""Whether the pixels of a picture with this key are needed although its facts are known."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +67,17 @@ class SourceData:
     """Content of a source, in batches to be read once; those of train, validation and test in this order where the source defines a split.
 
     `sizes` are the numbers of samples of the three sets, None without a split. `skipped` counts unused files by reason; it is complete
-    after the last batch, as are `names`, the first files of each reason. `hints` suggest classes for folders outside the class list.
+    after the last batch. `hints` suggest classes for folders outside the class list.
     `total` is the number of files to read, 0 if it is unknown. Of arrays: the `groups` [n] that one of them gives, empty without one, and
     the shorter `side` of the images in pixels before they were resized.
     `depth` is that of the 16-bit pictures.
     """
 
     classes: tuple[str, ...]
-    batches: Iterable[Samples | Pictures]
+    batches: Callable[[Wants], Iterable[Samples | Pictures]]
     sizes: tuple[int, int, int] | None = None
-    skipped: Mapping[str, int] = field(default_factory=dict)
+    skipped: Skipped = field(default_factory=Skipped)
     hints: tuple[str, ...] = ()
-    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     total: int = 0
     groups: Groups = field(default_factory=alone)
     side: int = 0

@@ -17,7 +17,7 @@ from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.sources import resized
-from edge_fl_devices.data.spec import Pictures, SourceData
+from edge_fl_devices.data.spec import Pictures, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, Sets, Split, key, position
 
 
@@ -54,7 +54,7 @@ class ImageStream:
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))
         batches, side = resized(sets, input, "this device's data"), min(data.train.shape[1:])
-        return cls(SourceData(tuple(classes), batches, sizes, side=side))
+        return cls(SourceData(tuple(classes), lambda wants: batches, sizes, side=side))
 
     @property
     def bits(self) -> int:
@@ -66,12 +66,12 @@ class ImageStream:
         for batch in self.pictures():
             yield Samples(batch.x, batch.y)
 
-    def pictures(self) -> Iterator[Pictures]:
-        """As iterating, with the facts of each picture; the pixels of those that the source's index does not want are left out."""
+    def pictures(self, wants: Wants = lambda key: True) -> Iterator[Pictures]:
+        """As iterating, with the facts of each picture; the pixels of known ones that `wants` does not want are left out."""
         content = self._content
         labels: list[Labels] = [np.empty(0, np.int64)]
         facts: list[PictureFacts] = []
-        for batch in content.batches:
+        for batch in content.batches(wants):
             if isinstance(batch, Samples):
                 batch = Pictures(batch.y, batch.x, np.arange(len(batch)), [PictureFacts()] * len(batch))
             if any(not each.key for each in batch.facts):
@@ -96,7 +96,12 @@ class ImageStream:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
         counts = tuple(np.bincount(self.labels, minlength=classes).tolist())
         report = DataReport(
-            content.classes, counts, content.skipped, content.hints, names=content.names, depth=content.depth
+            content.classes,
+            counts,
+            content.skipped,
+            content.hints,
+            names=content.skipped.names,
+            depth=content.depth,
         )
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 

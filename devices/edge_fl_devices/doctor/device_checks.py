@@ -122,9 +122,7 @@ def data(config: DeviceConfig) -> Iterator[CheckResult]:
         yield CheckResult("data", "failed", inspection.trouble, remedy)
         return
     yield CheckResult("speed", "ok", str(inspection.speed).removeprefix("measured: "))
-    per_class = zip(report.classes, report.samples_per_class, strict=True)
-    counts = ", ".join(f"{name} {count}" for name, count in per_class)
-    yield CheckResult("data", "ok", f"{report.samples} images: {counts}"[:400])
+    yield CheckResult("data", "ok", f"{report.samples} images: {report.per_class}"[:400])
     for note in report.owner_notes:
         yield CheckResult("data", "warning", note, "see docs/devices.md, sections Data and Pictures")
 

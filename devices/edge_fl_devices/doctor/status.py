@@ -66,26 +66,23 @@ def _sum_rows(folder: Path) -> dict[str, object]:
     return rows
 
 
-def _data_rows(data: DataRecord) -> dict[str, object]:
+def _data_rows(known: DataRecord) -> dict[str, object]:
     """The last count of the data, and the reason and remedy if it failed."""
-    rows: dict[str, object] = {}
+    data, rows = known.report, dict[str, object]()
     if data.samples:
-        per_class = ", ".join(f"{name} {count}" for name, count in data.samples.items())
-        rows["images"] = f"{sum(data.samples.values())}: {per_class}"[:400]
-    if data.skipped:
-        rows["skipped files"] = "; ".join(
+        rows["images"] = f"{data.samples}: {data.per_class}"[:400]
+    lines = {
+        "skipped files": "; ".join(
             named(reason, count, data.names.get(reason, ())) for reason, count in sorted(data.skipped.items())
-        )
-    if data.depth.remark:
-        rows["16-bit pictures"] = data.depth.remark
-    if remarks := data.report.scene_remarks:
-        rows["scenes"] = "; ".join(remarks)
-    if data.hints:
-        rows["folders"] = "; ".join(data.hints)
-    if data.disappeared:
-        rows["classes that lost their images"] = ", ".join(data.disappeared)
-    if data.why:
-        word = Failure.of(data.why)
-        found = filter(None, (data.problem, word and word.explanation, "see docs/failure-words.md"))
-        rows[data.why] = "; ".join(found)
+        ),
+        "16-bit pictures": data.depth.remark,
+        "scenes": "; ".join(data.scene_remarks),
+        "folders": "; ".join(data.hints),
+        "classes that lost their images": ", ".join(data.disappeared),
+    }
+    rows |= {what: line for what, line in lines.items() if line}
+    if known.why:
+        word = Failure.of(known.why)
+        found = filter(None, (known.problem, word and word.explanation, "see docs/failure-words.md"))
+        rows[known.why] = "; ".join(found)
     return rows

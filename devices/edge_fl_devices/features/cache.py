@@ -97,9 +97,8 @@ class FeatureCache:
         return self._folder / f"{extractor}{SUFFIX}"
 
     def _evict(self) -> None:
-        files = [path for path in self._folder.iterdir() if path.suffix in (SUFFIX, ".npz", ".npy")]
-        oldest_first = sorted(files, key=lambda path: (path.suffix == SUFFIX, path.stat().st_mtime_ns))
-        for path in oldest_first[: -self._entries]:
+        files = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[: -self._entries]:
             path.unlink(missing_ok=True)
 
 

@@ -71,12 +71,10 @@ class LocalFeatureLoader:
             release.manifest.extractor.sha256: _Extraction(release, self._cache, self._threads)
             for release in releases
         }
-        if stream.index:
-            stream.index.wants = lambda key: any(key not in each for each in extractions.values())
         keys: list[bytes] = []
         kept, kept_s = 0, time.monotonic()
         try:
-            for batch in stream.pictures():
+            for batch in stream.pictures(lambda key: any(key not in each for each in extractions.values())):
                 batch_keys = [facts.key for facts in batch.facts]
                 decoded = [batch_keys[row] for row in batch.rows]
                 for extraction in extractions.values():

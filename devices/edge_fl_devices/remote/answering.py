@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from edge_fl import threads
-from edge_fl.blob import describe, split
+from edge_fl.blob import describe
 from edge_fl.errors import EdgeFLError
 from edge_fl.failures import Failure
 from edge_fl.wire import diagnostics
 from edge_fl.wire.messages import MAX_ANSWER_BYTES, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import UNTYPED, Packet
+from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.agent.state import AgentState
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.remote.log_file import LogFile
@@ -44,9 +44,8 @@ class QueryAnswered:
     def packets(self, topics: Topics, device: str) -> Iterator[Packet]:
         """Yield the reply, then the chunks of its content."""
         yield Packet(topics.query_reply(device), encode(self.reply), expiry_s=EXPIRY_S)
-        for index, chunk in enumerate(split(self.payload)):
-            topic = topics.query_chunk(device, self.reply.id, index)
-            yield Packet(topic, bytes(chunk), content_type=UNTYPED, expiry_s=EXPIRY_S)
+        chunk_topics = partial(topics.query_chunk, device, self.reply.id)
+        yield from chunk_packets(chunk_topics, self.payload, expiry_s=EXPIRY_S)
 
 
 Deliver = Callable[[QueryAnswered], None]

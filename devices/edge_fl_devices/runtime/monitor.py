@@ -109,7 +109,7 @@ class DeviceMonitor:
     def check_count(self) -> None:
         """Deliver how the last fit counted the images, if not as before: a new release brings its class list."""
         known, capability = record.read(Path(self.config.folder)), self.device.state.capability
-        if not known.samples or known.why or self.device.state.data_problem or self._counted is None:
+        if not known.report.samples or known.why or self.device.state.data_problem or self._counted is None:
             return
         found = counted(capability, known.report)
         if found not in (capability, self._recorded):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
-from edge_fl.blob import split
 from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import SAFETENSORS, Packet
+from edge_fl.wire.transport import SAFETENSORS, Packet, chunk_packets
 from edge_fl_devices.agent.effects import Send
 from edge_fl_devices.runtime.signatures import StatementSigner
 from edge_fl_devices.storage.store import Store
@@ -29,10 +29,11 @@ class Reporting:
         report = parcel.report
         self._count(report)
         if blob := report.blob:
+            topics = partial(self._topics.blob, self._device, report.id)
             payload = self._store.blob(report.id) or b""
-            for index, chunk in enumerate(split(payload, blob.chunk_bytes)):
-                topic = self._topics.blob(self._device, report.id, index)
-                yield Packet(topic, bytes(chunk), content_type=SAFETENSORS, expiry_s=expiry_s)
+            yield from chunk_packets(
+                topics, payload, blob.chunk_bytes, content_type=SAFETENSORS, expiry_s=expiry_s
+            )
         topic = self._topics.report(self._device, parcel.run_id, parcel.round)
         yield Packet(topic, encode(self._signer.signed(report)), expiry_s=expiry_s)
 

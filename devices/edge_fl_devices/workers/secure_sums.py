@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +23,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from edge_fl.blob import split
 from edge_fl.errors import EdgeFLError, SecureSumError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import text
@@ -30,7 +30,7 @@ from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep, encode
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import UNTYPED, Packet
+from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.storage import sums
 from edge_fl_devices.storage.sums import SumRecord
 
@@ -70,9 +70,8 @@ class SumAnswered:
         if self.reply is None:
             return
         yield Packet(topics.sum_reply(device), encode(self.reply), expiry_s=EXPIRY_S)
-        for index, chunk in enumerate(split(self.payload)):
-            topic = topics.sum_chunk(device, self.reply.id, index)
-            yield Packet(topic, bytes(chunk), content_type=UNTYPED, expiry_s=EXPIRY_S)
+        chunk_topics = partial(topics.sum_chunk, device, self.reply.id)
+        yield from chunk_packets(chunk_topics, self.payload, expiry_s=EXPIRY_S)
 
 
 @dataclass
@@ -179,7 +178,7 @@ class SumParticipant:
             return None
         if number and step.last > self._record.number:
             self._offers.commit(step.id, request, leaves=False)
-            self._write(SumRecord(step.id, step.last))
+            sums.write(self._folder, SumRecord(step.id, step.last))
             raise SecureSumError(
                 f"the server has a vector of this device that its folder {text(self._folder)} does not know: it was restored from a"
                 " backup, copied or made anew. Its pictures so far are in no further sum",
@@ -192,7 +191,7 @@ class SumParticipant:
         """Record that the vector leaves; if that fails, it does not."""
         try:
             self._offers.commit(current.id, current.request, leaves=True)
-            self._write(SumRecord(current.id, max(current.opened, self._record.number)))
+            sums.write(self._folder, SumRecord(current.id, max(current.opened, self._record.number)))
         except BaseException:
             self._open = None
             raise
@@ -200,7 +199,7 @@ class SumParticipant:
     def _declined(self, step: SumStep, why: str, message: str) -> SumAnswered:
         record = replace(self._record, declined=f"{why}: {message} (sum {step.id})")
         try:
-            self._write(record)
+            sums.write(self._folder, record)
         except (EdgeFLError, OSError) as error:  # only `device status` misses it
             log.warning("%s: secure sum %s: %s", self._device, step.id, error)
         return SumAnswered(SumReply(step.id, "declined", reason=why))
@@ -208,6 +207,3 @@ class SumParticipant:
     @property
     def _record(self) -> SumRecord:
         return sums.read(self._folder)
-
-    def _write(self, record: SumRecord) -> None:
-        sums.write(self._folder, record)

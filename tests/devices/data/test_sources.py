@@ -261,7 +261,7 @@ def test_a_failed_count_is_recorded_until_the_next_one_succeeds(tmp_path: Path) 
     assert record.read(tmp_path).why == "no_data" and "expected a folder" in record.read(tmp_path).problem
     pets(source)
     load.count_for(config, UNKNOWN)
-    assert record.read(tmp_path) == record.DataRecord({"cat": 4, "dog": 4})
+    assert record.read(tmp_path) == record.DataRecord(DataReport(("cat", "dog"), (4, 4), {}))
 
 
 def test_jfif_and_mpo_pictures_are_read(tmp_path: Path) -> None:

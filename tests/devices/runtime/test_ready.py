@@ -17,6 +17,7 @@ import pytest
 
 from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
+from edge_fl_devices.data.report import DataReport
 from tests.devices.images import picture
 from tests.devices.opened import Opened
 from tests.power import Disk, fill
@@ -70,9 +71,9 @@ def test_no_picture_is_opened_or_listed_before_the_agent_is_ready(tmp_path: Path
         # whoever sends first and lists then has sent by the time that the list is seen
         assert select.select([notify], [], [], 0)[0], f"before it was ready: {opened.read()}"
         assert notify.recv(100) == b"READY=1"
-        eventually(lambda: record.read(home).samples, "the count")
+        eventually(lambda: record.read(home).report.samples, "the count")
         assert {f"{number}.png" for number in range(40)} <= set(opened.read())
-        assert record.read(home) == DataRecord({"a": 20, "b": 20})
+        assert record.read(home) == DataRecord(DataReport(("a", "b"), (20, 20), {}))
         eventually(lambda: b"40 samples" in (tmp_path / "log").read_bytes(), "the line about the count")
         assert b"counting pictures" in (tmp_path / "log").read_bytes()
         assert process.poll() is None
@@ -92,7 +93,7 @@ def test_a_child_that_is_killed_before_the_agent_is_ready_does_not_end_it(
             os.kill(child, signal.SIGSEGV)
         assert notify.recv(100) == b"READY=1"
         assert process.poll() is None
-        eventually(lambda: record.read(home).samples, "the count by another child")
+        eventually(lambda: record.read(home).report.samples, "the count by another child")
         log = (tmp_path / "log").read_text()
         assert "SIGSEGV" in log, log
         assert "Traceback" not in log
@@ -126,5 +127,5 @@ def test_an_agent_that_starts_on_a_full_disk_waits_for_room_instead_of_ending(
             eventually(lambda: b"start: enospc, 65536 bytes needed" in log.read_bytes(), "the reason")
             assert process.poll() is None and not (home / "memory.json").exists()
             (home / "filler").unlink()
-            eventually(lambda: record.read(home).samples, "the count")
+            eventually(lambda: record.read(home).report.samples, "the count")
             assert process.poll() is None

@@ -27,6 +27,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_devices.data.record import DataRecord
+from edge_fl_devices.data.report import DataReport
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
@@ -157,8 +158,9 @@ def test_the_status_of_a_device(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (folder := Path(LONG)).mkdir()
-    counts = {f"class-{number:02d}": 100 + number for number in range(14)}
-    (folder / "data.json").write_bytes(encode(DataRecord(counts, {"not a picture": 3}, disappeared=("cat",))))
+    classes = tuple(f"class-{number:02d}" for number in range(14))
+    report = DataReport(classes, tuple(range(100, 114)), {"not a picture": 3}, disappeared=("cat",))
+    (folder / "data.json").write_bytes(encode(DataRecord(report)))
     command = ["device", "status", "--dir", str(folder)]
     check(terminals.run(*command), printed(capsys, *command))
 
