@@ -70,10 +70,12 @@ def ignore(done: int, of: int) -> None:
 
 
 class Child:
-    """The parent's end of one child process; `what` begins its error messages."""
+    """The parent's end of one child process; `what` begins its error messages, `consequence` ends them."""
 
-    def __init__(self, module: str, what: str, arguments: Sequence[str] = ()) -> None:
-        self._what = what
+    def __init__(
+        self, module: str, what: str, arguments: Sequence[str] = (), consequence: str = UNAFFECTED
+    ) -> None:
+        self._what, self._consequence = what, consequence
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],  # -P: imports nothing from the working folder
             bufsize=0,
@@ -127,7 +129,9 @@ class Child:
                     return frame
                 progress(*COUNT.unpack(content))
         self._process.kill()
-        raise DeadlineError(f"{self._what}: no result and no progress for {deadline_s:g} s", UNAFFECTED)
+        raise DeadlineError(
+            f"{self._what}: no result and no progress for {deadline_s:g} s", self._consequence
+        )
 
     def _hear(self) -> bool:
         """Keep the end of what the child writes to stderr; return False at its end."""
@@ -141,17 +145,19 @@ class Child:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            return ChildError(f"{self._what}: the child sent no valid response", UNAFFECTED)
+            return ChildError(f"{self._what}: the child sent no valid response", self._consequence)
         if code == -signal.SIGKILL:
-            return MemoryError(f"{self._what}: out of memory, the system killed the child; {UNAFFECTED}")
+            return MemoryError(
+                f"{self._what}: out of memory, the system killed the child; {self._consequence}"
+            )
         message = f"{self._what}: the child {signals.ending(code)}"
         if ended_by := signals.name(code):
-            return KilledError(message, ended_by, UNAFFECTED)
+            return KilledError(message, ended_by, self._consequence)
         self._hear()
         last = self._last_words.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
         if MAPPING_FAILED in last[0] or last[0].startswith("MemoryError"):
-            return MemoryError(f"{self._what}: out of memory ({brief(last[0])}); {UNAFFECTED}")
-        return ChildError(f"{message}: {brief(last[0])}", UNAFFECTED)
+            return MemoryError(f"{self._what}: out of memory ({brief(last[0])}); {self._consequence}")
+        return ChildError(f"{message}: {brief(last[0])}", self._consequence)
 
     def kill(self) -> None:
         """Kill the process while a thread may wait for its response."""

@@ -36,7 +36,8 @@ if any("MODULE" in argument for argument in sys.orig_argv):
     if "WHEN" == "start":
         die()
     elif "WHEN" == "output":
-        sys.stdout = Output(sys.stdout)
+        opened = os.fdopen
+        os.fdopen = lambda *arguments: Output(opened(*arguments))  # of `edge_fl_devices.child.serve`
     else:
         sys.meta_path.insert(0, Deadly())
 """

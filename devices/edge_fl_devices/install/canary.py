@@ -7,26 +7,19 @@ features than its manifest promises fails here and harms only the child (`edge_f
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from edge_fl import signals
-from edge_fl.errors import ArtefactError, ChildError, KilledError
+from edge_fl.errors import ArtefactError, ChildError, DeadlineError, KilledError
 from edge_fl.failures import Failure
-from edge_fl.release.manifest import Manifest, encode
+from edge_fl.release import manifest as manifests
+from edge_fl.release.manifest import Manifest
 from edge_fl_devices.board import imports
-from edge_fl_devices.child import KILLS, again_if_killed, environment
+from edge_fl_devices.child import KILLS, Child, again_if_killed, encode
 from edge_fl_devices.storage.slots import Installed
 
 MEBIBYTE = 1024 * 1024
-BEGUN = "begun"
-"""First line of the child, before it touches the model; a death by signal before that is one of the board."""
 UNTESTED = "the release is not tested"
 
 
@@ -61,35 +54,35 @@ def check(extractor: Path, manifest: Manifest, limits: CanaryLimits = CanaryLimi
         try:
             reason = again_if_killed(lambda: _run(extractor, manifest, limits))
         except CrashedError as error:
-            reason = f"{signals.ending(error.code)}, {KILLS} times in a row"
+            reason = f"{error.message}, {KILLS} times in a row"
     return CanaryResult(reason == "ok", reason, time.monotonic() - started_s)
 
 
 class CrashedError(KilledError):
-    """A signal ended the canary while the model was loaded or ran; `code` is the return code of the child."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(f"canary: the child {signals.ending(code)}", signals.name(code), UNTESTED)
-        self.code = code
+    """A signal ended the canary while the model was loaded or ran."""
 
 
 def _run(extractor: Path, manifest: Manifest, limits: CanaryLimits) -> str:
     """Return "ok" or what is wrong with the model. Raises CrashedError; ChildError, MemoryError if the child itself cannot run."""
-    request = msgspec.json.encode([os.fspath(extractor.resolve()), asdict(limits), encode(manifest).decode()])
+    begun: list[int] = []  # before that a death by signal is one of the board
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-m", "edge_fl_devices.install.canary_child"],
-            input=request,
-            capture_output=True,
-            timeout=limits.deadline_s,
-            env=environment(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no result within {limits.deadline_s:g} s"
+        child = Child("edge_fl_devices.install.canary_child", "canary", consequence=UNTESTED)
     except OSError as error:
         raise ChildError(f"canary: no child process ({error.strerror})", UNTESTED) from error
-    return _reason(child, limits)
+    try:
+        request = encode((os.fspath(extractor.resolve()), limits, manifests.encode(manifest)))
+        return child.request(request, limits.deadline_s, lambda done, of: begun.append(done)).decode()
+    except DeadlineError:
+        return f"no result within {limits.deadline_s:g} s"
+    except KilledError as error:
+        if error.signal == "SIGXCPU":
+            return f"no result within {limits.cpu_s} s of processor time"
+        if begun:
+            ending = error.message.removeprefix("canary: the child ")
+            raise CrashedError(ending, error.signal, UNTESTED) from error
+        raise
+    finally:
+        child.close()
 
 
 def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None:
@@ -101,19 +94,3 @@ def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None
             Failure.CANARY_FAILED,
             consequence="the old release keeps serving",
         )
-
-
-def _reason(child: subprocess.CompletedProcess[bytes], limits: CanaryLimits) -> str:
-    code, lines = child.returncode, child.stdout.decode(errors="replace").splitlines()
-    if code == -signal.SIGXCPU:
-        return f"no result within {limits.cpu_s} s of processor time"
-    if code == -signal.SIGKILL:
-        raise MemoryError(f"canary: out of memory, the system killed the child; {UNTESTED}")
-    if code < 0 and lines[:1] == [BEGUN]:
-        raise CrashedError(code)
-    if code < 0:
-        raise KilledError(f"canary: the child {signals.ending(code)}", signals.name(code), UNTESTED)
-    if code == 0 and len(lines) > 1:
-        return lines[1][:300]
-    last = child.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    raise ChildError(f"canary: the child {signals.ending(code)}, {last[0][:300]}", UNTESTED)

@@ -1,18 +1,19 @@
-"""The child process of the canary (`python -m`): limits itself, runs the signed test input, prints one line."""
+"""The child process of the canary (`python -m`): limits itself, runs the signed test input, answers with one line."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from edge_fl import process_limits
 from edge_fl.errors import ArtefactError
-from edge_fl.release.manifest import Manifest, canary_images, decode
+from edge_fl.release import manifest as manifests
+from edge_fl.release.manifest import Manifest, canary_images
+from edge_fl_devices.child import decode, progress, serve
 from edge_fl_devices.features.extractor import Extractor
-from edge_fl_devices.install.canary import BEGUN, CanaryLimits
+from edge_fl_devices.install.canary import CanaryLimits
 
 
 def compare(extractor: Extractor, manifest: Manifest) -> str:
@@ -25,21 +26,19 @@ def compare(extractor: Extractor, manifest: Manifest) -> str:
     return "ok"
 
 
-def main() -> None:
-    """Read the request from stdin; print BEGUN, and the result as one line."""
-    where, limits, text = msgspec.json.decode(sys.stdin.buffer.read(), type=tuple[str, CanaryLimits, str])
-    path, manifest = Path(where), decode(text)
+def _respond(request: bytes) -> bytes:
+    where, limits, text = decode(request, tuple[str, CanaryLimits, bytes])
+    path, manifest = Path(where), manifests.decode(text)
     process_limits.limit(limits.memory_bytes + 3 * path.stat().st_size, limits.cpu_s, files=False)
-    sys.stdout.write(f"{BEGUN}\n")
-    sys.stdout.flush()
+    progress(1, 2)  # from now on the model is to blame
     try:
         result = compare(Extractor(path, manifest, threads=1), manifest)
     except ArtefactError as error:
         result = error.message
     except Exception as error:  # a model can raise anything
         result = f"{type(error).__name__}: {error}"
-    sys.stdout.write(" ".join(result.split()) + "\n")
+    return " ".join(result.split())[:300].encode()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(serve("canary", _respond))
