@@ -51,9 +51,8 @@ def renew(db: Database, fleet: str, name: str, days: float, by: str) -> str:
 def revoke(db: Database, fleet: str, name: str) -> None:
     """End a token. Raises InputError if there is none, or it was revoked."""
     ours = (tokens.c.fleet == fleet) & (tokens.c.name == name) & (tokens.c.revoked_at == "")
-    with db.writing() as connection:
-        if not connection.execute(update(tokens).where(ours).values(revoked_at=now())).rowcount:
-            raise InputError(f"{name}: has no token to revoke, expected one of 'edge-fl token list'")
+    if not db.change(update(tokens).where(ours).values(revoked_at=now())):
+        raise InputError(f"{name}: has no token to revoke, expected one of 'edge-fl token list'")
 
 
 def find(db: Database, fleet: str, secret: str) -> Person | None:
@@ -61,14 +60,13 @@ def find(db: Database, fleet: str, secret: str) -> Person | None:
     if not secret.startswith(BEGINNING):
         return None
     query = select(tokens).where(tokens.c.fleet == fleet, tokens.c.sha256 == _digest(secret))
-    token = next(iter(db.find(query, TokenRecord)), None)
+    token = db.one(query, TokenRecord)
     if token is None or state(token) != "valid":
         return None
     used = datetime.fromisoformat(token.used_at) if token.used_at else None
     if used is None or (datetime.now(UTC) - used).total_seconds() > USED_EVERY_S:
-        with db.writing() as connection:
-            same = (tokens.c.fleet == fleet) & (tokens.c.sha256 == token.sha256)
-            connection.execute(update(tokens).where(same).values(used_at=now()))
+        same = (tokens.c.fleet == fleet) & (tokens.c.sha256 == token.sha256)
+        db.change(update(tokens).where(same).values(used_at=now()))
     return Person(token.name, "token", msgspec.convert(token.roles.split(","), frozenset[PersonRole]))
 
 
@@ -85,8 +83,7 @@ def listed(db: Database, fleet: str) -> list[TokenRecord]:
 def _store(db: Database, fleet: str, name: str, roles: str, days: float, by: str) -> str:
     secret = BEGINNING + secrets.token_urlsafe(32)
     record = TokenRecord(fleet, name, roles, _digest(secret), int(time.time() + days * DAY_S), now(), by)
-    with db.writing() as connection:
-        db.upsert(connection, tokens, [msgspec.to_builtins(record)])
+    db.put(tokens, [msgspec.to_builtins(record)])
     return secret
 
 

@@ -56,8 +56,8 @@ UNRECORDED = {
     "Everything here reads, or changes files of the person who runs it, no fleet.": (
         "compare", "data", "datasets", "demo", "fleet alerts list", "fleet alerts test", "fleet audit", "fleet certificates",
         "fleet group list", "fleet list", "fleet settings", "heads", "methods", "models", "new", "newtask", "plots", "recipes", "recommend",
-        "release agents", "release keys list", "release list", "release sign", "report", "runs", "server dashboard",
-        "server mcp", "simulate", "token list",
+        "release agents", "release keys list", "release list", "release sign", "release wheel", "report", "runs",
+        "server dashboard", "server mcp", "simulate", "token list",
     ),
     "The parts of the system that run; a server's presence is in the registry.": ("broker", "fleet up", "server worker"),
     "Commands on a device, which has no registry.": ("device",),

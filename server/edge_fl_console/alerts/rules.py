@@ -187,8 +187,7 @@ KINDS = {
 def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
     """(name, columns ...) of the devices that meet a condition, without revoked and removed ones."""
     query = select(devices.c.device, *columns).where(of_fleet(place.fleet), ~devices.c.revoked, condition)
-    with place.db.reading() as connection:
-        return [tuple(row) for row in connection.execute(query.order_by(devices.c.device))]
+    return [tuple(row) for row in place.db.rows(query.order_by(devices.c.device))]
 
 
 def _accuracies(place: Place, release: int) -> dict[str, float]:
@@ -197,6 +196,4 @@ def _accuracies(place: Place, release: int) -> dict[str, float]:
     mine = (
         (row.fleet == place.fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
     )
-    with place.db.reading() as connection:
-        found = connection.execute(select(row.device, row.after).where(mine).order_by(row.received_at))
-        return {row.device: row.after for row in found}
+    return place.db.pairs(select(row.device, row.after).where(mine).order_by(row.received_at))

@@ -114,16 +114,14 @@ def delivered(db: Database, fleet: str) -> dict[int, list[str]]:
     )
     raised = (alert_deliveries.c.event == "raised") & alert_deliveries.c.sent & (alerts.c.fleet == fleet)
     found: dict[int, list[str]] = {}
-    with db.reading() as connection:
-        for number, channel in connection.execute(query.where(raised).order_by(alert_deliveries.c.channel)):
-            found.setdefault(number, []).append(channel)
+    for number, channel in db.rows(query.where(raised).order_by(alert_deliveries.c.channel)):
+        found.setdefault(number, []).append(channel)
     return found
 
 
 def silence(db: Database, fleet: str, name: str, until_s: int) -> None:
     """Send no alert of a rule, or about a subject, until then."""
-    with db.writing() as connection:
-        db.upsert(connection, silences, [{"fleet": fleet, "name": name, "until_s": until_s}])
+    db.put(silences, [{"fleet": fleet, "name": name, "until_s": until_s}])
 
 
 def silenced(db: Database, fleet: str, now_s: int) -> Mapping[str, int]:
@@ -131,8 +129,7 @@ def silenced(db: Database, fleet: str, now_s: int) -> Mapping[str, int]:
     query = select(silences.c.name, silences.c.until_s).where(
         silences.c.fleet == fleet, silences.c.until_s > now_s
     )
-    with db.reading() as connection:
-        return {row[0]: row[1] for row in connection.execute(query)}
+    return db.pairs(query)
 
 
 class _Delivery(Struct, frozen=True):

@@ -27,7 +27,7 @@ from edge_fl.secure.server import Sum, SumServer
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumReply, SumRequest, SumStep
 from edge_fl_server.mqtt.connection import Received
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.registry import sums
+from edge_fl_server.registry import devices as registered
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class SecureSums:
             request,
             self._invited(options, devices),
             self._authorities,
-            last=sums.last(journal.db, journal.fleet),
+            last=registered.last_sums(journal.db, journal.fleet),
         )
         self._replies[id] = SimpleQueue()
         try:
@@ -176,7 +176,7 @@ class SecureSums:
         elif isinstance(message, SumReply):
             if message.stage == opened.stage == "vector" and device in opened.waiting:
                 journal = self._server.journal  # before the vector counts
-                sums.record(journal.db, journal.fleet, device, self._opened.get(device, 0))
+                registered.record_sum(journal.db, journal.fleet, device, self._opened.get(device, 0))
             opened.take(device, message)
         elif isinstance(message, bytes):
             _, index = received.address.path

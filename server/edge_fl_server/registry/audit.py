@@ -103,8 +103,7 @@ def asked_by() -> ColumnElement[str]:
 def askers(db: Database, fleet: str) -> dict[int, str]:
     """Number of a roll-out -> who asked for it."""
     query = select(rollouts.c.number, asked_by()).where(rollouts.c.fleet == fleet)
-    with db.reading() as connection:
-        return {row[0]: row[1] for row in connection.execute(query) if row[1]}
+    return {number: who for number, who in db.pairs(query).items() if who}
 
 
 def listed(

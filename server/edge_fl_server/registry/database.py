@@ -17,9 +17,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Engine,
+    Executable,
     RowMapping,
-    Select,
     Table,
+    UpdateBase,
     cast,
     create_engine,
     event,
@@ -123,10 +124,32 @@ class Database:
         insert = self._insert(table).values(dict(row)).on_conflict_do_nothing()
         return connection.execute(insert.returning(*table.primary_key)).first() is not None
 
-    def find(self, query: Select[Any], kind: type[T]) -> list[T]:
-        """The rows of a query as values."""
+    def put(self, table: Table, rows: Sequence[Mapping[str, Any]], *keep: str) -> None:
+        """Like `upsert`, in a transaction of its own."""
+        with self.writing() as connection:
+            self.upsert(connection, table, rows, *keep)
+
+    def change(self, statement: UpdateBase) -> int:
+        """Execute an UPDATE or DELETE in a transaction of its own -> the number of rows that it changed."""
+        with self.writing() as connection:
+            return connection.execute(statement).rowcount
+
+    def rows(self, query: Executable) -> Sequence[Any]:
+        """The rows of a query."""
         with self.reading() as connection:
-            return [value(row, kind) for row in connection.execute(query).mappings()]
+            return connection.execute(query).all()
+
+    def pairs(self, query: Executable) -> dict[Any, Any]:
+        """The rows of a query with two columns: first -> second."""
+        return {row[0]: row[1] for row in self.rows(query)}
+
+    def find(self, query: Executable, kind: type[T]) -> list[T]:
+        """The rows of a query as values."""
+        return [value(row._mapping, kind) for row in self.rows(query)]
+
+    def one(self, query: Executable, kind: type[T]) -> T | None:
+        """The first row of a query as a value, None without one."""
+        return next(iter(self.find(query, kind)), None)
 
     @property
     def clock(self) -> ColumnElement[int]:

@@ -13,7 +13,7 @@ from edge_fl.fleet.settings import Settings, Value
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import boots, devices, metadata, requests, settings
+from edge_fl_server.registry.tables import boots, devices, metadata, requests, settings, sums
 
 KEPT_COLUMNS = (
     "first_seen_at",
@@ -66,22 +66,19 @@ def restarts(db: Database, fleet: str, since_s: int) -> dict[str, int]:
     """Device -> the number of agent processes of which a first message came since then."""
     mine = boots.c.fleet == fleet
     query = select(boots.c.device, func.count()).where(mine, boots.c.at_s >= since_s)
-    with db.reading() as connection:
-        return {row[0]: row[1] for row in connection.execute(query.group_by(boots.c.device))}
+    return db.pairs(query.group_by(boots.c.device))
 
 
 def forget_boots(db: Database, fleet: str, before_s: int) -> None:
     """Delete the agent processes first seen before that time."""
-    with db.writing() as connection:
-        connection.execute(delete(boots).where(boots.c.fleet == fleet, boots.c.at_s < before_s))
+    db.change(delete(boots).where(boots.c.fleet == fleet, boots.c.at_s < before_s))
 
 
 def mark_unknown(db: Database, fleet: str, sequences: range) -> None:
     """Set present devices whose last message has a number in `sequences` to "unknown": no server receives their messages any more."""
     present = update(devices).where(devices.c.fleet == fleet, devices.c.status.not_in({*GONE, UNKNOWN}))
     numbered = devices.c.seen_sequence.between(sequences.start, sequences.stop - 1)
-    with db.writing() as connection:
-        connection.execute(present.where(numbered).values(status=UNKNOWN, activity="idle"))
+    db.change(present.where(numbered).values(status=UNKNOWN, activity="idle"))
 
 
 def listed(db: Database, fleet: str) -> list[DeviceRecord]:
@@ -91,22 +88,19 @@ def listed(db: Database, fleet: str) -> list[DeviceRecord]:
 
 def names(db: Database, fleet: str) -> list[str]:
     """The names of a fleet's devices, ascending."""
-    with db.reading() as connection:
-        query = select(devices.c.device).where(of_fleet(fleet)).order_by(devices.c.device)
-        return list(connection.execute(query).scalars())
+    query = select(devices.c.device).where(of_fleet(fleet)).order_by(devices.c.device)
+    return [row.device for row in db.rows(query)]
 
 
 def get(db: Database, fleet: str, device: str) -> DeviceRecord | None:
     """One device."""
     query = select(devices).where(devices.c.fleet == fleet, devices.c.device == device)
-    return next(iter(db.find(query, DeviceRecord)), None)
+    return db.one(query, DeviceRecord)
 
 
 def blocked(db: Database, fleet: str) -> dict[str, str]:
     """Devices whose reports do not count -> "removed", "quarantined" or "revoked"."""
-    with db.reading() as connection:
-        standing = select(devices.c.device, STANDING).where(devices.c.fleet == fleet, STANDING != "")
-        return dict(connection.execute(standing).all())
+    return db.pairs(select(devices.c.device, STANDING).where(devices.c.fleet == fleet, STANDING != ""))
 
 
 def quarantine(db: Database, fleet: str, device: str, why: str) -> None:
@@ -165,13 +159,7 @@ def score(db: Database, fleet: str, scores: Mapping[str, float]) -> None:
         }
         for device, score in scores.items()
     ]
-    with db.writing() as connection:
-        db.upsert(
-            connection,
-            devices,
-            rows,
-            *(column.name for column in devices.c if column.name != "outlier_score"),
-        )
+    db.put(devices, rows, *(column.name for column in devices.c if column.name != "outlier_score"))
 
 
 def change_settings(
@@ -198,12 +186,22 @@ def desired_settings(db: Database, fleet: str, after: int = 0, *, device: str = 
     changed = select(settings.c.device).where(mine, settings.c.serial > after)
     query = select(settings).where(mine, settings.c.device.in_(changed)).order_by(settings.c.key)
     found: dict[str, Settings] = {}
-    with db.reading() as connection:
-        for row in connection.execute(query).mappings():
-            before = found.get(row["device"], Settings(0, {}))
-            value = {row["key"]: msgspec.json.decode(row["value"])} if row["value"] else {}
-            found[row["device"]] = Settings(max(before.serial, row["serial"]), {**before.values, **value})
+    for row in db.rows(query):
+        before = found.get(row.device, Settings(0, {}))
+        value = {row.key: msgspec.json.decode(row.value)} if row.value else {}
+        found[row.device] = Settings(max(before.serial, row.serial), {**before.values, **value})
     return found
+
+
+def last_sums(db: Database, fleet: str) -> dict[str, int]:
+    """Device -> the number of the signature that opened the last secure sum for which a vector of it arrived."""
+    return db.pairs(select(sums.c.device, sums.c.opened).where(sums.c.fleet == fleet))
+
+
+def record_sum(db: Database, fleet: str, device: str, opened: int) -> None:
+    """Store the number of a later sum; 0, of one that was not signed, stores nothing."""
+    if opened:
+        db.put(sums, [{"fleet": fleet, "device": device, "opened": opened}])
 
 
 def _remove(connection: Connection, db: Database, fleet: str, device: str, why: str) -> None:

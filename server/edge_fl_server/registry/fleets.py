@@ -13,8 +13,7 @@ from edge_fl_server.registry.tables import fleets
 
 def known(db: Database) -> list[str]:
     """The fleets that ever existed in this registry, ascending."""
-    with db.reading() as connection:
-        return sorted(connection.execute(select(fleets.c.fleet)).scalars())
+    return sorted(row.fleet for row in db.rows(select(fleets.c.fleet)))
 
 
 def require(db: Database, fleet: str) -> None:
@@ -28,9 +27,7 @@ def require(db: Database, fleet: str) -> None:
 
 def id_of(db: Database, fleet: str) -> str:
     """The id of this registry for a fleet; "" before its first server."""
-    with db.reading() as connection:
-        found = connection.execute(select(fleets.c.id).where(fleets.c.fleet == fleet)).scalar()
-        return found or ""
+    return next((row.id for row in db.rows(select(fleets).where(fleets.c.fleet == fleet))), "")
 
 
 def claim(db: Database, fleet: str) -> str:

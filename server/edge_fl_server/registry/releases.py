@@ -13,9 +13,8 @@ from edge_fl_server.registry.tables import releases
 
 def record(db: Database, release: ReleaseRecord) -> None:
     """Store a published release; publishing it again (a rollback) replaces its row."""
-    with db.writing() as connection:
-        row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
-        db.upsert(connection, releases, [row])
+    row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
+    db.put(releases, [row])
 
 
 def published(fleet: str, manifest: Manifest) -> ReleaseRecord:

@@ -53,8 +53,7 @@ def accept(db: Database, record: ReportRecord) -> bool:
 def is_accepted(db: Database, fleet: str, device: str, id: str) -> bool:
     """Whether a report was accepted before."""
     mine = (reports.c.fleet == fleet) & (reports.c.device == device) & (reports.c.id == id)
-    with db.reading() as connection:
-        return connection.execute(select(reports.c.id).where(mine)).first() is not None
+    return bool(db.rows(select(reports.c.id).where(mine)))
 
 
 def of_run(db: Database, run: str, round: int | None = None) -> list[ReportRecord]:
@@ -68,9 +67,7 @@ def newest_accuracies(db: Database, fleet: str) -> dict[str, float]:
     age = func.row_number().over(partition_by=reports.c.device, order_by=reports.c.received_at.desc())
     measured = (reports.c.fleet == fleet) & (reports.c.error == "") & reports.c.after.is_not(None)
     every = select(reports.c.device, reports.c.after, age.label("age")).where(measured).subquery()
-    with db.reading() as connection:
-        found = connection.execute(select(every.c.device, every.c.after).where(every.c.age == 1))
-        return {row[0]: row[1] for row in found}
+    return db.pairs(select(every.c.device, every.c.after).where(every.c.age == 1))
 
 
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
@@ -120,8 +117,7 @@ def rejected_devices(db: Database, fleet: str, reason: str, since: str) -> list[
         .distinct()
         .where(row.fleet == fleet, row.reason == reason, row.received_at >= since)
     )
-    with db.reading() as connection:
-        return sorted(connection.execute(query).scalars())
+    return sorted(row.device for row in db.rows(query))
 
 
 def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[Rejection]:

@@ -43,27 +43,21 @@ def begin(
 
 def steer(db: Database, number: int, desired: DesiredRolloutState) -> bool:
     """Set the desired state of a roll-out; False if it does not exist."""
-    with db.writing() as connection:
-        changed = connection.execute(
-            update(rollouts)
-            .where(rollouts.c.number == number)
-            .values(desired=desired, version=rollouts.c.version + 1, changed_at=now())
-        )
-        return changed.rowcount > 0
+    changes = {"desired": desired, "version": rollouts.c.version + 1, "changed_at": now()}
+    return db.change(update(rollouts).where(rollouts.c.number == number).values(**changes)) > 0
 
 
 def advance(db: Database, seen: RolloutRecord, **fields: Any) -> RolloutRecord | None:
     """Change `state`, `stage` or `reason` of a roll-out -> the new record; None if it has changed since `seen` was read."""
     changes = {**fields, "version": seen.version + 1, "changed_at": now()}
     unchanged = (rollouts.c.number == seen.number) & (rollouts.c.version == seen.version)
-    with db.writing() as connection:
-        updated = connection.execute(update(rollouts).where(unchanged).values(**changes))
-        return msgspec.structs.replace(seen, **changes) if updated.rowcount else None
+    changed = db.change(update(rollouts).where(unchanged).values(**changes))
+    return msgspec.structs.replace(seen, **changes) if changed else None
 
 
 def get(db: Database, number: int) -> RolloutRecord | None:
     """One roll-out."""
-    return next(iter(db.find(select(rollouts).where(rollouts.c.number == number), RolloutRecord)), None)
+    return db.one(select(rollouts).where(rollouts.c.number == number), RolloutRecord)
 
 
 def listed(db: Database, fleet: str, subject: Subject = "extractor") -> list[RolloutRecord]:

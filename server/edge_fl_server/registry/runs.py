@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import Update, select, update
 
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import RequestRecord, RequestState, RoundRecord, RunEnd, RunRecord
@@ -26,43 +26,28 @@ def begin(db: Database, run: RunRecord) -> None:
     """
     row = {**msgspec.to_builtins(run), "created_at": run.created_at or now(), "state": "running"}
     abandon(db, run.fleet, exclude=run.run)
-    with db.writing() as connection:
-        db.upsert(connection, runs, [row], "created_at")
+    db.put(runs, [row], "created_at")
 
 
 def abandon(db: Database, fleet: str, *, exclude: str = "") -> None:
     """End the runs of a fleet that are still "running" as "stopped". Only for the server that holds the fleet's lease."""
-    with db.writing() as connection:
-        connection.execute(
-            update(runs)
-            .where(runs.c.fleet == fleet, runs.c.state == "running", runs.c.run != exclude)
-            .values(state="stopped", reason=ABANDONED, ended_at=now())
-        )
+    others = update(runs).where(runs.c.fleet == fleet, runs.c.state == "running", runs.c.run != exclude)
+    db.change(others.values(state="stopped", reason=ABANDONED, ended_at=now()))
 
 
 def end(db: Database, run: str, state: RunEnd, reason: str = "") -> bool:
     """End a running run; False, and no change, if it has ended."""
-    with db.writing() as connection:
-        ended = connection.execute(
-            update(runs)
-            .where(runs.c.run == run, runs.c.state == "running")
-            .values(state=state, reason=reason, ended_at=now())
-        )
-        return ended.rowcount > 0
+    return db.change(_running(run).values(state=state, reason=reason, ended_at=now())) > 0
 
 
 def stop(db: Database, run: str) -> bool:
     """Request the server of a run to stop after the current round; False if the run has ended."""
-    with db.writing() as connection:
-        changed = connection.execute(
-            update(runs).where(runs.c.run == run, runs.c.state == "running").values(desired="stopped")
-        )
-        return changed.rowcount > 0
+    return db.change(_running(run).values(desired="stopped")) > 0
 
 
 def get(db: Database, run: str) -> RunRecord | None:
     """One run."""
-    return next(iter(db.find(select(runs).where(runs.c.run == run), RunRecord)), None)
+    return db.one(select(runs).where(runs.c.run == run), RunRecord)
 
 
 def listed(db: Database, fleet: str = "") -> list[RunRecord]:
@@ -73,9 +58,7 @@ def listed(db: Database, fleet: str = "") -> list[RunRecord]:
 
 def record_round(db: Database, record: RoundRecord) -> None:
     """Store a completed round; a round repeated after a resume replaces its row, and their seconds add up."""
-    with (
-        db.writing() as connection
-    ):  # for the counters in server/edge_fl_console/dashboard/prometheus.py, which never decrease
+    with db.writing() as connection:  # Prometheus' counters never decrease
         earlier = select(rounds.c.seconds).where(rounds.c.run == record.run, rounds.c.round == record.round)
         seconds = record.seconds + (connection.execute(earlier).scalar() or 0.0)
         row = {**msgspec.to_builtins(record), "seconds": seconds, "ended_at": record.ended_at or now()}
@@ -103,9 +86,7 @@ def rounds_of(db: Database, run: str) -> list[RoundRecord]:
 def add_requests(db: Database, records: Iterable[RequestRecord]) -> None:
     """Store requests to devices."""
     at = now()
-    with db.writing() as connection:
-        rows = [{**msgspec.to_builtins(record), "requested_at": at} for record in records]
-        db.upsert(connection, requests, rows)
+    db.put(requests, [{**msgspec.to_builtins(record), "requested_at": at} for record in records])
 
 
 def settle_requests(
@@ -115,10 +96,7 @@ def settle_requests(
     queued = [requests.c.fleet == fleet, requests.c.id == id, requests.c.state == "queued"]
     if device is not None:
         queued.append(requests.c.device == device)
-    with db.writing() as connection:
-        return connection.execute(
-            update(requests).where(*queued).values(state=state, reason=reason, ended_at=now())
-        ).rowcount
+    return db.change(update(requests).where(*queued).values(state=state, reason=reason, ended_at=now()))
 
 
 def requests_of(db: Database, run: str, round: int | None = None) -> list[RequestRecord]:
@@ -140,6 +118,10 @@ def unmeasured(db: Database, run: str) -> str:
         if ended and not any(request.state == "succeeded" for request in ended):
             failures.append(f"no full device could {mode}: {_reasons(ended)}")
     return "; ".join(failures)
+
+
+def _running(run: str) -> Update:
+    return update(runs).where(runs.c.run == run, runs.c.state == "running")
 
 
 def _reasons(failed: Iterable[RequestRecord]) -> str:

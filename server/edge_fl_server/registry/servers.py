@@ -42,11 +42,9 @@ def end(db: Database, fleet: str, sequence: int) -> None:
 def presence(db: Database, fleet: str) -> Presence:
     """Whether a server is online. One that ended without notice is offline since its last sign of life."""
     query = select(servers.c.online, servers.c.since_s, servers.c.beat_s, db.clock)
-    with db.reading() as connection:
-        row = connection.execute(query.where(servers.c.fleet == fleet)).one_or_none()
-    if row is None:
+    if not (rows := db.rows(query.where(servers.c.fleet == fleet))):
         return Presence()
-    online, since_s, beat_s, now_s = row
+    online, since_s, beat_s, now_s = rows[0]
     if online and now_s - beat_s > SILENT_S:
         online, since_s = False, beat_s
     return Presence(online, datetime.fromtimestamp(since_s, UTC).isoformat())
@@ -54,5 +52,4 @@ def presence(db: Database, fleet: str) -> Presence:
 
 def _change(db: Database, fleet: str, sequence: int, **changes: object) -> None:
     mine = (servers.c.fleet == fleet) & (servers.c.sequence == sequence)
-    with db.writing() as connection:
-        connection.execute(update(servers).where(mine).values(**changes))
+    db.change(update(servers).where(mine).values(**changes))

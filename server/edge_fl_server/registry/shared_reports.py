@@ -56,8 +56,7 @@ Validate = Callable[[Report, Mapping[int, bytes]], tuple[ReportState, str] | Non
 def open_request(db: Database, request: SharedRequest) -> None:
     """Accept reports on a round request from now on."""
     row = {"fleet": request.fleet, "id": request.id, "content": msgspec.to_builtins(request)}
-    with db.writing() as connection:
-        db.upsert(connection, round_requests, [row])
+    db.put(round_requests, [row])
 
 
 def close_request(db: Database, fleet: str, id: str) -> None:
@@ -79,9 +78,7 @@ def clear(db: Database, fleet: str) -> None:
 def get_request(db: Database, fleet: str, id: str) -> SharedRequest | None:
     """The open round request `id`."""
     query = select(round_requests.c.content).where(round_requests.c.fleet == fleet, round_requests.c.id == id)
-    with db.reading() as connection:
-        content = connection.execute(query).scalar()
-    return msgspec.convert(content, SharedRequest) if content else None
+    return next((msgspec.convert(row.content, SharedRequest) for row in db.rows(query)), None)
 
 
 def add_report(db: Database, fleet: str, device: str, run: str, round: int, report: Report) -> None:
@@ -137,5 +134,4 @@ def validated(db: Database, fleet: str) -> list[SharedReport]:
 
 def remove(db: Database, number: int) -> None:
     """Delete a report that the coordinator has taken."""
-    with db.writing() as connection:
-        connection.execute(delete(shared_reports).where(shared_reports.c.number == number))
+    db.change(delete(shared_reports).where(shared_reports.c.number == number))

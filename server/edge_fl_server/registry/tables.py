@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct, inspect
 from sqlalchemy import (
     JSON,
@@ -56,12 +58,13 @@ def _number() -> Column[int]:
     return Column("number", Integer, primary_key=True, autoincrement=True)
 
 
-def _texts(*names: str) -> list[Column[str]]:
-    return [Column(name, Text, nullable=False) for name in names]
-
-
-def _integers(*names: str) -> list[Column[int]]:
-    return [Column(name, BigInteger, nullable=False) for name in names]
+def _plain(name: str, key: str, *more: Column[Any], texts: str = "", integers: str = "") -> Table:
+    """A table without a record: the names of its key's columns, of texts and of integers."""
+    names = dict.fromkeys(f"{key} {texts} {integers}".split())
+    columns = (
+        Column(each, BigInteger if each in integers.split() else Text, nullable=False) for each in names
+    )
+    return Table(name, metadata, *columns, *more, PrimaryKeyConstraint(*key.split()))
 
 
 devices = _table("devices", records.DeviceRecord, "fleet", "device")
@@ -81,109 +84,41 @@ Index("requests_by_round", requests.c.run, requests.c.round)
 Index("reports_by_run", reports.c.run, reports.c.round)
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
 
-fleets = Table("fleets", metadata, *_texts("fleet", "id"), PrimaryKeyConstraint("fleet"))
-
-rejection_counts = Table(
-    "rejection_counts",
-    metadata,
-    *_texts("fleet", "reason"),
-    *_integers("count"),  # all rejections, also those that are no longer kept
-    PrimaryKeyConstraint("fleet", "reason"),
-)
-
-verdict_counts = Table(
-    "verdict_counts",
-    metadata,
-    *_texts("fleet", "outcome"),
-    *_integers("rounds", "named"),  # rounds of this outcome of the round gate, and devices that these named
-    PrimaryKeyConstraint("fleet", "outcome"),
-)
-
-tags = Table(
-    "tags",
-    metadata,
-    *_texts(
-        "fleet", "device", "key", "value"
-    ),  # "": removed by the operator, so that an enrolment does not bring it back
-    PrimaryKeyConstraint("fleet", "device", "key"),
-)
-
-settings = Table(
-    "settings",
-    metadata,
-    *_texts("fleet", "device", "key", "value"),  # JSON; "": the device's own again
-    *_integers("serial"),  # of the last change; it rises with each
-    PrimaryKeyConstraint("fleet", "device", "key"),
-)
+fleets = _plain("fleets", "fleet", texts="id")
+groups = _plain("groups", "fleet name", texts="selector")
+boots = _plain("boots", "fleet device boot", integers="at_s")  # by the clock of the server
+tags = _plain("tags", "fleet device key", texts="value")
+"""Value "": removed by the operator, so that an enrolment does not bring it back."""
+settings = _plain("settings", "fleet device key", texts="value", integers="serial")
+"""`value` is JSON, "": the device's own again; `serial` is that of the last change, and rises with each."""
 Index("settings_by_serial", settings.c.fleet, settings.c.serial)
-
-sums = Table(
-    "sums",
-    metadata,
-    *_texts("fleet", "device"),
-    *_integers("opened"),  # number of the signature that opened the last sum for which a vector arrived
-    PrimaryKeyConstraint("fleet", "device"),
-)
-
-groups = Table(
-    "groups",
-    metadata,
-    *_texts("fleet", "name", "selector"),
-    PrimaryKeyConstraint("fleet", "name"),
-)
-
-boots = Table(
-    "boots",
-    metadata,
-    *_texts("fleet", "device", "boot"),
-    *_integers("at_s"),  # by the clock of the server
-    PrimaryKeyConstraint("fleet", "device", "boot"),
-)
+sums = _plain("sums", "fleet device", integers="opened")
+"""Number of the signature that opened the last sum for which a vector arrived."""
+rejection_counts = _plain("rejection_counts", "fleet reason", integers="count")
+"""All rejections, also those that are no longer kept."""
+verdict_counts = _plain("verdict_counts", "fleet outcome", integers="rounds named")
+"""Rounds of an outcome of the round gate, and devices that these named."""
 
 alerts = _table("alerts", records.AlertRecord, "number")
 Index("alerts_once", alerts.c.fleet, alerts.c.rule, alerts.c.subject, alerts.c.resolved_s, unique=True)
-
-alert_deliveries = Table(
+alert_deliveries = _plain(
     "alert_deliveries",
-    metadata,
-    *_integers("number"),
-    *_texts("channel", "event"),
+    "number channel event",
     Column("sent", Boolean, nullable=False),
-    *_integers("at_s"),
-    PrimaryKeyConstraint("number", "channel", "event"),
+    integers="number at_s",
 )
+silences = _plain("silences", "fleet name", integers="until_s")
 
-silences = Table(
-    "silences",
-    metadata,
-    *_texts("fleet", "name"),
-    *_integers("until_s"),
-    PrimaryKeyConstraint("fleet", "name"),
+round_requests = _plain("round_requests", "fleet id", Column("content", JSON, nullable=False))
+report_chunks = _plain(
+    "report_chunks", "fleet device id index", Column("payload", LargeBinary, nullable=False), integers="index"
 )
-
-round_requests = Table(
-    "round_requests",
-    metadata,
-    *_texts("fleet", "id"),
-    Column("content", JSON, nullable=False),
-    PrimaryKeyConstraint("fleet", "id"),
-)
-
-report_chunks = Table(
-    "report_chunks",
-    metadata,
-    *_texts("fleet", "device", "id"),
-    *_integers("index"),
-    Column("payload", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("fleet", "device", "id", "index"),
-)
-
 shared_reports = Table(
     "shared_reports",
     metadata,
     _number(),
-    *_texts("fleet", "device", "id", "run", "state", "reason"),
-    *_integers("round"),
+    *(Column(name, Text, nullable=False) for name in ("fleet", "device", "id", "run", "state", "reason")),
+    Column("round", BigInteger, nullable=False),
     Column("report", JSON, nullable=False),
     Column("payload", LargeBinary),
     UniqueConstraint("fleet", "device", "id", name="shared_report_once"),

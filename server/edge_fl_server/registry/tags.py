@@ -19,9 +19,8 @@ def of_devices(db: Database, fleet: str, keys: Iterable[str] | None = None) -> d
     if keys is not None:
         query = query.where(tags.c.key.in_(sorted(keys)))
     found: dict[str, dict[str, str]] = {}
-    with db.reading() as connection:
-        for device, key, value in connection.execute(query.order_by(tags.c.device, tags.c.key)):
-            found.setdefault(device, {})[key] = value
+    for device, key, value in db.rows(query.order_by(tags.c.device, tags.c.key)):
+        found.setdefault(device, {})[key] = value
     return found
 
 
@@ -32,8 +31,7 @@ def change(db: Database, fleet: str, names: Iterable[str], changes: Tags) -> Non
         for name in names
         for key, value in changes.items()
     ]
-    with db.writing() as connection:
-        db.upsert(connection, tags, rows)
+    db.put(tags, rows)
 
 
 def enrolled(db: Database, fleet: str, given: Mapping[str, Tags]) -> None:
@@ -55,17 +53,14 @@ def enrolled(db: Database, fleet: str, given: Mapping[str, Tags]) -> None:
 def saved_groups(db: Database, fleet: str) -> dict[str, str]:
     """The saved selectors by name, ascending."""
     query = select(groups.c.name, groups.c.selector).where(groups.c.fleet == fleet).order_by(groups.c.name)
-    with db.reading() as connection:
-        return {row[0]: row[1] for row in connection.execute(query)}
+    return db.pairs(query)
 
 
 def save_group(db: Database, fleet: str, name: str, selector: str) -> None:
     """Save a selector under a name; replaces an earlier one."""
-    with db.writing() as connection:
-        db.upsert(connection, groups, [{"fleet": fleet, "name": name, "selector": selector}])
+    db.put(groups, [{"fleet": fleet, "name": name, "selector": selector}])
 
 
 def remove_group(db: Database, fleet: str, name: str) -> None:
     """Delete a saved selector."""
-    with db.writing() as connection:
-        connection.execute(delete(groups).where(groups.c.fleet == fleet, groups.c.name == name))
+    db.change(delete(groups).where(groups.c.fleet == fleet, groups.c.name == name))

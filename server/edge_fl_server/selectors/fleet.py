@@ -54,10 +54,8 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
     query = select(*(ATTRIBUTES[name].label(name) for name in names)).where(of_fleet(fleet))
     keys = selector.keys - ATTRIBUTES.keys()
     tagged = tags.of_devices(db, fleet, keys) if keys else {}
-    with db.reading() as connection:
-        rows = connection.execute(query.order_by(devices.c.device)).all()
     matching = []
-    for row in rows:
+    for row in db.rows(query.order_by(devices.c.device)):
         values = {name: value for name, value in zip(names, row, strict=True) if value not in (None, "")}
         device: dict[str, Value] = {**values, **tagged.get(values["name"], {})}
         if selector.matches(device):

@@ -161,8 +161,7 @@ def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
 def _version(db: Database, fleet: str) -> tuple[int, str]:
     """Changes with every report: open pages ask every 1.5 s, and reports are only added."""
     version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
-    with db.reading() as connection:
-        count, newest = connection.execute(version).one()
+    ((count, newest),) = db.rows(version)
     return count, newest or ""
 
 
@@ -173,8 +172,7 @@ def _newest_accuracies(
     """The last accuracy of each head-only device on a release."""
     mine = (reports.c.fleet == fleet) & (reports.c.kind == "head") & (reports.c.release == release)
     query = select(reports.c.device, reports.c.after).where(mine, reports.c.after.is_not(None))
-    with db.reading() as connection:
-        return {row[0]: row[1] for row in connection.execute(query.order_by(reports.c.received_at))}
+    return db.pairs(query.order_by(reports.c.received_at))
 
 
 @lru_cache(maxsize=4)
@@ -203,8 +201,7 @@ def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[
         func.avg(case((pair, gain))),
         func.avg(case((pair, gain * gain))),
     )
-    with db.reading() as connection:
-        rows = connection.execute(select(each.c.release, *sums).group_by(each.c.release)).all()
+    rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
     return {row[0]: _summed(*row[1:]) for row in rows}
 
 

@@ -127,10 +127,8 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
 
 def head_only_devices(db: Database, fleet: str) -> frozenset[str]:
     """The names of the head-only devices."""
-    query = select(devices.c.device).where(of_fleet(fleet))
-    with db.reading() as connection:
-        heads = connection.execute(query.where(devices.c.capability["tier"].as_string() == "head"))
-        return frozenset(heads.scalars())
+    heads = of_fleet(fleet) & (devices.c.capability["tier"].as_string() == "head")
+    return frozenset(row.device for row in db.rows(select(devices.c.device).where(heads)))
 
 
 def _rejected(db: Database, run: str) -> dict[int, dict[str, int]]:
@@ -138,11 +136,8 @@ def _rejected(db: Database, run: str) -> dict[int, dict[str, int]]:
     of_run = rejections.c.run == run
     query = select(rejections.c.round, rejections.c.reason, func.count()).where(of_run)
     counts: dict[int, dict[str, int]] = {}
-    with db.reading() as connection:
-        for round, reason, count in connection.execute(
-            query.group_by(rejections.c.round, rejections.c.reason)
-        ):
-            counts.setdefault(round, {})[reason] = count
+    for round, reason, count in db.rows(query.group_by(rejections.c.round, rejections.c.reason)):
+        counts.setdefault(round, {})[reason] = count
     return counts
 
 
@@ -158,12 +153,9 @@ def _requested(db: Database, run: str) -> tuple[dict[int, dict[str, int]], dict[
     query = select(each.c.round, each.c.state, each.c.reason, func.count()).where(each.c.place == 1)
     dropped: dict[int, Counter[str]] = {}
     states: dict[int, Counter[str]] = {}
-    with db.reading() as connection:
-        for round, state, reason, count in connection.execute(
-            query.group_by(each.c.round, each.c.state, each.c.reason)
-        ):
-            states.setdefault(round, Counter())[state] += count
-            if reason:
-                dropped.setdefault(round, Counter())[reason] += count
+    for round, state, reason, count in db.rows(query.group_by(each.c.round, each.c.state, each.c.reason)):
+        states.setdefault(round, Counter())[state] += count
+        if reason:
+            dropped.setdefault(round, Counter())[reason] += count
     newest = states[max(states)] if states else {}
     return {round: dict(counts) for round, counts in dropped.items()}, dict(newest)

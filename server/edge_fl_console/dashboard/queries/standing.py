@@ -52,16 +52,14 @@ class OnRelease(Struct, frozen=True):
 def needing_attention(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices that need attention by group, each device in its most urgent one."""
     query = select(ATTENTION, func.count()).where(of_fleet(fleet)).group_by(ATTENTION)
-    with db.reading() as connection:
-        by_urgency = {row[0]: row[1] for row in connection.execute(query)}
+    by_urgency = db.pairs(query)
     return {name: by_urgency.get(len(GROUPS) - place, 0) for place, name in enumerate(GROUPS)}
 
 
 def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> dict[str, int]:
     """The number of devices in each group, in one pass."""
     sums = (func.coalesce(func.sum(case((which, 1), else_=0)), 0) for which in groups.values())
-    with db.reading() as connection:
-        row = connection.execute(select(*sums).where(of_fleet(fleet))).one()
+    (row,) = db.rows(select(*sums).where(of_fleet(fleet)))
     return dict(zip(groups, row, strict=True))
 
 
