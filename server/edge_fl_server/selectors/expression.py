@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
+from operator import eq, ge, gt, le, lt
 
 from edge_fl.errors import ConfigError, nearest
 from edge_fl.fleet.tags import KEY, NUMBERS, TEXTS
@@ -35,70 +36,10 @@ class SelectorError(ConfigError):
     """A selector that cannot be parsed."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """A tag or text attribute has a value that one of the patterns matches."""
+Expression = Callable[[Device], bool]
+"""Whether a device matches."""
 
-    key: str
-    pattern: re.Pattern[str]
-
-    def matches(self, device: Device) -> bool:
-        value = device.get(self.key)
-        return value is not None and self.pattern.match(str(value)) is not None
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number compares with a bound; false for a device without the number."""
-
-    key: str
-    holds: Callable[[float, float], bool]
-    bound: float
-
-    def matches(self, device: Device) -> bool:
-        value = device.get(self.key)
-        return isinstance(value, int | float) and self.holds(value, self.bound)
-
-
-@dataclass(frozen=True)
-class Not:
-    """The inner expression does not match."""
-
-    inner: Expression
-
-    def matches(self, device: Device) -> bool:
-        return not self.inner.matches(device)
-
-
-@dataclass(frozen=True)
-class And:
-    """All expressions match."""
-
-    inner: tuple[Expression, ...]
-
-    def matches(self, device: Device) -> bool:
-        return all(one.matches(device) for one in self.inner)
-
-
-@dataclass(frozen=True)
-class Or:
-    """At least one expression matches."""
-
-    inner: tuple[Expression, ...]
-
-    def matches(self, device: Device) -> bool:
-        return any(one.matches(device) for one in self.inner)
-
-
-Expression = Text | Number | Not | And | Or
-
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "=": lambda value, bound: value == bound,
-    "<": lambda value, bound: value < bound,
-    ">": lambda value, bound: value > bound,
-    "<=": lambda value, bound: value <= bound,
-    ">=": lambda value, bound: value >= bound,
-}
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {"=": eq, "<": lt, ">": gt, "<=": le, ">=": ge}
 
 
 @dataclass(frozen=True)
@@ -106,11 +47,8 @@ class Selector:
     """A parsed selector: its text, its expression, and the keys that it compares."""
 
     text: str
-    expression: Expression
+    matches: Expression
     keys: frozenset[str]
-
-    def matches(self, device: Device) -> bool:
-        return self.expression.matches(device)
 
 
 def parse(text: str, groups: Mapping[str, str] | None = None) -> Selector:
@@ -128,7 +66,7 @@ def require_groups(groups: Mapping[str, str]) -> None:
 
 def select(devices: Iterable[Device], text: str, groups: Mapping[str, str] | None = None) -> list[str]:
     """The names of the devices that a selector matches, in their order. Raises SelectorError."""
-    matches = parse(text, groups).expression.matches
+    matches = parse(text, groups).matches
     return [str(device["name"]) for device in devices if matches(device)]
 
 
@@ -197,18 +135,20 @@ class _Parser:
         return SelectorError(f"selector {self._text!r}: position {len(self._text) + 1}: ends, {expected}")
 
     def _any(self) -> Expression:
-        found = [self._all()]
-        while self._token == "or":
-            self._next += 1
-            found.append(self._all())
-        return found[0] if len(found) == 1 else Or(tuple(found))
+        return self._joined("or", self._all, any)
 
     def _all(self) -> Expression:
-        found = [self._one()]
-        while self._token == "and":
+        return self._joined("and", self._one, all)
+
+    def _joined(
+        self, word: str, part: Callable[[], Expression], combine: Callable[[Iterable[bool]], bool]
+    ) -> Expression:
+        """One part, or several with a word between them."""
+        found = [part()]
+        while self._token == word:
             self._next += 1
-            found.append(self._one())
-        return found[0] if len(found) == 1 else And(tuple(found))
+            found.append(part())
+        return found[0] if len(found) == 1 else lambda device: combine(one(device) for one in found)
 
     def _one(self) -> Expression:
         token = self._token
@@ -217,7 +157,7 @@ class _Parser:
             self._next += 1
             inner = self._one()
             self._depth -= 1
-            return Not(inner)
+            return _not(inner)
         if token == "(":
             self._descend()
             self._next += 1
@@ -244,7 +184,7 @@ class _Parser:
             self._next += 1
             return self._comparison(key, operator)
         self.keys.add("name")
-        return Text("name", self._patterns(token))
+        return _text("name", self._patterns(token))
 
     def _descend(self, levels: int = 1) -> None:
         """Go one level down; `levels` are needed there."""
@@ -276,16 +216,16 @@ class _Parser:
                 raise self._error(f"expected a number: {key} is one")
             self._count(1)
             bound = float(value)
-            equal: Expression = Number(key, COMPARISONS["=" if operator == "!=" else operator], bound)
+            equal = _number(key, COMPARISONS["=" if operator == "!=" else operator], bound)
         elif operator in ("=", "!="):
-            equal = Text(key, self._patterns(value))
+            equal = _text(key, self._patterns(value))
         else:
             raise self._error(
                 f"expected = or != before it: {key} is no number, only {', '.join(NUMBERS)} are"
             )
         self._next += 1
         self.keys.add(key)
-        return Not(equal) if operator == "!=" else equal
+        return _not(equal) if operator == "!=" else equal
 
     def _group(self, name: str) -> Expression:
         """The expression of a saved group."""
@@ -309,6 +249,30 @@ class _Parser:
         parser = _Parser(self._groups.texts[name], self._groups, (*self._within, name), self._depth)
         found = parser.whole()
         return _Group(found, frozenset(parser.keys), parser.values, parser._deepest - self._depth)
+
+
+def _text(key: str, pattern: re.Pattern[str]) -> Expression:
+    """A tag or text attribute has a value that one of the patterns matches."""
+
+    def matches(device: Device) -> bool:
+        value = device.get(key)
+        return value is not None and pattern.match(str(value)) is not None
+
+    return matches
+
+
+def _number(key: str, holds: Callable[[float, float], bool], bound: float) -> Expression:
+    """A number compares with a bound; false for a device without the number."""
+
+    def matches(device: Device) -> bool:
+        value = device.get(key)
+        return isinstance(value, int | float) and holds(value, bound)
+
+    return matches
+
+
+def _not(inner: Expression) -> Expression:
+    return lambda device: not inner(device)
 
 
 def _is_word(token: str) -> bool:
