@@ -18,15 +18,11 @@ from tests.leftovers import END_S, edge_fl, running
 
 SIMULATION = ["simulate", "--set", "rounds=100000", "--set", "evaluate_every=1", "--clients", "6"]
 UNGUARDED = """
-from pathlib import Path
-from edge_fl_server.recipes.recipe import with_settings
-from edge_fl import config
-from edge_fl.config import Recipe
 from edge_fl_server.orchestrate import run
-from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 
 recipe = with_settings(Recipe(name="x"), ["engine=pool", "rounds=1", "source=simulated", "data.clients=4"])
-print(run.run(RunRequest(recipe, runs=Path("runs")))[0].path)
+print(run.run(recipe)[0].path)
 """
 
 RUN = ["run", "demo"], "waiting for 4 full devices"

@@ -40,7 +40,7 @@ from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
@@ -132,16 +132,9 @@ class Stage:
         recipe, resume = self._recipe(), None
         for _ in range(MAX_SERVERS):
             self._disconnected = False
-            request = RunRequest(
-                recipe,
-                self._connect,
-                self.folder / "runs",
-                self.folder / "home",
-                takeover=True,
-                resume=resume,
-            )
+            access = FleetAccess(self._connect, recipe.broker.fleet, self.folder / "home")
             try:
-                orchestrator.run(request)
+                orchestrator.run(recipe, self.folder / "runs", access=access, takeover=True, resume=resume)
             except EdgeFLError as error:
                 errors.append(error)
             resume = next((self.folder / "runs").glob("*"), None)

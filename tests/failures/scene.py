@@ -94,21 +94,15 @@ def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None,
     """Run the server: resume the run in `folder`, or start a new one. Exits with the command's status."""
     from edge_fl.errors import EdgeFLError
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate.setup import RunRequest
+    from edge_fl_server.orchestrate.access import FleetAccess
 
     _log_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))
     found = sorted((folder / "runs").glob("*/manifest.json"))
-    request = RunRequest(
-        recipe,
-        partial(MqttTransport, endpoint),
-        folder / "runs",
-        folder / "home",
-        resume=found[0].parent if found else None,
-        database=database,
-    )
+    access = FleetAccess(partial(MqttTransport, endpoint), recipe.broker.fleet, folder / "home", database)
+    resume = found[0].parent if found else None
     try:
-        orchestrator.run(request)
+        orchestrator.run(recipe, folder / "runs", access=access, resume=resume)
     except EdgeFLError as error:
         logging.getLogger("scene").error("server: %s", error)
         sys.exit(error.exit_code)

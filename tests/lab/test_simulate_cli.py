@@ -13,7 +13,6 @@ import pytest
 from edge_fl import cli
 from edge_fl.data import npz
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results
 from edge_fl_server.training.clients import Clients
@@ -96,7 +95,7 @@ def test_a_resumed_simulation_is_bit_identical_to_an_undisturbed_one(
     table = capsys.readouterr().out
     recipe = with_settings(Recipe(name="simulate"), [*SMALL, *settings])
     with pytest.raises(KeyboardInterrupt):
-        orchestrator.run(RunRequest(recipe), Interrupt())
+        orchestrator.run(recipe, hooks=Interrupt())
     (stopped,) = set(Path("runs").glob("simulate-*")) - {whole}
     assert Results.open(stopped).state().state == "stopped"
     capsys.readouterr()
@@ -116,7 +115,7 @@ def test_a_run_is_resumed_with_its_own_settings_and_data_only(
         Recipe(name="simulate"), ["data.dataset=own", "data.data_dir=.", "rounds=3", "data.clients=2"]
     )
     with pytest.raises(KeyboardInterrupt):
-        orchestrator.run(RunRequest(recipe), Interrupt())
+        orchestrator.run(recipe, hooks=Interrupt())
     (stopped,) = Path("runs").glob("simulate-*")
     assert cli.main(["simulate", "--resume", str(stopped), "--rounds", "9"]) == 4
     assert "takes all settings from the run" in capsys.readouterr().err

@@ -37,7 +37,7 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_lab.report import page
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
@@ -149,8 +149,8 @@ class Site:
             cohort=CohortConfig(min_devices=2, wait_s=60.0, deadline_s=90.0),
             release=ReleaseConfig(every=1, wait_s=60.0, heads=0),
         )
-        request = RunRequest(edit(recipe), self.connect, self.folder / "runs", self.folder / "home")
-        results, outcome = orchestrator.run(request)
+        access = FleetAccess(self.connect, "main", self.folder / "home")
+        results, outcome = orchestrator.run(edit(recipe), self.folder / "runs", access=access)
         page.write(results)
         if outcome.exhausted:
             raise outcome.exhausted

@@ -19,6 +19,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.orchestrate.serving import FleetServer
 from edge_fl_server.registry import Database, fleets, servers
 from edge_fl_server.release.repository import Repository
@@ -39,7 +40,7 @@ def served(server: FleetServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve, args=(stopping,))
     thread.start()
     try:
-        eventually(lambda: servers.presence(server.db, server.fleet).online or not thread.is_alive())
+        eventually(lambda: servers.presence(server.db, server.access.fleet).online or not thread.is_alive())
         yield
     finally:
         stopping.set()
@@ -50,7 +51,7 @@ def served(server: FleetServer) -> Iterator[None]:
 def first(port: int, tmp_path: Path) -> FleetServer:
     """A server that has served, and has a release."""
     db = Database.open(tmp_path / "server" / "registry.sqlite")
-    server = FleetServer(connector("127.0.0.1", port), "main", tmp_path / "home", db)
+    server = FleetServer(FleetAccess(connector("127.0.0.1", port), "main", tmp_path / "home"), db)
     with served(server):
         pass
 
@@ -68,16 +69,18 @@ def test_another_registry_is_refused_until_it_is_told_to_adopt_the_fleet(
     ) as refused:
         other.serve(threading.Event())
     assert refused.value.exit_code == 4
-    elsewhere = replace(other, home=tmp_path / "elsewhere")  # only the broker tells
+    elsewhere = replace(
+        other, access=replace(other.access, home=tmp_path / "elsewhere")
+    )  # only the broker tells
     with pytest.raises(ConfigError, match=f"last server used registry {before}"):
         elsewhere.serve(threading.Event())
-    commands = ReleaseCommands(other.connect, "main", tmp_path / "elsewhere", other.db)
+    commands = ReleaseCommands(other.access.connect, "main", tmp_path / "elsewhere", other.db)
     with pytest.raises(ConfigError, match="last server used registry"):
         commands.is_online()
-    state = reader.server_state(first.connect, topics, reader.LIMITS)
+    state = reader.server_state(first.access.connect, topics, reader.LIMITS)
     assert state and state.registry == before and not state.online
-    with served(replace(other, adopt=True)):
-        state = reader.server_state(first.connect, topics, reader.LIMITS)
+    with served(replace(other, access=replace(other.access, adopt=True))):
+        state = reader.server_state(first.access.connect, topics, reader.LIMITS)
         assert state and state.registry == fleets.id_of(other.db, "main") != before
     with pytest.raises(ConfigError, match="is not the fleet's"):  # now it is the other one
         first.serve(threading.Event())

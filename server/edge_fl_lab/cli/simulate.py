@@ -99,7 +99,6 @@ def simulate(
     from edge_fl_lab.recipe_changes import scaled, with_method
     from edge_fl_server import recipes
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate.setup import RunRequest
     from edge_fl_server.recipes.recipe import Recipe, with_settings
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
@@ -135,8 +134,8 @@ def simulate(
     chosen = scaled(options.simulated(with_settings(base, changes), "simulate"), scale)
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
-    request = RunRequest(chosen, runs=runs, resume=resume, track=tracking.find(track or []))
-    results, outcome = orchestrator.run(request)
+    trackers = tracking.find(track or [])
+    results, outcome = orchestrator.run(chosen, runs, resume=resume, track=trackers)
     from edge_fl_lab.report import gains  # with matplotlib, which no round needs
     from edge_fl_lab.report import page as report
 

@@ -17,7 +17,6 @@ from edge_fl_lab.research.result import Result, ResultHooks
 from edge_fl_lab.research.settings import Settings, recipe_of
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.execute import simulate
-from edge_fl_server.orchestrate.setup import RunRequest
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import study as studies
 
@@ -66,7 +65,7 @@ def run(
         return hooks.result(study, outcome, None)
     saved = data.saved(base, Path(folder))
     with quiet(not progress):
-        results, outcome = orchestrator.run(RunRequest(saved, runs=Path(folder)), hooks)
+        results, outcome = orchestrator.run(saved, Path(folder), hooks=hooks)
         page.write(results)
     return hooks.result(studies.prepare(saved), outcome, results.path)
 

@@ -124,17 +124,18 @@ def run(
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate import setup
+    from edge_fl_server.orchestrate.access import FleetAccess
 
     user_imports.allow()
     logs.configure(log_format)
-    request = setup.RunRequest(
-        chosen, connect, runs, home, takeover, resume, database, workers, trackers, adopt
-    )
-    identity = Path(chosen.broker.identity) if chosen.broker.identity else None
-    place = services.Place(request.registry, chosen.broker.fleet, home, identity)
+    broker = chosen.broker
+    access = FleetAccess(connect, broker.fleet, home, database, broker.identity, workers, adopt)
+    identity = Path(broker.identity) if broker.identity else None
+    place = services.Place(access.registry, broker.fleet, home, identity)
     with services.running(place, dashboard=dashboard, devices=chosen.source != "simulated"):
-        results, outcome = orchestrator.run(request)
+        results, outcome = orchestrator.run(
+            chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
+        )
         services.finished(results)
         if outcome.exhausted:
             raise outcome.exhausted
@@ -156,29 +157,18 @@ def up(
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(host, port, identity)
     from edge_fl_server import services
-    from edge_fl_server.mqtt.connector import denied, fleet_authorities
+    from edge_fl_server.orchestrate.access import FleetAccess
     from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
-    from edge_fl_server.registry.database import location
 
     logs.configure(log_format)
-    registry = location(database, home)
+    access = FleetAccess(connect, fleet, home, database, identity or "", workers, adopt)
     with (
-        closing(Database.open(registry)) as db,
-        services.running(services.Place(registry, fleet, home, identity), dashboard=dashboard),
+        closing(Database.open(access.registry)) as db,
+        services.running(services.Place(access.registry, fleet, home, identity), dashboard=dashboard),
     ):
-        server = FleetServer(
-            connect,
-            fleet,
-            home,
-            db,
-            denied(identity or ""),
-            workers,
-            authorities=fleet_authorities(identity),
-            adopt=adopt,
-        )
         try:
-            server.serve(threading.Event())
+            FleetServer(access, db).serve(threading.Event())
         except KeyboardInterrupt:
             print_status(f"fleet {fleet!r}: offline")
 

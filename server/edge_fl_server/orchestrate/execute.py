@@ -25,7 +25,7 @@ from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.delayed import DelayedClients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.calibration.measure import Effort
-from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Plan, Reports, RunHooks
+from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Reports, RunHooks
 from edge_fl_server.training.study import Study
 from edge_fl_server.training.unreliable import UnreliableClients, drawn
 
@@ -76,7 +76,7 @@ def execute(
 
     Raises RunError as `rounds.run`, and BudgetExhaustedError when not even one round was possible.
     """
-    method, recipe = setup.method, setup.recipe
+    method = setup.method
     hooks = CombinedHooks(hooks, *_measuring(setup))
     if resumed:
         clients.restore(iter(resumed.own.items()))
@@ -86,9 +86,8 @@ def execute(
     trained: set[str] = set(resumed.trained) if resumed else set()
     exhausted: BudgetExhaustedError | None = None
     try:
-        plan = Plan.of(recipe, method)
         dropped = resumed.dropped if resumed else 0
-        for result in rounds.run(method, clients, plan, shared, reached + 1, hooks, watch, dropped):
+        for result in rounds.run(method, clients, setup.plan, shared, reached + 1, hooks, watch, dropped):
             reached, shared = result.round, result.shared
             trained.update(result.responded)
             if result.metrics:

@@ -1,6 +1,6 @@
-"""Run a recipe: from the request to a results folder that ends in one named state, simulated or with devices.
+"""Run a recipe: from its settings to a results folder that ends in one named state, simulated or with devices.
 
-    request -> setup -> results folder -> clients -> execute (rounds, final personalisation) -> summary
+    recipe -> setup -> results folder -> clients -> execute (rounds, final personalisation) -> summary
 
 The source names whose data the shared parts are trained on: `fleet` (on the devices; the server uses only the dataset's shape, mean, std
 and class names, or those that the recipe declares), `simulated` (clients in this process), `hybrid` (both in one cohort) or `none`
@@ -9,8 +9,11 @@ and class names, or those that the recipe declares), `simulated` (clients in thi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,44 +26,65 @@ from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
-from edge_fl_server.orchestrate.setup import RunRequest, RunSetup
+from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.totals import RunTotals
+from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training.clients import Clients
-from edge_fl_server.training.rounds import CombinedHooks, Plan, RoundResult, RunHooks
+from edge_fl_server.training.rounds import CombinedHooks, RoundResult, RunHooks
 from edge_fl_server.training.verdict import dropped_last
 
+if TYPE_CHECKING:
+    from edge_fl_server.orchestrate.access import FleetAccess
 
-def run(request: RunRequest, hooks: RunHooks | None = None) -> tuple[Results, RunResult]:
-    """Run the request's recipe; `hooks` are called after the recorder's.
+
+def run(
+    recipe: Recipe,
+    runs: Path = Path("runs"),
+    *,
+    access: FleetAccess | None = None,
+    takeover: bool = False,
+    resume: Path | None = None,
+    track: Mapping[str, Opener] | None = None,
+    hooks: RunHooks | None = None,
+) -> tuple[Results, RunResult]:
+    """Run a recipe and write its results below `runs`; without `access` to a fleet it is a simulation in this process.
+
+    `resume` is the folder of an interrupted run of this recipe, which goes on. `takeover`: replace a server that is online. `track` are
+    additional trackers by name; `hooks` are called after the recorder's.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
     round misses its quorum. A run whose privacy budget ends early is complete: `RunResult.exhausted` is set. KeyboardInterrupt ends the
     run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
     """
-    saved = _checkpoint(Results.open(request.resume), request.recipe) if request.resume else None
-    setup = _same_engine(request, setups.prepare(request.recipe))
-    _require_same_data(request, setup)
+    begun = Results.open(resume) if resume else None
+    saved = _checkpoint(begun, recipe) if begun else None
+    setup = setups.prepare(recipe)
+    if begun:
+        setup = _continued(begun, setup)
     with ExitStack() as stack:
         devices = None
-        if request.connect:
+        if access:
             _require_few_classes(setup)
-            from edge_fl_server.orchestrate import devices as of_devices  # takes half a second
+            from edge_fl_server.orchestrate.devices import connected  # takes half a second
 
-            devices = stack.enter_context(of_devices.connect(request, setup))
+            devices = stack.enter_context(connected(access, setup, takeover=takeover))
         elif setup.study:
             print_status(setup.study.histogram())
-        after = (saved.round if saved else 0) if request.resume else None
-        results = _results(request, setup, after)
+        after = (saved.round if saved else 0) if begun else None
+        if begun:
+            results = Results.resume(begun.path, after=after)
+        else:
+            results = Results.create(runs, setup.recipe, data_hash=setup.data_hash)
         logs.set_context(run=results.id)
         if devices:
             stack.enter_context(devices.registered(results))
         with results, Progress() as progress:
-            results.track(request.track, after=after)
+            results.track(track or {}, after=after)
             source = f"source {setup.recipe.source}"
             progress.print(f"run {results.path}: {setup.method.title} on {data_name(setup.recipe)}, {source}")
             if saved:
@@ -107,7 +131,7 @@ def _simulate(
     saved: Checkpoint | None,
     hooks: RunHooks,
 ) -> RunResult:
-    recorder = Recorder(results, Plan.of(setup.recipe, setup.method), totals, every_round=False)
+    recorder = Recorder(results, setup.plan, totals, every_round=False)
     try:
         clients = simulated_clients(setup, progress.print)
         return execute(setup, clients, CombinedHooks(recorder, hooks), progress, saved)
@@ -147,21 +171,18 @@ def _checkpoint(results: Results, recipe: Recipe) -> Checkpoint | None:
     )
 
 
-def _same_engine(request: RunRequest, setup: RunSetup) -> RunSetup:
-    """The setup; of a resumed run with the engine that it began with, because "auto" may choose another one today."""
-    if not request.resume or not (began := Results.open(request.resume).manifest()).engine:
-        return setup
-    recipe = msgspec.structs.replace(setup.recipe, engine=began.engine.partition(",")[0])
-    return replace(setup, recipe=recipe, chosen=began.calibration)
-
-
-def _require_same_data(request: RunRequest, setup: RunSetup) -> None:
-    """Raise ConfigError if a resumed run began with other data or another split."""
-    if request.resume and (began := Results.open(request.resume).manifest().data_hash) != setup.data_hash:
+def _continued(begun: Results, setup: RunSetup) -> RunSetup:
+    """The setup with the engine that the run began with, because "auto" may choose another one today. Raises ConfigError for other data."""
+    manifest = begun.manifest()
+    if manifest.data_hash != setup.data_hash:
         raise ConfigError(
-            f"{request.resume}: began with other data or another split ({began[:8] or 'none'}, now {setup.data_hash[:8]});"
+            f"{begun.path}: began with other data or another split ({manifest.data_hash[:8] or 'none'}, now {setup.data_hash[:8]});"
             " expected the same to resume"
         )
+    if not manifest.engine:
+        return setup
+    recipe = msgspec.structs.replace(setup.recipe, engine=manifest.engine.partition(",")[0])
+    return replace(setup, recipe=recipe, chosen=manifest.calibration)
 
 
 def _require_few_classes(setup: RunSetup) -> None:
@@ -171,10 +192,3 @@ def _require_few_classes(setup: RunSetup) -> None:
             f"dataset {data_name(setup.recipe)!r}: {count} classes, expected at most {MAX_CLASSES} for a run with devices",
             consequence="no run was started",
         )
-
-
-def _results(request: RunRequest, setup: RunSetup, after: int | None) -> Results:
-    """The folder of a new run, or that of a run that resumes after round `after`."""
-    if request.resume:
-        return Results.resume(request.resume, after=after)
-    return Results.create(request.runs, setup.recipe, data_hash=setup.data_hash)

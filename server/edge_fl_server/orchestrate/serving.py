@@ -10,21 +10,15 @@ import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
-from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import reader
-from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect
-from edge_fl_server.mqtt.session import connected
+from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.registry import Database, runs
-from edge_fl_server.release import ownership
-from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
-from edge_fl_server.release.rollout.director import Director
 
 POLL_S = 0.5
 SERVING = RolloutOptions(resume=True)
@@ -32,22 +26,15 @@ SERVING = RolloutOptions(resume=True)
 
 @dataclass(frozen=True)
 class FleetServer:
-    """Serves the fleet `fleet` with the releases in `home`/`fleet`. `denied` is the file with the names of revoked devices,
-    `authorities` are the CAs of their certificates. `adopt`: also a fleet of another registry.
+    """Serves a fleet between runs.
 
     A run whose server goes offline keeps the fleet for `return_s`, and no more than twice that, because its connection may return.
     """
 
-    connect: ServerConnect
-    fleet: str
-    home: Path
+    access: FleetAccess
     db: Database
-    denied: Path | None = None
-    workers: bool = False
     limits: LeaseLimits = LIMITS
     return_s: float = 60.0
-    authorities: Authorities = ()
-    adopt: bool = False
 
     def serve(self, stopping: threading.Event) -> None:
         """Serve until `stopping` is set; wait while another server is online, or broker or registry are not.
@@ -59,8 +46,8 @@ class FleetServer:
             run = ""
             try:
                 run = self._unfinished_run()
-                if boot := reader.online_server(self.connect, Topics(self.fleet), self.limits):
-                    reason, missed = f"fleet {self.fleet!r}: server {boot} is online", False
+                if boot := reader.online_server(self.access.connect, Topics(self.access.fleet), self.limits):
+                    reason, missed = f"fleet {self.access.fleet!r}: server {boot} is online", False
                 elif run and not missed:
                     reason, missed = f"run {run} has not ended; its server is offline and may return", True
                 else:
@@ -82,31 +69,20 @@ class FleetServer:
                     break
 
     def _unfinished_run(self) -> str:
-        return next((run.run for run in runs.listed(self.db, self.fleet) if run.state == "running"), "")
+        return next(
+            (run.run for run in runs.listed(self.db, self.access.fleet) if run.state == "running"), ""
+        )
 
     def _serve(self, stopping: threading.Event) -> None:
         """Raises ConnectError when another server takes over, ConfigError if the fleet is that of another registry."""
-        retained = reader.server_state(self.connect, Topics(self.fleet), self.limits)
-        ownership.require(self.db, self.fleet, self.home, retained, adopt=self.adopt)
-        repository = Repository(self.home / self.fleet)
+        fleet = self.access.fleet
         with (
-            Journal(self.db, self.fleet, denied=self.denied) as journal,
-            connected(
-                self.connect,
-                journal,
-                yields=True,
-                workers=self.workers,
-                director=Director(repository, self.fleet),
-                authorities=self.authorities,
-            ) as server,
-            closing(RolloutCoordinator(server, repository, SERVING)) as rollout,
+            self.access.online(self.db, yields=True, limits=self.limits) as server,
+            closing(RolloutCoordinator(server, self.access.repository(), SERVING)) as rollout,
         ):
-            ownership.take(self.db, self.fleet, self.home, adopt=self.adopt)
-            runs.abandon(self.db, self.fleet)
+            runs.abandon(self.db, fleet)
             stages = rollout.stages
             release = f"release {stages.release} {stages.state}" if stages else "no release yet"
-            print_status(
-                f"fleet {self.fleet!r}: online, {release}; 'edge-fl server run' takes over for a run"
-            )
+            print_status(f"fleet {fleet!r}: online, {release}; 'edge-fl server run' takes over for a run")
             while not stopping.wait(POLL_S):
                 server.connection.check()

@@ -1,13 +1,11 @@
-"""What a run needs before it starts: the request, and the dataset, method and torch device that follow from its recipe.
+"""The second form of a recipe: the dataset, method and torch device that follow from it (docs/architecture.md).
 
 Modules that only runs with devices need are imported where they are used, so that a simulation starts sooner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
@@ -17,42 +15,13 @@ from edge_fl.errors import ConfigError
 from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.runs.tracking import Opener
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
 from edge_fl_server.training.engine_timing import Calibration
 from edge_fl_server.training.engines import choice
+from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What to run and where to write it: results below `runs`, release keys below `home`.
-
-    Without `connect` there is no broker: the run is a simulation in this process. `resume` is the folder of an interrupted run, whose
-    recipe is then `recipe`. `database` is the registry's path or URL; the default is a file in the folder `server` next to `home`. With
-    `workers` separate processes validate the updates. `track` are additional trackers by name. `adopt`: also a fleet of another registry.
-    """
-
-    recipe: Recipe
-    connect: ServerConnect | None = None
-    runs: Path = Path("runs")
-    home: Path = Path("runs/releases")
-    takeover: bool = False
-    resume: Path | None = None
-    database: str = ""
-    workers: bool = False
-    track: Mapping[str, Opener] = field(default_factory=dict)
-    adopt: bool = False
-
-    @property
-    def registry(self) -> str:
-        """The registry's path or URL."""
-        from edge_fl_server.registry import database
-
-        return database.location(self.database, self.home)
 
 
 @dataclass(frozen=True)
@@ -68,6 +37,11 @@ class RunSetup:
     method: Method
     device: str
     chosen: Calibration | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The arguments of the round loop."""
+        return Plan.of(self.recipe, self.method)
 
     @property
     def data_hash(self) -> str:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edge_fl.errors import ConfigError, StatisticsError
+from edge_fl.console.progress import Progress
+from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
 from edge_fl.heads.plan import Way
 from edge_fl.heads.statistics import bounds, class_statistics, comparison
@@ -41,7 +42,8 @@ from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from edge_fl_server.runs.results import SumRecord
+from edge_fl_server.runs.results import Results, SumRecord
+from edge_fl_server.runs.totals import RunTotals
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +71,32 @@ class _Collected(NamedTuple):
 class StatisticsCollector:
     """Collects the class statistics of a server's devices as `[statistics]` of the recipe says."""
 
-    def __init__(self, recipe: Recipe, server: Server) -> None:
+    def __init__(
+        self, recipe: Recipe, server: Server, results: Results, totals: RunTotals, progress: Progress
+    ) -> None:
         identity = recipe.broker.identity
-        self._server = server
+        self._server, self._results, self._totals, self._progress = server, results, totals, progress
         self._masked = recipe.statistics.sums == "masked"
         self._options = _options(recipe.statistics)
         self._sums = SecureSums(server, (Path(identity) / CA_FILE).read_bytes() if identity else None)
 
-    def release(self, rollout: RolloutCoordinator) -> SumRecord:
+    def collect(self, rollout: RolloutCoordinator) -> None:
+        """Release the extractor again with a prior from the devices' class statistics, record their sum, and print what was found."""
+        try:
+            found = self._release(rollout)
+        except (SecureSumError, StatisticsError) as error:
+            self._progress.print(f"class statistics: {error}")
+            return
+        self._results.write_sum(found)
+        self._totals.add_sum(found)
+        current = rollout.current
+        self._progress.print(
+            f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
+            + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
+            + (f"; release {current.release} has their prior" if current else "")
+        )
+
+    def _release(self, rollout: RolloutCoordinator) -> SumRecord:
         """Collect a sum on the current release, add that of earlier runs, and release the extractor again with their prior.
 
         Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.

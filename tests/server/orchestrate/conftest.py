@@ -7,8 +7,9 @@ import pytest
 
 from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import DataConfig
-from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
+from tests.server.orchestrate.toy_runs import ToyRun
 
 
 @pytest.fixture
@@ -27,4 +28,4 @@ def run_request(stage, tmp_path):
         cohort=CohortConfig(min_devices=2, wait_s=60.0, deadline_s=60.0),
         release=ReleaseConfig(wait_s=60.0),
     )
-    return RunRequest(recipe, stage.connect, tmp_path / "runs", tmp_path / "home")
+    return ToyRun(recipe, FleetAccess(stage.connect, "main", tmp_path / "home"), tmp_path / "runs")

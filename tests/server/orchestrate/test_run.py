@@ -23,6 +23,7 @@ from edge_fl.wire.messages import Assignment, ServerState, decode
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import deployment
+from edge_fl_server.orchestrate.releases import is_due
 from edge_fl_server.recipes.recipe import ReleaseConfig
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
@@ -257,8 +258,9 @@ def test_wrong_input_is_refused_before_anything_connects(run_request):
     def never(*arguments, **keywords):
         raise AssertionError("connected")
 
+    wrong = with_recipe(run_request, data=DataConfig("nosuch", "nowhere"))
     with pytest.raises(InputError, match="nosuch"):
-        finished(changed(with_recipe(run_request, data=DataConfig("nosuch", "nowhere")), connect=never))
+        finished(changed(wrong, access=changed(wrong.access, connect=never)))
     assert not run_request.runs.exists()
 
 
@@ -268,13 +270,15 @@ def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
         connected(stage.connect, journal),
         pytest.raises(ConnectError, match="--takeover"),
     ):
-        finished(changed(run_request, adopt=True))  # it has a registry of its own
+        finished(
+            changed(run_request, access=changed(run_request.access, adopt=True))
+        )  # it has a registry of its own
     assert not run_request.runs.exists()
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (4, [1, 5])])
 def test_releases_come_after_the_first_round_and_every_so_often(every, due):
-    assert [round for round in range(1, 6) if deployment.is_due(round, every)] == due
+    assert [round for round in range(1, 6) if is_due(round, every)] == due
 
 
 def test_a_run_without_any_accuracy_of_a_full_device_gives_the_devices_reason(stage, run_request):

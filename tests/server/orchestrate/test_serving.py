@@ -17,6 +17,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import serving as module
+from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.orchestrate.serving import FleetServer
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, reports, rollouts, runs
@@ -43,7 +44,7 @@ def server(broker, db: Database, tmp_path: Path) -> FleetServer:
     connect = partial(InMemoryTransport, broker)
     # A run's server publishes a beat per second.
     limits = LeaseLimits(settle_s=0.05, lease_s=4.0)
-    return FleetServer(connect, "main", tmp_path / "home", db, limits=limits, return_s=FAR_S)
+    return FleetServer(FleetAccess(connect, "main", tmp_path / "home"), db, limits, FAR_S)
 
 
 @pytest.fixture
@@ -70,9 +71,9 @@ def serving(server: FleetServer) -> Iterator[None]:
 @contextmanager
 def run(server: FleetServer) -> Iterator[RolloutCoordinator]:
     """What the server of a run does: it takes the fleet over and releases."""
-    with Journal(server.db) as journal, connected(server.connect, journal) as online:
+    with Journal(server.db) as journal, connected(server.access.connect, journal) as online:
         runs.begin(server.db, ONE_RUN)
-        with closing(RolloutCoordinator(online, Repository(server.home / "main"))) as rollout:
+        with closing(RolloutCoordinator(online, Repository(server.access.home / "main"))) as rollout:
             yield rollout
         runs.end(server.db, ONE_RUN.run, "completed")
 
@@ -124,10 +125,10 @@ def test_a_run_counts_reports_on_its_own_releases_only(server, stage, tmp_path, 
         release(rollout, 1)
         run_id = rollout.current.run_id if own else "other"
     counted = []
-    with Journal(server.db) as journal, connected(server.connect, journal) as online:
+    with Journal(server.db) as journal, connected(server.access.connect, journal) as online:
         options = RolloutOptions(resume=True, run_id=run_id)
         note = lambda device, report: counted.append(device)  # noqa: E731
-        with closing(RolloutCoordinator(online, Repository(server.home / "main"), options, note)):
+        with closing(RolloutCoordinator(online, Repository(server.access.home / "main"), options, note)):
             head = stage.head("h1", tmp_path)
             assert stage.eventually(lambda: [ack.status for ack in head.acks] == ["accepted"])
     assert counted == (["h1"] if own else [])
@@ -144,7 +145,7 @@ def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(ben
 
 
 def test_it_waits_for_a_server_that_is_online(server, bench, db, said) -> None:
-    server = replace(server, adopt=True)  # the bench has a registry of its own
+    server = replace(server, access=replace(server.access, adopt=True))  # the bench has a registry of its own
     with serving(server):
         assert bench.eventually(lambda: bool(said))
         assert said[0] == f"fleet 'main': server {bench.connection.boot} is online; waiting"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -12,13 +14,32 @@ from edge_fl.config import (
     OptimiserConfig,
 )
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.setup import RunRequest
+from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.tracking import Opener
 
 
-def finished(request: RunRequest) -> Path:
+@dataclass(frozen=True)
+class ToyRun:
+    """The arguments of a run."""
+
+    recipe: Recipe
+    access: FleetAccess
+    runs: Path
+    resume: Path | None = None
+    track: Mapping[str, Opener] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> str:
+        return self.access.registry
+
+
+def finished(run: ToyRun) -> Path:
     """Run to the end; the results folder."""
-    return orchestrator.run(request)[0].path
+    return orchestrator.run(run.recipe, run.runs, access=run.access, resume=run.resume, track=run.track)[
+        0
+    ].path
 
 
 def refusing(*modes):
