@@ -64,7 +64,7 @@ def source_tree() -> list[Path]:
     block = ARCHITECTURE.partition("## The source tree\n\n```\n")[2].partition("```")[0]
     found, folders = [], []
     for line in block.splitlines():
-        if entry := re.match(r"( {0,4})([\w/]+)/", line):
+        if entry := re.match(r"( {0,6})([\w/]+)/", line):
             folders = [*folders[: len(entry[1]) // 2], entry[2]]
             found.append(Path(*folders))
         elif re.match(r"  \w+\.py", line):
@@ -77,6 +77,16 @@ def test_source_tree_names_existing_files() -> None:
     entries = source_tree()
     assert Path("edge_fl/wire/mqtt/loop.py") in entries
     assert not [str(entry) for entry in entries if not (ROOT / entry).exists()]
+
+
+def test_source_tree_names_every_package_of_the_product() -> None:
+    packages = Path("edge_fl"), Path("broker"), Path("devices"), Path("server")
+    folders = {
+        file.parent.relative_to(ROOT) for top in packages for file in (ROOT / top).rglob("__init__.py")
+    }
+    folders.discard(Path("server/edge_fl_server/registry/migrations/versions"))  # named behind its folder
+    assert len(folders) > 60
+    assert folders <= set(source_tree()), sorted(map(str, folders - set(source_tree())))
 
 
 def test_readmes_source_tree_has_the_folders_of_the_repository() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.errors import ArtefactError, InputError
-from edge_fl.heads import KINDS, Head, HeadPlan
+from edge_fl.heads import HEADS, KINDS, Head, HeadPlan
 from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import Features, TrainingSet
 from edge_fl.release.manifest import scale
@@ -39,7 +39,7 @@ EXTRAS = {
         "1.bias": RNG.normal(size=2 * D),
     },
 }
-OWN = ("logistic", "svm", "nearest", "mlp", "cosine", "constant")
+OWN = tuple(HEADS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,6 +19,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models import backbone_input
 from edge_fl.release.manifest import scale
+from edge_fl.release.onnx_form import OPSET
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
@@ -75,7 +76,7 @@ def has_dot_product() -> bool:
 def test_a_family_exports_with_parity_and_passes_the_int8_gate(case: str, capsys: Any) -> None:
     name, size = (case, FAMILIES[case]) if case in FAMILIES else ("efficientnet-lite0", 96)
     spec, fp32 = exported(name, size)
-    assert fp32.opset == 18 and fp32.difference <= 1e-4
+    assert fp32.opset == OPSET and fp32.difference <= 1e-4
     images = quantise.synthetic(spec.input, 24, seed=1)
     int8 = quantise.quantise(fp32.onnx, images[:16])
     found = [Session(payload).features(images[16:]) for payload in (fp32.onnx, int8)]

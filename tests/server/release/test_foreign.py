@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge_fl.errors import InputError
+from edge_fl.release.onnx_form import IR_VERSION, OPSET
 from edge_fl_server.release import foreign_child
 from edge_fl_server.release.foreign import ForeignInput, Reference, convert
 from edge_fl_server.release.foreign_child import ForeignLimits
@@ -107,7 +108,7 @@ FIXED = graph(input_shape=(1, 1, 4, 4), output_shape=(1, DIM))
         pytest.param(graph(), (17, 8), id="as ours"),
         pytest.param(FIXED, (17, 8), id="batch of one"),
         pytest.param(graph(opset=13, ir=7), (13, 7), id="older"),
-        pytest.param(graph(opset=21, ir=10), (18, 9), id="newer"),
+        pytest.param(graph(opset=21, ir=10), (OPSET, IR_VERSION), id="newer"),
         pytest.param(reshaped(-1, DIM, 1, 1), (17, 8), id="pooled"),
         pytest.param(edited(graph(), without_shape("output")), (17, 8), id="shape inferred"),
         pytest.param(graph(input_shape=("n", 1, 4, 4), output_shape=("n", "d")), (17, 8), id="free d"),
