@@ -182,7 +182,7 @@ def similar(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def shortened(names: Sequence[str]) -> str:
-    """The names, comma-separated; the number of those above MAX_KNOWN."""
-    more = f" and {len(names) - MAX_KNOWN} more" if len(names) > MAX_KNOWN else ""
-    return f"{', '.join(names[:MAX_KNOWN])}{more}"
+def shortened(names: Sequence[str], most: int = MAX_KNOWN, separator: str = ", ") -> str:
+    """The first `most` of the names in one line, and the number of the others."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return f"{separator.join(names[:most])}{more}"

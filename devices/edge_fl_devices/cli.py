@@ -16,7 +16,7 @@ from edge_fl.cli import App, FormatOption, IdentityOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns, cell_text
-from edge_fl.errors import InputError, RunError
+from edge_fl.errors import InputError, RunError, shortened
 from edge_fl.files.paths import text
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
@@ -195,9 +195,8 @@ def predict(
     show_predictions(found, format)
     if skipped:
         sys.stdout.flush()
-        more = f" and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
         raise RunError(
-            f"{len(skipped)} skipped: {', '.join(skipped[:MAX_NAMED])}{more}",
+            f"{len(skipped)} skipped: {shortened(skipped, MAX_NAMED)}",
             consequence="all other pictures were predicted",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import isfinite
 
-from edge_fl.errors import InputError
+from edge_fl.errors import InputError, shortened
 
 NOTHING = "-"
 SHOWN = 3  # names
@@ -20,8 +20,7 @@ def counted(count: int, noun: str) -> str:
 def few(devices: Collection[str]) -> str:
     """The number of devices and the first names: 50 devices (pi-01, pi-02, pi-03 and 47 more)."""
     names = sorted(devices)
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{counted(len(names), 'device')} ({', '.join(names[:SHOWN])}{more})"
+    return f"{counted(len(names), 'device')} ({shortened(names, SHOWN)})"
 
 
 def percent(share: float | None) -> str:

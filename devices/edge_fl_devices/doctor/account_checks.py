@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from edge_fl.errors import shortened
 from edge_fl.files import paths
 from edge_fl_devices.board import installation
 from edge_fl_devices.config import DeviceConfig
@@ -48,7 +49,7 @@ def accounts(config: DeviceConfig) -> Iterator[CheckResult]:
         yield CheckResult(
             "own folder",
             "failed",
-            f"not {account.name}'s: {_shortened(foreign)}",
+            f"not {account.name}'s: {shortened(foreign, MAX_NAMED, '; ')}",
             f"sudo chown -R {account.name}: {paths.text(folder)}",
         )
     elif folder.is_dir():
@@ -70,7 +71,9 @@ def _pictures(data: Path, account: _Account) -> CheckResult:
         remedy = "sudo edge-fl device share"
     if blocked := _blocked(data, account):
         remedy = f"{account.name} may not enter {paths.text(blocked)}: move the pictures, for example to /srv/images"
-    return CheckResult("pictures", "failed", f"as {account.name}: {_shortened(found)}", remedy)
+    return CheckResult(
+        "pictures", "failed", f"as {account.name}: {shortened(found, MAX_NAMED, '; ')}", remedy
+    )
 
 
 def _probe(data: Path, account: _Account) -> list[str]:
@@ -133,8 +136,3 @@ def _name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-def _shortened(lines: list[str]) -> str:
-    more = f" and {len(lines) - MAX_NAMED} more" if len(lines) > MAX_NAMED else ""
-    return f"{'; '.join(lines[:MAX_NAMED])}{more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, shortened
 
 MAX_UNITS = 255  # UTF-16 code units of one name
 MOST_NAMED = 5
@@ -19,9 +19,8 @@ DEVICES = re.compile(
 def require_names(paths: Iterable[str], where: str, *, fat: bool) -> None:
     """Raise ConfigError that names the first few paths that cannot be written, to a FAT partition if `fat`."""
     if problems := list(_problems(paths, fat)):
-        more = f" and {len(problems) - MOST_NAMED} more" if len(problems) > MOST_NAMED else ""
         raise ConfigError(
-            f"{where}: names that cannot be written: {', '.join(problems[:MOST_NAMED])}{more}; expected other names",
+            f"{where}: names that cannot be written: {shortened(problems, MOST_NAMED)}; expected other names",
             consequence="nothing was written",
         )
 

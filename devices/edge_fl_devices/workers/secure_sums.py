@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from edge_fl.errors import EdgeFLError, SecureSumError
 from edge_fl.failures import Failure
@@ -33,6 +32,7 @@ from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.storage import sums
 from edge_fl_devices.storage.sums import SumRecord
+from edge_fl_devices.workers.worker import Worker
 
 if TYPE_CHECKING:  # loaded with the first sum: it takes 1.4 MB
     from edge_fl.secure.device import SumDevice
@@ -40,22 +40,6 @@ if TYPE_CHECKING:  # loaded with the first sum: it takes 1.4 MB
 log = logging.getLogger(__name__)
 
 EXPIRY_S = 600
-
-
-class Offers(Protocol):
-    """What supplies the vectors: the worker."""
-
-    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
-        """Return the vector for the sum `id`, or None to take no part; no other sum has it then."""
-
-    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
-        """Record that nothing of the vector given for this sum may be offered again. Raises if it is not recorded.
-
-        `leaves`: it is about to leave the device; otherwise it may have left in an earlier life of this folder.
-        """
-
-    def settle(self, id: str, devices: Collection[str]) -> None:
-        """Note which devices are in the sum; none if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +72,8 @@ class _Open:
 class SumParticipant:
     """A device's part in secure sums. `answer` runs in worker threads, one call at a time.
 
-    identity: the folder with the device's certificate. folder: of its record. least: protection below which it takes no part.
-    may_offer: whether it takes part in new sums, as long as no daily budget is used up.
+    worker: supplies the vectors. identity: the folder with the device's certificate. folder: of its record. least: protection below
+    which it takes no part. may_offer: whether it takes part in new sums, as long as no daily budget is used up.
     """
 
     def __init__(
@@ -97,13 +81,13 @@ class SumParticipant:
         device: str,
         fleet: str,
         identity: Path | None,
-        offers: Offers,
+        worker: Worker,
         folder: Path,
         least: SumFloors = floors.DEFAULT,
         may_offer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._device, self._fleet, self._identity = device, fleet, identity
-        self._offers, self._folder, self._least, self._may_offer = offers, folder, least, may_offer
+        self._worker, self._folder, self._least, self._may_offer = worker, folder, least, may_offer
         self._open: _Open | None = None
         self._lock = threading.Lock()
 
@@ -129,7 +113,7 @@ class SumParticipant:
         if why := rejected or self._unsigned(number) or self._replayed(step, number):
             return self._ignored(step, why)
         if step.stage == "result":
-            self._offers.settle(step.id, step.devices)
+            self._worker.settle(step.id, step.devices)
             return SumAnswered()
         if self._open is None or self._open.id != step.id:
             if step.stage != "open" or step.request is None:
@@ -173,11 +157,11 @@ class SumParticipant:
         self._open = None  # before the vector is given to another sum
         self._least.require(request)
         member = Member.of(self._identity) if self._identity else None
-        vector = self._offers.offer(step.id, request) if self._may_offer() else None
+        vector = self._worker.offer(step.id, request) if self._may_offer() else None
         if vector is None:
             return None
         if number and step.last > self._record.number:
-            self._offers.commit(step.id, request, leaves=False)
+            self._worker.commit(step.id, request, leaves=False)
             sums.write(self._folder, SumRecord(step.id, step.last))
             raise SecureSumError(
                 f"the server has a vector of this device that its folder {text(self._folder)} does not know: it was restored from a"
@@ -190,7 +174,7 @@ class SumParticipant:
     def _commit(self, current: _Open) -> None:
         """Record that the vector leaves; if that fails, it does not."""
         try:
-            self._offers.commit(current.id, current.request, leaves=True)
+            self._worker.commit(current.id, current.request, leaves=True)
             sums.write(self._folder, SumRecord(current.id, max(current.opened, self._record.number)))
         except BaseException:
             self._open = None

@@ -67,11 +67,14 @@ class Worker(ABC):
         raise NotImplementedError(f"{type(self).__name__} keeps no releases")
 
     def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
-        """Return the vector for the secure sum `id`, or None to take no part. These three run in any thread (`secure_sums.Offers`)."""
+        """Return the vector for the secure sum `id`, or None to take no part: then no other sum has it. In any thread, as the next two."""
         return None
 
     def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
-        """Record that nothing of the vector offered for this sum may be offered again, before it leaves. Raises if it is not recorded."""
+        """Record that nothing of the vector offered for this sum may be offered again. Raises if it is not recorded.
+
+        `leaves`: it is about to leave the device; otherwise it may have left in an earlier life of this folder.
+        """
         raise NotImplementedError(f"{type(self).__name__} offers nothing")
 
     def settle(self, id: str, devices: Collection[str]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_fl import errors
 from edge_fl.data import groups
 from edge_fl.errors import DataError
 from edge_fl.heads.calibration import Calibration
@@ -262,6 +263,5 @@ def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: 
     if single:
         remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
     if unreadable:
-        more = f" and {len(unreadable) - MOST_NAMED} more" if len(unreadable) > MOST_NAMED else ""
-        remarks.append(f"cannot be read: {', '.join(unreadable[:MOST_NAMED])}{more}")
+        remarks.append(f"cannot be read: {errors.shortened(unreadable, MOST_NAMED)}")
     return "; ".join(filter(None, remarks))

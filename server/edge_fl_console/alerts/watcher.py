@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edge_fl import threads
 from edge_fl.console.output import print_status
-from edge_fl.errors import EdgeFLError
+from edge_fl.errors import EdgeFLError, shortened
 from edge_fl_console.alerts import settings as alert_settings
 from edge_fl_console.alerts import stored as alerts
 from edge_fl_console.alerts.channels import Channel
@@ -142,9 +142,8 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
         if len(found) == 1:
             lines.append(f"{head}{found[0].subject}: {found[0].text}")
         else:
-            names = ", ".join(alert.subject for alert in found[:MAX_NAMES])
-            more = f" and {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
-            lines.append(f"{head}{len(found)}: {names}{more} ({found[0].subject}: {found[0].text})")
+            names = shortened([alert.subject for alert in found], MAX_NAMES)
+            lines.append(f"{head}{len(found)}: {names} ({found[0].subject}: {found[0].text})")
     return f"Fleet {fleet}: {', '.join(parts)}", "\n".join(lines)
 
 

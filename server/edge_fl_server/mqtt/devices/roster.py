@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as replace_fields
 
-from edge_fl.errors import DeadlineError
+from edge_fl.errors import DeadlineError, shortened
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import Received, ServerConnection
@@ -164,7 +164,7 @@ class Roster:
             self._devices.items(), key=lambda item: (not (item[1].ready and blocked(item[0])), item[0])
         )
         known = [f"{id} ({', '.join(filter(None, (_description(it), blocked(id))))})" for id, it in devices]
-        return ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "") or "none"
+        return shortened(known, 8) or "none"
 
     def _on_message(self, received: Received) -> None:
         id, message = received.address.device, received.message
