@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def read(source: str, spec: DataSpec) -> SourceData:
     return SOURCES[kind](location, spec)
 
 
-@dataclass
+@dataclass(frozen=True)
 class LabelledFolder:
     """Labelled picture files of a folder, and what was skipped; `hints` name folders that are probably a misspelt class."""
 
@@ -122,7 +122,7 @@ def count(location: str, spec: DataSpec, progress: Progress = ignore) -> DataRep
 
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found.depth = depth_of([path for path, _ in found.files], spec, marker)
+        found = replace(found, depth=depth_of([path for path, _ in found.files], spec, marker))
         usable = list(_usable(found, spec, marker, check, progress=progress))
     require_two(len(usable))
     labels, facts = np.array([each.label for each in usable], np.int64), [each.facts for each in usable]
@@ -141,7 +141,7 @@ def folder(location: str, spec: DataSpec) -> SourceData:
     """
     found = scan(location, spec)
     with _marked(found, spec) as marker:
-        found.depth = depth_of([path for path, _ in found.files], spec, marker)
+        found = replace(found, depth=depth_of([path for path, _ in found.files], spec, marker))
     return SourceData(
         found.classes,
         lambda wants: ahead(_batches(_decoded(found, spec, wants))),

@@ -56,7 +56,17 @@ class Sink(Protocol):
     def add(self, index: int, payload: bytes) -> bool: ...
 
 
-class Download:
+class _Fetch:
+    """`wake_s`: when the next tick is due, on the clock of `now_s`."""
+
+    wake_s = math.inf
+
+    def pause(self) -> None:
+        """Wait for the next connection: time without one does not count."""
+        self.wake_s = math.inf
+
+
+class Download(_Fetch):
     """Download of one blob. Every call yields effects to carry out; `outcome` is set at the end.
 
     The next group is subscribed when half of the current one has arrived, which hides the round trip to a distant broker.
@@ -67,7 +77,6 @@ class Download:
     ) -> None:
         self.blob = blob
         self.outcome: Fetched | Failed | None = None
-        self.wake_s = math.inf
         self.begun = False
         self._sink, self._device, self._topics, self._limits = sink, device, topics, limits
         self._missing: dict[int, set[int]] = {}  # chunk indices by group, ascending
@@ -179,7 +188,7 @@ def _unsubscribe(patterns: Iterable[str]) -> Iterator[Effect]:
     return map(Unsubscribe, patterns)
 
 
-class MetadataFetch:
+class MetadataFetch(_Fetch):
     """Fetch of the signed metadata for a release (0: for the keys that they name). `outcome`: the files by name, or Failed if there is no
     timestamp.
     """
@@ -187,7 +196,6 @@ class MetadataFetch:
     def __init__(self, release: int, device: str, topics: Topics, limits: FetchLimits = LIMITS) -> None:
         self.release = release
         self.outcome: dict[str, bytes] | Failed | None = None
-        self.wake_s = math.inf
         self.begun = True
         self._files: dict[str, bytes] = {}
         self._pattern, self._limits = topics.tuf("+"), limits

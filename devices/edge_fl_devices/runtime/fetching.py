@@ -81,9 +81,9 @@ class Fetching:
             self._carry_out(each.begin(now_s) if each.begun else ())
 
     def pause(self) -> None:
-        """Wait for the next connection: time without one does not count."""
+        """Wait for the next connection."""
         for each in self._all:
-            each.wake_s = math.inf
+            each.pause()
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""

@@ -34,12 +34,15 @@ from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker, Worker
 
+Clock = Callable[[], datetime]
+"""Returns the wall clock of a device."""
+
 
 class DeviceFactory:
     """Makes a device by its name; call it again to restart the device on its folder.
 
     The devices share what is the same for all of them: the machine's measured capability, the child processes that fit heads, and the
-    verdict on an extractor. `clock` returns the wall clock of a device. Raises ConfigError for an invalid fleet name.
+    verdict on an extractor. Raises ConfigError for an invalid fleet name.
     """
 
     def __init__(self, config: FleetConfig, fitter: ChildFitter, full_worker: MakeWorker | None) -> None:
@@ -55,7 +58,6 @@ class DeviceFactory:
                 f"{config.data.split}: {clients} clients for {config.data.clients} devices; expected --devices {clients}"
             )
         self.names = config.ids or names(len(self._split.clients))
-        self.clock: Callable[[str], Callable[[], datetime]] = lambda name: wall_clock
         self._numbers = {name: number for number, name in enumerate(self.names)}
         self._full = full_devices(len(self.names), config.full, config.seed)
         heads = (number for number in range(len(self.names)) if number not in self._full)
@@ -63,18 +65,18 @@ class DeviceFactory:
         self._check = _CheckOnce(canary.require)
         self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
 
-    def __call__(self, name: str) -> Device:
+    def __call__(self, name: str, clock: Clock = wall_clock) -> Device:
         number, config = self._numbers[name], self._config
         return device.start(
             name,
             self._topics,
             self._capability(number),
-            self._worker(name, number),
+            self._worker(name, number, clock),
             limits=config.limits,
             identity=config.identities / name if config.identities else None,
         )
 
-    def _worker(self, name: str, number: int) -> Worker:
+    def _worker(self, name: str, number: int, clock: Clock) -> Worker:
         store, limits = Store(self._config.folder / name), self._config.limits
 
         def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
@@ -90,7 +92,7 @@ class DeviceFactory:
             loader=LocalFeatureLoader(data, store.folder),
             fitter=self._fitter,
             runtime=runtime,
-            trust=Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=self.clock(name)),
+            trust=Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock),
             # without certificates a signature by a root of first use proves nothing
             verifies=bool(root or self._config.identities),
             check=self._check,

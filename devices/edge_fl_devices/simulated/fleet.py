@@ -57,13 +57,17 @@ def run_fleet(
     if config.full and full_worker is None:
         raise ConfigError(f"{config.full} full devices, but no worker that trains; expected full_worker")
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
-    make = DeviceFactory(config, fitter, full_worker)
-    descriptors.require(len(make.names), f"a fleet of {len(make.names)} devices")
-    every_s = max(every_s, len(make.names) * CHECK_S)
-    injector = faults(make.names, connect) if faults else None
+    factory = DeviceFactory(config, fitter, full_worker)
+    names = factory.names
+    descriptors.require(len(names), f"a fleet of {len(names)} devices")
+    every_s = max(every_s, len(names) * CHECK_S)
+    injector = faults(names, connect) if faults else None
     if injector:
-        connect, make.clock, every_s = injector.connect, injector.clock, min(every_s, INJECT_S)
+        connect, every_s = injector.connect, min(every_s, INJECT_S)
     end = _EndCondition(runner, config)
+
+    def make(name: str) -> Device:
+        return factory(name, injector.clock(name)) if injector else factory(name)
 
     def done() -> bool:
         if injector:
@@ -73,7 +77,7 @@ def run_fleet(
 
     on_start(runner)
     try:
-        for number, name in enumerate(make.names):
+        for number, name in enumerate(names):
             runner.add(make(name), connect)
             if number == 0:
                 runner.devices[0].connection.wait(config.wait_s)

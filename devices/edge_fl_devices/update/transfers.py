@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import time
 from collections.abc import Callable, Iterable
@@ -89,7 +88,7 @@ class Transfers:
             case Connected():
                 return transfer.begin(now_s)
             case Disconnected():
-                transfer.wake_s = math.inf  # time without a connection does not count
+                transfer.pause()
             case Packet():
                 return self._received(transfer, event, now_s)
         return ()

@@ -11,6 +11,7 @@ vector, and why the device declined a later one, is in `edge_fl_devices.storage.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ class SumAnswered:
         yield from chunk_packets(chunk_topics, self.payload, expiry_s=EXPIRY_S)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Open:
     """The sum that a device is in; `number`: of the last signed step."""
 
@@ -121,8 +122,7 @@ class SumParticipant:
             if (found := self._begun(step, step.request, number)) is None:
                 return SumAnswered(SumReply(step.id, "declined", reason=Failure.NOTHING))
             self._open = found
-        current = self._open
-        current.number = number
+        self._open = current = dataclasses.replace(self._open, number=number)
         if (answer := current.device.answer(step)) is None:
             return SumAnswered()
         if answer.reply.stage == "vector":
