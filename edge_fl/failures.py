@@ -52,7 +52,9 @@ class Failure(StrEnum):
     MISSING = (
         "missing",
         Stated(
-            "download", "the release or its signed metadata are not on the broker, or not signed any longer"
+            "download",
+            "the release or its signed metadata are not on the broker, or not signed any longer",
+            "start the server, which publishes them again",
         ),
     )
     INCOMPLETE = (
@@ -83,12 +85,16 @@ class Failure(StrEnum):
         Stated(
             "signed metadata",
             "metadata or a message are too old",
-            "the server has stopped signing, or newer ones are being withheld",
+            "start the server, which signs new ones; if it runs, distrust the broker: newer ones are being withheld",
         ),
     )
     WRONG_KEY = (
         "wrong_key",
-        Stated("signed metadata", "metadata or a message are signed by none of the fleet's keys"),
+        Stated(
+            "signed metadata",
+            "metadata or a message are signed by none of the fleet's keys",
+            "distrust the broker, or give the device its fleet's root with --root",
+        ),
     )
     MIX_AND_MATCH = (
         "mix_and_match",

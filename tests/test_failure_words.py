@@ -131,12 +131,12 @@ def tables() -> str:
     for subject in subjects:
         retries = subject in RETRYING
         lines += [f"## Of a device: {subject}", ""]
-        lines += ["| word | meaning and remedy |" + (" tried again |" if retries else "")]
-        lines += ["| --- | --- |" + (" --- |" if retries else "")]
+        lines += ["| word | meaning | remedy |" + (" tried again |" if retries else "")]
+        lines += ["| --- | --- | --- |" + (" --- |" if retries else "")]
         for word in Failure:
-            if word.stated and word.stated.subject == subject:
+            if (stated := word.stated) and stated.subject == subject:
                 again = (" no |" if word.final else " yes |") if retries else ""
-                lines.append(f"| `{word}` | {_prose(word.explanation)} |{again}")
+                lines.append(f"| `{word}` | {_prose(stated.meaning)} | {_prose(stated.remedy)} |{again}")
         lines.append("")
     lines += ["## Of a server: rejections", ""]
     lines += ["| word | meaning | counts towards quarantine |", "| --- | --- | --- |"]
