@@ -7,6 +7,7 @@ import traceback
 from importlib import metadata
 
 LARGEST_FIRST = ("mcp", "scale", "server", "full", "flash")
+SERVER_SIDE = {"edge_fl_server", "edge_fl_lab", "edge_fl_console"}
 
 
 def hint(error: BaseException) -> str:
@@ -22,7 +23,7 @@ def hint(error: BaseException) -> str:
         str(frame.f_globals.get("__name__")).partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
     }
-    if "edge_fl_server" in callers and extra == "full":
+    if extra == "full" and callers & SERVER_SIDE:
         extra = "server"
     return f"needs pip install 'edge-fl[{extra}]' ({module} is not installed)"
 

@@ -24,18 +24,7 @@ DOWNLOADABLE = ("cifar10", "cifar100", "emnist", "fashion-mnist", "mnist")
 """Datasets that `edge-fl data download NAME` can fetch with torchvision."""
 
 _DIGITS = tuple(string.digits)
-_FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_FASHION = tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(","))
 _CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 _PACS = tuple("dog elephant giraffe guitar horse house person".split())
 _OFFICE_CALTECH = tuple(
@@ -140,7 +129,9 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
         return Dataset(
             name, _merged([arrays.samples(content["x"], content["y"], names, text(path))], path), names
         )
-    raise _wrong_keys(content, path)
+    raise DataError(
+        f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
+    )
 
 
 def from_domains(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Dataset:
@@ -208,12 +199,6 @@ def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
         if key in content
     ]
     return tuple(map(str, range(1 + max((int(y.max()) for y in ids if len(y)), default=0))))
-
-
-def _wrong_keys(content: dict[str, Array], path: Path) -> DataError:
-    return DataError(
-        f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
-    )
 
 
 def _hint(name: str) -> str:

@@ -22,19 +22,11 @@ Used = tuple[int, bool]
 """Bits that one picture uses, 0 if it has no more than 8, and whether it has colours."""
 
 
-def _nothing(path: Path) -> Used | None:
-    return None
-
-
-def _unmarked(path: Path) -> AbstractContextManager[None]:
-    return nullcontext()
-
-
 def inspect(
     files: Sequence[Path],
     limits: PictureLimits = LIMITS,
-    known: Callable[[Path], Used | None] = _nothing,
-    marked: Callable[[Path], AbstractContextManager[None]] = _unmarked,
+    known: Callable[[Path], Used | None] = lambda path: None,
+    marked: Callable[[Path], AbstractContextManager[None]] = lambda path: nullcontext(),
 ) -> Depth:
     """Return the smallest of RANGES that holds a sample of the 16-bit pictures among `files`, always the same of the same files.
 

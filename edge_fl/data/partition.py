@@ -132,20 +132,26 @@ class Split:
             )
 
 
-PARTITIONS: dict[str, Callable[[Dataset, Indices, DataConfig, int], list[Indices]]] = {
-    "dirichlet": lambda data, kept, config, seed: rules.dirichlet(
-        data.samples.y[kept], config.clients, config.beta, seed
+PARTITIONS: dict[str, Callable[[Labels, DataConfig, int], list[Indices]]] = {
+    "dirichlet": lambda y, config, seed: rules.dirichlet(y, config.clients, config.beta, seed),
+    "dirichlet-clients": lambda y, config, seed: rules.dirichlet_clients(
+        y, config.clients, config.beta, seed
     ),
-    "dirichlet-clients": lambda data, kept, config, seed: rules.dirichlet_clients(
-        data.samples.y[kept], config.clients, config.beta, seed
+    "pathological": lambda y, config, seed: rules.pathological(
+        y, config.clients, config.classes_per_client, seed
     ),
-    "pathological": lambda data, kept, config, seed: rules.pathological(
-        data.samples.y[kept], config.clients, config.classes_per_client, seed
-    ),
-    "domain": lambda data, kept, config, seed: rules.by_domain(_domains(data)[kept], config.clients, seed),
-    "iid": lambda data, kept, config, seed: rules.iid(data.samples.y[kept], config.clients, seed),
+    "domain": lambda domains, config, seed: rules.by_domain(domains, config.clients, seed),
+    "iid": lambda y, config, seed: rules.iid(y, config.clients, seed),
 }
-"""Rules by name: (dataset, kept indices, settings, seed) -> an array of positions in `kept` per client."""
+"""Rules by name: (labels or domains of the samples, settings, seed) -> an array of positions per client."""
+
+
+def assigned(dataset: Dataset, kept: Indices, config: DataConfig, seed: int) -> list[Indices]:
+    """Assign the samples `kept` by the rule `config.partition`: an array of positions in `kept` per client. Raises DataError."""
+    labels = dataset.domains if config.partition == "domain" else dataset.samples.y
+    if labels is None:
+        raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
+    return PARTITIONS[config.partition](labels[kept], config, seed)
 
 
 def split_clients(
@@ -193,7 +199,7 @@ def _drawn(dataset: Dataset, config: DataConfig, seed: int) -> tuple[tuple[Clien
     sample. The training samples are in random order.
     """
     kept = _kept(len(dataset.samples), config.fraction, seed)
-    owned = [kept[positions] for positions in PARTITIONS[config.partition](dataset, kept, config, seed)]
+    owned = [kept[positions] for positions in assigned(dataset, kept, config, seed)]
     width = max(3, len(str(len(owned) - 1)))
     clients = tuple(f"c{row:0{width}d}" for row in range(len(owned)))
     sets: list[Sets] = []
@@ -294,9 +300,3 @@ def _kept(samples: int, fraction: float, seed: int) -> Indices:
         : max(round(samples * fraction), 1)
     ]
     return np.sort(chosen)
-
-
-def _domains(dataset: Dataset) -> Indices:
-    if dataset.domains is None:
-        raise DataError(f"{dataset.name}: no domains, expected one of {', '.join(DOMAINS)}")
-    return dataset.domains

@@ -16,19 +16,7 @@ from edge_fl.files import paths
 from edge_fl.untrusted import NOT_JSON
 
 TAGS_FILE = "tags.json"
-TEXTS = (
-    "name",
-    "status",
-    "standing",
-    "activity",
-    "why",
-    "tier",
-    "head",
-    "arch",
-    "python",
-    "onnxruntime",
-    "agent",
-)
+TEXTS = tuple("name status standing activity why tier head arch python onnxruntime agent".split())
 NUMBERS = ("release", "samples", "memory_mb", "disk_free_mb", "drift")
 """Attributes that a device reports or the server decides; no tag may have their names."""
 RESERVED = frozenset({*TEXTS, *NUMBERS, "and", "or", "not"})

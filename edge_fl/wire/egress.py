@@ -61,42 +61,12 @@ HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their
 ANSWERS = {what: kind.__struct_fields__ for what, kind in diagnostics.ANSWERS.items()}
 """Fields of the answers to an operator's queries, by `Query.what`; none are sent where the owner has switched `remote_logs` off."""
 
-SETTINGS = (
-    *(
-        "tier",
-        "head",
-        "seed",
-        "test_fraction",
-        "validation_fraction",
-        "head_budget_s",
-        "balanced",
-        "keep",
-        "policy",
-    ),
-    *(
-        "watch_s",
-        "refit_every_s",
-        "guard",
-        "threads",
-        "uploads",
-        "epsilon",
-        "precision",
-        "latency_ms",
-        "remote_logs",
-        "remote_settings",
-    ),
-    *(
-        "bits",
-        "cross_validate_below",
-        "min_precision",
-        "false_alarm",
-        "broker.host",
-        "broker.port",
-        "broker.fleet",
-    ),
-    *("sums.minimum", "sums.threshold", "sums.clip", "sums.noise_multiplier"),
-    *("budget.megabytes", "budget.cpu_s", "budget.kilojoules", "budget.watts"),
-    *("capture.every_s", "capture.max_pictures", "capture.max_mb"),
+SETTINGS = tuple(
+    """tier head seed test_fraction validation_fraction head_budget_s balanced keep policy watch_s
+    refit_every_s guard threads uploads epsilon precision latency_ms remote_logs remote_settings bits
+    cross_validate_below min_precision false_alarm broker.host broker.port broker.fleet sums.minimum
+    sums.threshold sums.clip sums.noise_multiplier budget.megabytes budget.cpu_s budget.kilojoules
+    budget.watts capture.every_s capture.max_pictures capture.max_mb""".split()
 )
 """Settings of a device that a diagnostics bundle contains: no folders, class names, sources or addresses with passwords."""
 

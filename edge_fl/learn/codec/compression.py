@@ -36,23 +36,11 @@ class Codec:
     feedback: bool = False
 
 
-def _to_half(change: Tensor, keep: float, key: Tensor) -> Coded:
-    return {"": change.clamp(-LARGEST_FP16, LARGEST_FP16).half()}
-
-
-def _from_half(coded: Coded, shape: torch.Size) -> Tensor:
-    return coded[""].float()
-
-
 def _to_levels(change: Tensor, keep: float, key: Tensor) -> Coded:
     scale = change.abs().max() / LEVELS
     levels = change / torch.where(scale > 0, scale, 1.0)
     rounded = torch.floor(levels + uniform(key.to(change.device), *change.shape))
     return {"": rounded.clamp(-LEVELS, LEVELS).to(torch.int8), SCALE: scale}
-
-
-def _from_levels(coded: Coded, shape: torch.Size) -> Tensor:
-    return coded[""].float() * coded[SCALE]
 
 
 def _to_largest(change: Tensor, keep: float, key: Tensor) -> Coded:
@@ -69,8 +57,11 @@ def _from_largest(coded: Coded, shape: torch.Size) -> Tensor:
 
 
 CODECS: Mapping[str, Codec] = {
-    "fp16": Codec(_to_half, _from_half),
-    "int8": Codec(_to_levels, _from_levels),
+    "fp16": Codec(
+        lambda change, keep, key: {"": change.clamp(-LARGEST_FP16, LARGEST_FP16).half()},
+        lambda coded, shape: coded[""].float(),
+    ),
+    "int8": Codec(_to_levels, lambda coded, shape: coded[""].float() * coded[SCALE]),
     "topk": Codec(_to_largest, _from_largest, feedback=True),
 }
 """By their names in recipes; "none" has no codec."""

@@ -135,7 +135,7 @@ class Data:
             return None
         if drawn:
             every = np.arange(len(dataset.samples))
-            shares = partition.PARTITIONS[recipe.data.partition](dataset, every, recipe.data, recipe.seed)
+            shares = partition.assigned(dataset, every, recipe.data, recipe.seed)
             return {_numbered(number, len(shares) - 1): share for number, share in enumerate(shares)}
         trained = (
             len(dataset.samples) if self.test is None else int(np.sum(~_required(dataset.original_test)))
