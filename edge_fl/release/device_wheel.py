@@ -11,15 +11,15 @@ import hashlib
 import io
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
-from importlib.util import find_spec
+from importlib import import_module, metadata
 from pathlib import Path
 
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 
 NAME = "edge-fl"
-PACKAGES = ("edge_fl", "edge_fl_devices", "edge_fl_maker")
+PACKAGES = ("edge_fl", "edge_fl_devices")
+EXTENSION = "edge_fl_maker"  # taken along where it is installed
 WHEEL = "Wheel-Version: 1.0\nGenerator: edge-fl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip
 MODE = 0o644 << 16
@@ -46,17 +46,19 @@ def _entry_points(text: str) -> bytes:
     lines = [
         line
         for line in text.splitlines()
-        if "=" not in line or line.partition("=")[2].strip().partition(".")[0] in PACKAGES
+        if "=" not in line or line.partition("=")[2].strip().partition(".")[0] in (*PACKAGES, EXTENSION)
     ]
     return "\n".join([*lines, ""]).encode()
 
 
 def _sources() -> Iterator[tuple[str, bytes]]:
-    for package in PACKAGES:
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise ConfigError(f"the package {package} is not installed")
-        root = Path(spec.origin).parent
+    for package in (*PACKAGES, EXTENSION):
+        try:
+            root = Path(str(import_module(package).__file__)).parent
+        except ModuleNotFoundError:
+            if package == EXTENSION:
+                continue
+            raise
         for path in sorted(root.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield f"{package}/{text(path.relative_to(root).as_posix())}", path.read_bytes()
