@@ -58,7 +58,7 @@ class Server:
             roster=Roster(connection, journal),
             inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
             assignments=Assignments(connection),
-            settings=SettingsPublisher(connection, journal, director),
+            settings=SettingsPublisher(connection, journal),
             journal=journal,
         )
 

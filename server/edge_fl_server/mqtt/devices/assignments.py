@@ -36,15 +36,13 @@ class Assignments:
         with self._lock:
             self._count += 1
             version = self._connection.epoch * ASSIGNMENTS_PER_EPOCH + self._count
-            self._current[device] = self._signed(device, Assignment(version, mode, **fields))
-            self._publish(device, self._current[device])
+            self._publish(device, Assignment(version, mode, **fields))
 
     def republish(self, device: str) -> None:
         """Publish the current assignment again, with the same number: the device does nothing twice."""
         with self._lock:
             if assignment := self._current.get(device):
-                self._current[device] = self._signed(device, assignment)
-                self._publish(device, self._current[device])
+                self._publish(device, assignment)
 
     def refresh(self) -> None:
         """Sign and publish again what will expire soon, or what a replaced key signed."""
@@ -68,18 +66,16 @@ class Assignments:
         for device in list(self._current):
             self.republish(device)
 
-    def _signed(self, device: str, assignment: Assignment) -> Assignment:
-        if not self._is_stale(assignment):
-            return assignment
-        return self._connection.signed(
-            "assignment", device, assignment, lasts=assignment.mode in LASTING_MODES
-        )
-
     def _is_stale(self, assignment: Assignment) -> bool:
         director = self._connection.director
         return director is not None and director.is_stale(assignment)
 
     def _publish(self, device: str, assignment: Assignment) -> None:
+        """Publish the assignment that is current from now on, signed again where it has to be."""
+        if self._is_stale(assignment):
+            lasts = assignment.mode in LASTING_MODES
+            assignment = self._connection.signed("assignment", device, assignment, lasts=lasts)
+        self._current[device] = assignment
         self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)
 
     def _on_state(self, received: Received) -> None:

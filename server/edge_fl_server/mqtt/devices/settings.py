@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 
 from edge_fl.fleet.settings import Settings
-from edge_fl_server.mqtt.connection import ServerConnection, SignsForDevices
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
 
@@ -17,15 +17,13 @@ from edge_fl_server.registry import devices
 class SettingsPublisher:
     """Publishes the settings of one fleet; `advance` is called again and again by the thread of the journal."""
 
-    def __init__(
-        self, connection: ServerConnection, journal: Journal, director: SignsForDevices | None = None
-    ) -> None:
-        self._connection, self._journal, self._director = connection, journal, director
+    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
+        self._connection, self._journal, self._director = connection, journal, connection.director
         self._published: dict[str, Settings] = {}
         self._serial = 0
         self._connected = False
         self._lock = threading.Lock()
-        if director:
+        if self._director:
             connection.on_connected(lambda lost: self._publish_all())
             journal.on_written.append(self.advance)
 
