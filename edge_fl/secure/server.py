@@ -255,12 +255,9 @@ class SumServer:
         try:
             self._terms.require_cohort(self._keys)
         except SecureSumError as error:
-            reasons = Counter(
-                "with nothing to add" if why == Failure.NOTHING else why for why in self.dropped.values()
-            )
             found = ", ".join(
                 f"{count} {'with nothing to add' if why == Failure.NOTHING else why}"
-                for why, count in sorted(reasons.items())
+                for why, count in sorted(Counter(self.dropped.values()).items())
             )
             raise SecureSumError(error.message + (f" ({found})" if found else ""), error.why) from error
 
