@@ -104,7 +104,7 @@ def test_a_resumed_simulation_is_bit_identical_to_an_undisturbed_one(
     assert "resumed after round" in said.err and said.out == table
     assert outcome(stopped) == outcome(whole)
     automatic = recipe.engine == "auto"
-    assert (Results.open(stopped).manifest().calibration is not None) == automatic
+    assert (Results.open(stopped).manifest().engine_timing is not None) == automatic
 
 
 def test_a_run_is_resumed_with_its_own_settings_and_data_only(
@@ -143,12 +143,12 @@ def test_another_model_or_method_does_not_inherit_options(folder: Path) -> None:
 def test_the_engine_that_ran_is_in_results_and_report(folder: Path) -> None:
     run = simulate("--set", "engine=auto", "--rounds", "1")
     manifest = Results.open(run).manifest()
-    assert manifest.engine == "sequential" and manifest.calibration and manifest.calibration.cores > 0
+    assert manifest.engine == "sequential" and manifest.engine_timing and manifest.engine_timing.cores > 0
     report = (run / "report.html").read_text()
     assert "<dt>engine</dt>" in report or ">engine<" in report
     assert "too short to compare engines" in report
     named = Results.open(simulate("--engine", "vector", "--rounds", "1")).manifest()
-    assert named.engine == "vector" and named.calibration is None
+    assert named.engine == "vector" and named.engine_timing is None
 
 
 def test_a_saved_split_is_used_by_simulate_and_compare(

@@ -12,8 +12,8 @@ from functools import partial
 from edge_fl.methods import build_method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines import choice
-from edge_fl_server.training.engines.choice import Effort
 from edge_fl_server.training.engines.processes import threads
+from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
 from tools.bench import workloads
 from tools.bench.figures import Figure
@@ -83,7 +83,7 @@ def regret_of(study: Study, turns: int) -> tuple[float, str]:
     """(regret, the choice in words) of one workload."""
     store = ClientStore.of(study)
     load = os.getloadavg()[0]
-    chosen = choice.choose(store, build_method(study.spec), Effort(ROUNDS)).engine
+    chosen = choice.choose(store, build_method(study.spec), Plan(ROUNDS)).engine
     with threads(1):
         seconds = _seconds(study, chosen, turns)
     value = seconds[chosen] / min(seconds.values())

@@ -17,7 +17,6 @@ from edge_fl_server.training import arrival, rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
-from edge_fl_server.training.engines.choice import Effort
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import Broadcasts, Plan
 from edge_fl_server.training.study import Study
@@ -38,7 +37,7 @@ class Round:
         store = ClientStore.of(study, device)
         self.method = build_method(study.spec)
         self.method.net.to(device)
-        self.fleet: Clients = choice.build(engine, store, self.method, Effort(LONG), lambda line: None)  # type: ignore[arg-type]
+        self.fleet: Clients = choice.build(engine, store, self.method, Plan(LONG), lambda line: None)  # type: ignore[arg-type]
         self._start, self._device = to_device(steps.start(self.method), device), device
 
     def __call__(self) -> Parts:

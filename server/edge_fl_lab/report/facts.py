@@ -140,8 +140,8 @@ def _versions(manifest: RunManifest) -> dict[str, str]:
     if origin.commit:
         versions["commit"] = origin.commit.sha[:12] + (", with changes" if origin.commit.dirty else "")
     versions |= {"data": manifest.data_hash, "engine": manifest.engine}
-    if manifest.calibration:
-        versions["choice of the engine"] = str(manifest.calibration)
+    if manifest.engine_timing:
+        versions["choice of the engine"] = str(manifest.engine_timing)
     return {name: version for name, version in versions.items() if version}
 
 

@@ -24,7 +24,6 @@ from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.delayed import DelayedClients
 from edge_fl_server.training.engines import choice
-from edge_fl_server.training.engines.calibration.measure import Effort
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Reports, RunHooks
 from edge_fl_server.training.study import Study
 from edge_fl_server.training.unreliable import UnreliableClients, drawn
@@ -127,7 +126,7 @@ def simulated_clients(setup: RunSetup, say: Callable[[str], None] = lambda line:
         recipe.engine,
         ClientStore.of(setup.study, setup.device),
         setup.method,
-        Effort(recipe.rounds, cohort),
+        setup.plan,
         say,
         setup.chosen,
     )

@@ -182,7 +182,7 @@ def _continued(begun: Results, setup: RunSetup) -> RunSetup:
     if not manifest.engine:
         return setup
     recipe = msgspec.structs.replace(setup.recipe, engine=manifest.engine.partition(",")[0])
-    return replace(setup, recipe=recipe, chosen=manifest.calibration)
+    return replace(setup, recipe=recipe, chosen=manifest.engine_timing)
 
 
 def _require_few_classes(setup: RunSetup) -> None:

@@ -18,7 +18,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import cohort
 from edge_fl_server.training import study as studies
-from edge_fl_server.training.engine_timing import Calibration
+from edge_fl_server.training.engine_timing import EngineTiming
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.study import Study
@@ -36,7 +36,7 @@ class RunSetup:
     spec: MethodSpec
     method: Method
     device: str
-    chosen: Calibration | None = None
+    chosen: EngineTiming | None = None
 
     @property
     def plan(self) -> Plan:

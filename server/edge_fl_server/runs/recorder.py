@@ -44,7 +44,7 @@ class Recorder(RunHooks):
 
     def after_round(self, result: RoundResult, clients: Clients) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(clients.engine, clients.calibration)
+        self._results.record_engine(clients.engine, clients.engine_timing)
         self._results.append_round(
             RoundMetrics(
                 round=result.round,
@@ -71,7 +71,7 @@ class Recorder(RunHooks):
 
     def after_final(self, result: FinalResult, clients: Clients) -> None:
         self._totals.measure(result.metrics)
-        self._results.record_engine(clients.engine, clients.calibration)
+        self._results.record_engine(clients.engine, clients.engine_timing)
         if not self._every_round:
             self._save(result, clients, final=True)
 

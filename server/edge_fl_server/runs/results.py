@@ -40,7 +40,7 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
 from edge_fl_server.runs.tracking import Opener, Tracking
-from edge_fl_server.training.engine_timing import Calibration
+from edge_fl_server.training.engine_timing import EngineTiming
 
 FOLDERS = ("checkpoints", "artefacts")
 Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
@@ -70,7 +70,7 @@ class SumRecord(Struct, frozen=True):
 class RunManifest(Struct, frozen=True):
     """Provenance of the results. `created` is UTC; it names the run and orders lists, nothing else depends on it.
 
-    `engine` is the engine that trained the simulated clients, empty before round 1 and without simulated clients. `calibration` says why
+    `engine` is the engine that trained the simulated clients, empty before round 1 and without simulated clients. `engine_timing` says why
     "auto" chose it, with the machine's load at that time.
     """
 
@@ -81,7 +81,7 @@ class RunManifest(Struct, frozen=True):
     data_hash: str
     provenance: Provenance
     engine: str = ""
-    calibration: Calibration | None = None
+    engine_timing: EngineTiming | None = None
 
 
 class RunInfo(Struct, frozen=True):
@@ -195,11 +195,11 @@ class Results:
             self._rounds.write(round_metrics.encode(record))
         self._tracking.note(record)
 
-    def record_engine(self, engine: str, calibration: Calibration | None = None) -> None:
+    def record_engine(self, engine: str, engine_timing: EngineTiming | None = None) -> None:
         """Enter the engine that trains the simulated clients, and why "auto" chose it, into the manifest. Raises RunError."""
         manifest = self.manifest()
-        if (engine, calibration) != (manifest.engine, manifest.calibration):
-            new = msgspec.structs.replace(manifest, engine=engine, calibration=calibration)
+        if (engine, engine_timing) != (manifest.engine, manifest.engine_timing):
+            new = msgspec.structs.replace(manifest, engine=engine, engine_timing=engine_timing)
             self._write("manifest.json", _json(new))
 
     def write_summary(self, source: Source, summaries: Mapping[str, Summary]) -> None:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.engine_timing import Calibration
+from edge_fl_server.training.engine_timing import EngineTiming
 
 ClientId = str
 Step = Literal["train", "personalise", "evaluate", "compare"]
@@ -36,7 +36,7 @@ class Clients(ABC):
         return ""
 
     @property
-    def calibration(self) -> Calibration | None:
+    def engine_timing(self) -> EngineTiming | None:
         """Why "auto" chose the engine; None if the recipe names it."""
         return None
 
@@ -101,8 +101,8 @@ class WrappedClients(Clients):
         return self._clients.engine
 
     @property
-    def calibration(self) -> Calibration | None:
-        return self._clients.calibration
+    def engine_timing(self) -> EngineTiming | None:
+        return self._clients.engine_timing
 
     def ids(self) -> Sequence[ClientId]:
         return self._clients.ids()

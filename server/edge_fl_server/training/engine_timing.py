@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Calibration(Struct, frozen=True):
+class EngineTiming(Struct, frozen=True):
     """The engine that "auto" chose, and the measurements behind the choice.
 
     `seconds`: expected duration of a round by measured engine; `left_out`: the others, with the reason; `reason`: why nothing was measured.

@@ -8,7 +8,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step
-from edge_fl_server.training.engine_timing import Calibration
+from edge_fl_server.training.engine_timing import EngineTiming
 
 
 class Subset(Mapping[ClientId, Parts]):
@@ -44,8 +44,8 @@ class HybridClients(Clients):
         return self._simulated.engine
 
     @property
-    def calibration(self) -> Calibration | None:
-        return self._simulated.calibration
+    def engine_timing(self) -> EngineTiming | None:
+        return self._simulated.engine_timing
 
     def ids(self) -> Sequence[ClientId]:
         return sorted(self._names.union(self._devices.ids()))

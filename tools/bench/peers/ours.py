@@ -33,7 +33,7 @@ def edge(job: Job, turns: Turns) -> None:
     processes.prepare()  # as `edge-fl simulate` does
     store, reasons = _store(job), list[str]()
     method = build_method(store.settings.spec)
-    fleet = choice.build("auto", store, method, choice.Effort(ROUNDS), reasons.append)
+    fleet = choice.build("auto", store, method, Plan(ROUNDS), reasons.append)
     chosen = reasons[0].removeprefix("engine: ") if reasons else ""
     turns.about |= {"version": edge_fl.__version__, "setting": chosen.partition(" ")[0], "reason": chosen}
     turns.wait()

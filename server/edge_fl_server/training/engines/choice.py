@@ -1,4 +1,4 @@
-"""The engines by name, and the choice between them by a short calibration on the run's own clients.
+"""The engines by name, and the choice between them by a short measurement on the run's own clients.
 
 All engines train the same batches with the same code. `sequential` and `pool` agree to the bit if both use one thread; `vector` sums in
 another order and agrees up to rounding. Each is measured with one thread per process, because threads that share a step wait for each other
@@ -21,14 +21,14 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients, Downs, Step, WrappedClients
-from edge_fl_server.training.engine_timing import Calibration
-from edge_fl_server.training.engines import processes, vector
-from edge_fl_server.training.engines.calibration import measure
-from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
+from edge_fl_server.training.engine_timing import EngineTiming
+from edge_fl_server.training.engines import measure, processes, vector
+from edge_fl_server.training.engines.measure import RoundTime
 from edge_fl_server.training.engines.pool import PoolClients
 from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.engines.simulated import in_process
 from edge_fl_server.training.engines.vector import VectorClients
+from edge_fl_server.training.rounds import Plan
 
 SHORT_S = 2.0  # shorter runs are not calibrated
 SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
@@ -42,18 +42,18 @@ ENTRY_POINTS = "edge_fl.engines"
 
 
 class ChosenClients(WrappedClients):
-    """The clients of a chosen engine, which computes with the number of threads that was calibrated."""
+    """The clients of a chosen engine, which computes with the number of threads that was measured."""
 
-    def __init__(self, clients: Clients, calibration: Calibration) -> None:
+    def __init__(self, clients: Clients, timing: EngineTiming) -> None:
         super().__init__(clients)
-        self._calibration = calibration
+        self._timing = timing
 
     @property
-    def calibration(self) -> Calibration:
-        return self._calibration
+    def engine_timing(self) -> EngineTiming:
+        return self._timing
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
-        with processes.threads(self._calibration.threads):
+        with processes.threads(self._timing.threads):
             yield from self._clients.each(step, round, method, downs)
 
 
@@ -61,13 +61,13 @@ def build(
     engine: str,
     store: ClientStore,
     method: Method,
-    effort: Effort,
+    plan: Plan,
     report: Callable[[str], None],
-    chosen: Calibration | None = None,
+    chosen: EngineTiming | None = None,
 ) -> Clients:
     """Build the clients of an engine. "auto" chooses one, if none is `chosen` yet, and `report`s the reason. Raises ConfigError."""
     if engine == "auto" and chosen is None:
-        chosen = choose(store, method, effort)
+        chosen = choose(store, method, plan)
         report(f"engine: {chosen}")
     if chosen is None:
         return find(engine)(store, method)
@@ -92,8 +92,8 @@ def find(engine: str) -> Build:
     )
 
 
-def choose(store: ClientStore, method: Method, effort: Effort) -> Calibration:
-    """Choose an engine: on a CPU by a calibration, on another device `vector` if the method allows it."""
+def choose(store: ClientStore, method: Method, plan: Plan) -> EngineTiming:
+    """Choose an engine: on a CPU by a measurement, on another device `vector` if the method allows it."""
     load = os.getloadavg()[0]
     engine, reason, threads = "", "", torch.get_num_threads()
     if multiprocessing.parent_process() is not None:
@@ -103,19 +103,19 @@ def choose(store: ClientStore, method: Method, effort: Effort) -> Calibration:
         engine = "sequential" if obstacle else "vector"
         reason = obstacle or f"many clients at once on {store.device}"
     if engine:
-        return Calibration(engine, processes.cores(), threads, load, reason)
+        return EngineTiming(engine, processes.cores(), threads, load, reason)
     with processes.threads(1):
-        return _calibrate(store, effort, Calibration("sequential", processes.cores(), 1, load))
+        return _measure(store, plan, EngineTiming("sequential", processes.cores(), 1, load))
 
 
-def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibration:
+def _measure(store: ClientStore, plan: Plan, blank: EngineTiming) -> EngineTiming:
     """Measure the engines that can be the fastest, and complete the record."""
     one = measure.sample(store, measure.LEAST_BATCHES)
     method = build_method(one.settings.spec)
     alone = measure.round_times({"": SequentialClients(dict(one), method)}, method, {"": 1}, repeats=1)[""]
     batch_s = alone.train / sum(measure.batches(one).values())
     step_s = batch_s / _epochs(method)
-    in_all_s = effort.rounds * measure.expected(alone, one, store, effort)
+    in_all_s = plan.rounds * measure.expected(alone, one, store, plan)
     if in_all_s < SHORT_S:
         return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
     part = measure.sample(store, min(SAMPLE_S, SAMPLE_SHARE * in_all_s) / batch_s, blank.cores)
@@ -132,7 +132,7 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
 
     def in_run(times: Mapping[str, RoundTime]) -> dict[str, float]:
         return {
-            name: measure.expected(each, part, store, effort, workers[name], workers[name])
+            name: measure.expected(each, part, store, plan, workers[name], workers[name])
             for name, each in times.items()
         }
 
@@ -142,10 +142,10 @@ def _calibrate(store: ClientStore, effort: Effort, blank: Calibration) -> Calibr
             left_out[name] = clients.fallback
             del engines[name], times[name]
     seconds = in_run(times)
-    at_best = measure.expected(times["sequential"], part, store, effort, blank.cores)
+    at_best = measure.expected(times["sequential"], part, store, plan, blank.cores)
     was_running = processes.running(blank.cores)
     start_s = processes.start_seconds(blank.cores)
-    if MIN_SPEEDUP * (start_s + effort.rounds * at_best) < effort.rounds * min(seconds.values()):
+    if MIN_SPEEDUP * (start_s + plan.rounds * at_best) < plan.rounds * min(seconds.values()):
         engines["pool"] = PoolClients(part)
         seconds |= in_run(measure.round_times({"pool": engines["pool"]}, method, workers, repeats=1))
     else:
@@ -169,7 +169,7 @@ def _epochs(method: Method) -> int:
 def _pool(store: ClientStore, method: Method) -> Clients:
     if store.device != "cpu":
         raise ConfigError(f"engine 'pool': computes on the CPU, not on {store.device}; use 'vector'")
-    processes.return_memory()  # that of a calibration
+    processes.return_memory()  # that of the measurement
     return PoolClients(store)
 
 

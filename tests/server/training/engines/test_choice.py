@@ -18,14 +18,14 @@ from edge_fl.methods.contract import steps
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
-from edge_fl_server.training.engine_timing import Calibration
-from edge_fl_server.training.engines import choice, processes
-from edge_fl_server.training.engines.calibration import measure
-from edge_fl_server.training.engines.calibration.measure import Effort, RoundTime
+from edge_fl_server.training.engine_timing import EngineTiming
+from edge_fl_server.training.engines import choice, measure, processes
+from edge_fl_server.training.engines.measure import RoundTime
 from edge_fl_server.training.engines.pool import PoolClients
+from edge_fl_server.training.rounds import Plan
 from tools.bench import workloads
 
-LONG = Effort(10**6)
+LONG = Plan(10**6)
 
 
 def store(clients: int = 8, samples: int = 400, **options: object) -> ClientStore:
@@ -33,8 +33,8 @@ def store(clients: int = 8, samples: int = 400, **options: object) -> ClientStor
     return ClientStore.of(workloads.heads(clients=clients, samples=samples, **options))  # type: ignore[arg-type]
 
 
-def choose(at: ClientStore, effort: Effort) -> Calibration:
-    return choice.choose(at, build_method(at.settings.spec), effort)
+def choose(at: ClientStore, plan: Plan) -> EngineTiming:
+    return choice.choose(at, build_method(at.settings.spec), plan)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def no_pool() -> Iterator[None]:
 
 def test_a_short_run_is_sequential_and_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "SHORT_S", 1e6)
-    found = choose(store(), Effort(1))
+    found = choose(store(), Plan(1))
     assert found.engine == "sequential" and not found.seconds
     assert "too short to compare engines" in str(found)
 
@@ -61,7 +61,7 @@ def test_a_short_run_is_sequential_and_nothing_is_compared(monkeypatch: pytest.M
 def test_of_a_long_run_the_fastest_engine_is_built_and_the_choice_reported() -> None:
     at, lines = store(), list[str]()
     fleet = choice.build("auto", at, build_method(at.settings.spec), LONG, lines.append)
-    found = fleet.calibration
+    found = fleet.engine_timing
     assert found and lines == [f"engine: {found}"]
     assert found.seconds.keys() | found.left_out.keys() == {"sequential", "pool", "vector"}
     assert found.seconds["vector"] > 0, "heads and small networks are always tried"
@@ -72,7 +72,7 @@ def test_of_a_long_run_the_fastest_engine_is_built_and_the_choice_reported() -> 
 def test_the_chosen_engine_computes_with_the_calibrated_threads() -> None:
     at = store()
     method = build_method(at.settings.spec)
-    fleet = choice.build("auto", at, method, Effort(1), print)
+    fleet = choice.build("auto", at, method, Plan(1), print)
     with processes.threads(2):
         updates = fleet.train(1, method, dict.fromkeys(fleet.ids(), steps.start(method)))
         next(updates)
@@ -82,10 +82,10 @@ def test_the_chosen_engine_computes_with_the_calibrated_threads() -> None:
 
 
 def test_an_engine_that_was_chosen_before_is_not_chosen_again() -> None:
-    before = Calibration("vector", 4, 1, 0.5, seconds={"vector": 1.0})
+    before = EngineTiming("vector", 4, 1, 0.5, seconds={"vector": 1.0})
     at = store()
     fleet = choice.build("auto", at, build_method(at.settings.spec), LONG, pytest.fail, before)
-    assert fleet.engine == "vector" and fleet.calibration == before
+    assert fleet.engine == "vector" and fleet.engine_timing == before
 
 
 @pytest.mark.usefixtures("no_pool")
@@ -171,15 +171,15 @@ def test_the_busiest_worker_ends_a_round() -> None:
 
 def test_a_round_is_extrapolated_by_batches_and_evaluations() -> None:
     at = store(clients=20, samples=2000)
-    half, sizes = Effort(5, CohortConfig(participation=0.5)), measure.batches(at).values()
-    assert len(half.sizes(at)) == 10
-    assert sum(half.sizes(at)) == pytest.approx(sum(sizes) / 2, rel=0.1)
-    assert measure.expected(RoundTime(3.0, 9.0), at, at, Effort(5)) == pytest.approx(3.0)
-    alone = measure.expected(RoundTime(3.0, 9.0), at, at, Effort(5), workers=len(at))
+    half, sizes = Plan(5, cohort=CohortConfig(participation=0.5)), measure.batches(at).values()
+    assert len(measure.cohort_sizes(half, at)) == 10
+    assert sum(measure.cohort_sizes(half, at)) == pytest.approx(sum(sizes) / 2, rel=0.1)
+    assert measure.expected(RoundTime(3.0, 9.0), at, at, Plan(5)) == pytest.approx(3.0)
+    alone = measure.expected(RoundTime(3.0, 9.0), at, at, Plan(5), workers=len(at))
     assert alone == pytest.approx(3.0 * max(sizes) / sum(sizes)), "no shorter than the largest client"
     spec = msgspec.structs.replace(at.settings.spec, evaluate_every=2)
     often = ClientStore(msgspec.structs.replace(at.settings, spec=spec), at.x, at.y, at.split)
-    assert measure.expected(RoundTime(3.0, 1.0), at, often, Effort(5)) == pytest.approx(3.0 + 1.0)
+    assert measure.expected(RoundTime(3.0, 1.0), at, often, Plan(5)) == pytest.approx(3.0 + 1.0)
 
 
 def test_an_engine_of_another_package_is_found_by_name_and_an_unknown_one_named(

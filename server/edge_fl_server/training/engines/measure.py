@@ -9,7 +9,7 @@ import heapq
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
@@ -21,26 +21,12 @@ from edge_fl.data.partition import Split
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import ClientId, Clients, Downs
+from edge_fl_server.training.rounds import Plan
 
 REPEATS, BUDGET_S = 3, 0.8  # of a comparison, after a warm-up round of each engine
 LEAST_BATCHES = 2  # of a client
-
-
-@dataclass(frozen=True)
-class Effort:
-    """Size of a run: rounds and cohorts."""
-
-    rounds: int
-    cohort: CohortConfig = CohortConfig()
-
-    def sizes(self, store: ClientStore) -> list[int]:
-        """Batches of the clients of an average cohort: evenly spaced in the order of their sizes."""
-        everyone = sorted(batches(store).values())
-        count = max(int(self.cohort.participation * len(everyone)), 1)
-        return [everyone[int((place + 0.5) * len(everyone) / count)] for place in range(count)]
 
 
 class RoundTime(NamedTuple):
@@ -48,6 +34,13 @@ class RoundTime(NamedTuple):
 
     train: float
     evaluate: float
+
+
+def cohort_sizes(plan: Plan, store: ClientStore) -> list[int]:
+    """Batches of the clients of an average cohort: evenly spaced in the order of their sizes."""
+    everyone = sorted(batches(store).values())
+    count = max(int(plan.cohort.participation * len(everyone)), 1)
+    return [everyone[int((place + 0.5) * len(everyone) / count)] for place in range(count)]
 
 
 def batches(store: ClientStore) -> dict[ClientId, int]:
@@ -82,7 +75,7 @@ def sample(store: ClientStore, at_most: float, least: int = 1) -> ClientStore:
 
 
 def _part(store: ClientStore, clients: Sequence[ClientId], share: float) -> ClientStore:
-    """A share of the data of some clients, without privacy, because a calibration sends nothing, and without evaluation of updates."""
+    """A share of the data of some clients, without privacy, because a measurement sends nothing, and without evaluation of updates."""
     split, settings = store.split, store.settings
     shortest = LEAST_BATCHES * settings.spec.method.batch_size
     places = {id: place for place, id in enumerate(split.clients)}
@@ -153,7 +146,7 @@ def expected(
     measured: RoundTime,
     part: ClientStore,
     store: ClientStore,
-    effort: Effort,
+    plan: Plan,
     workers: int = 1,
     measured_workers: int = 1,
 ) -> float:
@@ -162,7 +155,7 @@ def expected(
     Every `evaluate_every` rounds the cohort evaluates its updates, and then all clients the shared model.
     """
     of_part = longest([*batches(part).values()], measured_workers)
-    cohort = longest(effort.sizes(store), workers) / of_part
+    cohort = longest(cohort_sizes(plan, store), workers) / of_part
     everyone = longest([*batches(store).values()], workers) / of_part
     every = store.settings.spec.evaluate_every
     evaluation = measured.evaluate * (cohort + everyone) / every if every else 0.0
