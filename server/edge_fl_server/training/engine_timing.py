@@ -9,7 +9,7 @@ class EngineTiming(Struct, frozen=True):
     """The engine that "auto" chose, and the measurements behind the choice.
 
     `seconds`: expected duration of a round by measured engine; `left_out`: the others, with the reason; `reason`: why nothing was measured.
-    `cores` are those available, `threads` those of each process, `load` is the load average before the calibration.
+    `cores` are those available, `threads` those of each process, `load` is the load average before.
     """
 
     engine: str
