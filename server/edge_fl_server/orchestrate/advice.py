@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 
 import msgspec
 
 from edge_fl.console.progress import Progress
 from edge_fl.data.class_names import OUTSIDE
+from edge_fl.errors import shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl_server.mqtt.devices.roster import Device
@@ -33,8 +33,8 @@ class Advice:
         """Print the full devices of a run that trains nothing."""
         if self._recipe.source == "none" and (idle := self._server.roster.full_devices()):
             self._progress.print(
-                f"full devices are online: {names(idle)}; they receive nothing from source 'none'. To fit heads on them, start them"
-                " with 'edge-fl device run --tier head'"
+                f"full devices are online: {shortened(idle, MAX_NAMES)}; they receive nothing from source 'none'."
+                " To fit heads on them, start them with 'edge-fl device run --tier head'"
             )
 
     def pictures_outside(self) -> None:
@@ -60,11 +60,6 @@ class Advice:
         self._progress.print(
             f"devices that come later are served while 'edge-fl server up{''.join(options)}' runs"
         )
-
-
-def names(devices: Sequence[str]) -> str:
-    """The first MAX_NAMES devices, as text."""
-    return ", ".join(devices[:MAX_NAMES]) + (", ..." if len(devices) > MAX_NAMES else "")
 
 
 def rest_heads(server: Server, run_id: str, title: str) -> None:

@@ -9,13 +9,14 @@ import msgspec
 from edge_fl.console import units
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
+from edge_fl.errors import shortened
 from edge_fl.files import atomic
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.orchestrate.advice import names
+from edge_fl_server.orchestrate.advice import MAX_NAMES
 from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED
 from edge_fl_server.registry import releases
@@ -115,7 +116,7 @@ class Releases:
             wait_s = self._setup.recipe.release.wait_s
             self._progress.print(
                 f"release {self.rollout.current.release}: {counted(len(missing), 'device')} did not report within {wait_s:g} s:"
-                f" {names(missing)}"
+                f" {shortened(missing, MAX_NAMES)}"
             )
 
 
