@@ -23,10 +23,11 @@ from typer.main import get_command
 
 from edge_fl import __version__
 from edge_fl.console.help import CONTEXT, Command, Group
-from edge_fl.console.output import QUIET, Format
-from edge_fl.errors import ConfigError, EdgeFLError, InputError, encodable
+from edge_fl.console.output import QUIET
+from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
 from edge_fl.interrupts import interrupting
+from edge_fl.options import Expanded, option
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,33 +40,6 @@ PARENT = "EDGE_FL_PARENT"  # environment variable: the process that this command
 PR_SET_PDEATHSIG = 1
 # click's ClickException, which typer contains but does not export: raised for an invalid command line
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
-
-CONNECTION = "Connection"  # panel of options
-FormatOption = Annotated[
-    Format,
-    typer.Option(
-        "--format", metavar="table|json", help="Output format: table for reading, JSON for scripts."
-    ),
-]
-IdentityOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--identity",
-        metavar="FOLDER",
-        rich_help_panel=CONNECTION,
-        help="Folder with this client's certificate (edge-fl fleet enrol), or with username and password; enables TLS [plaintext].",
-    ),
-]
-
-
-def fleet_name(name: str | None) -> str | None:
-    """Validate the fleet name of an option. Raises ConfigError if it cannot be part of a topic."""
-    from edge_fl.fields import EXPECTED_NAME
-    from edge_fl.wire.topics import NAME
-
-    if name is not None and not NAME.match(name):
-        raise ConfigError(f"--fleet {name[:100]}: {EXPECTED_NAME}")
-    return name
 
 
 def _show_help(context: typer.Context) -> None:
@@ -83,9 +57,9 @@ def _start(
     context: typer.Context,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True),
+        option("--version", "Print the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print results and errors, no progress.")] = False,
+    quiet: Annotated[bool, option("--quiet", "Print results and errors, no progress.")] = False,
 ) -> None:
     """Personalised federated learning that reaches real devices."""
     if quiet:
@@ -108,7 +82,7 @@ class Commands(typer.Typer):
     def add(self, function: Callable[..., Any], example: str, *, name: str = "", panel: str = "") -> None:
         """Add a command, named like its function by default; `example` is a command line, or several lines."""
         name = name or function.__name__.replace("_", "-")
-        self.command(name, cls=Command, epilog=example, rich_help_panel=panel or None)(function)
+        self.command(name, cls=Command, epilog=example, rich_help_panel=panel or None)(Expanded(function))
 
 
 @dataclass

@@ -7,82 +7,87 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption, fleet_name
+from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
 from edge_fl.files.paths import text
+from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, FormatOption, fleet_name, option
 from edge_fl_broker.provision import cli as provision
 
 if TYPE_CHECKING:
     from edge_fl_broker.config import Settings
     from edge_fl_broker.provision.authority import Authority
 
-Host = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST", rich_help_panel="Connection", help="Address to listen on; without TLS loopback only."
-    ),
-]
-Port = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", rich_help_panel="Connection", min=1, max=65535, help="Port [8883, without TLS 1883]."
-    ),
-]
-Fleet = Annotated[
-    str,
-    typer.Option(
-        metavar="FLEET",
-        rich_help_panel="Connection",
-        help="Fleet whose topics clients may use.",
-        callback=fleet_name,
-    ),
-]
-Insecure = Annotated[
-    bool,
-    typer.Option(
-        "--insecure", rich_help_panel="Connection", help="Plaintext without authentication, on loopback only."
-    ),
-]
-Folder = Annotated[
-    Path,
-    typer.Option(
-        "--dir",
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        help="Folder for configuration, log and retained messages.",
-    ),
-]
-Home = Annotated[
-    Path,
-    typer.Option(
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        help="Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect.",
-    ),
-]
-File = Path | None
-Ca = Annotated[File, typer.Option(metavar="FILE", help="CA that signs every client (PEM); replaces --home.")]
-Cert = Annotated[File, typer.Option(metavar="FILE", help="Broker's certificate (PEM).")]
-Key = Annotated[File, typer.Option(metavar="FILE", help="Key of the broker's certificate (PEM).")]
-Foreground = Annotated[
-    bool,
-    typer.Option(
-        "--foreground",
-        help="Replace this process by mosquitto, with its log on the terminal (for systemd, containers).",
-    ),
-]
-DEFAULT_FOLDER = Path("runs/broker")
 WATCH_S = 0.5
 _SECURITY = {True: "plaintext, loopback only", False: "TLS"}
+
+
+Port = Annotated[
+    int | None, option("--port N", "Port [8883, without TLS 1883].", CONNECTION, min=1, max=65535)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions:
+    """Where a broker listens, and who may connect."""
+
+    host: Annotated[
+        str, option("--host HOST", "Address to listen on; without TLS loopback only.", CONNECTION)
+    ] = LOOPBACK
+    port: Port = None
+    fleet: Annotated[
+        str,
+        option("--fleet FLEET", "Fleet whose topics clients may use.", CONNECTION, callback=fleet_name),
+    ] = "main"
+    insecure: Annotated[
+        bool,
+        option("--insecure", "Plaintext without authentication, on loopback only.", CONNECTION),
+    ] = False
+    folder: Annotated[
+        Path, option("--dir FOLDER", "Folder for configuration, log and retained messages.", FOLDERS)
+    ] = Path("runs/broker")
+    home: Annotated[
+        Path,
+        option(
+            "--home FOLDER",
+            "Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect.",
+            FOLDERS,
+        ),
+    ] = provision.DEFAULT_HOME
+    ca: Annotated[Path | None, option("--ca FILE", "CA that signs every client (PEM); replaces --home.")] = (
+        None
+    )
+    cert: Annotated[Path | None, option("--cert FILE", "Broker's certificate (PEM).")] = None
+    key: Annotated[Path | None, option("--key FILE", "Key of the broker's certificate (PEM).")] = None
+
+    def settings(self) -> tuple[Settings, Authority | None]:
+        """Plaintext only on request; else TLS with given certificates, or with the CA in `home`, whose register decides who connects."""
+        from edge_fl.wire.endpoint import PORT, TLS_PORT
+        from edge_fl_broker.config import Certificates, Settings
+        from edge_fl_broker.provision import register_sync
+        from edge_fl_broker.provision.authority import Authority
+
+        at = partial(
+            Settings, self.folder, self.host, self.port or (PORT if self.insecure else TLS_PORT), self.fleet
+        )
+        if self.insecure and not (self.ca or self.cert or self.key):
+            return at(), None
+        if self.ca and self.cert and self.key and not self.insecure:
+            return at(Certificates(self.ca, self.cert, self.key)), None
+        if self.ca or self.cert or self.key:
+            raise ConfigError("TLS takes --ca, --cert and --key together, and no --insecure")
+        register_sync.require(self.home)
+        authority = Authority.open(self.home)
+        settings = at(register_sync.certificates(authority, self.host))
+        return register_sync.with_register(settings, authority), authority
 
 
 def register(app: App) -> None:
@@ -98,24 +103,18 @@ def register(app: App) -> None:
 
 
 def up(
-    host: Host = "127.0.0.1",
-    port: Port = None,
-    fleet: Fleet = "main",
-    insecure: Insecure = False,
-    folder: Folder = DEFAULT_FOLDER,
-    home: Home = provision.DEFAULT_HOME,
+    options: BrokerOptions,
     enrol: Annotated[
         list[str] | None,
-        typer.Option(
-            "--enrol",
-            metavar="DEVICE",
-            help="Enrol this device first, unless it is enrolled; may be repeated.",
-        ),
+        option("--enrol DEVICE", "Enrol this device first, unless it is enrolled; may be repeated."),
     ] = None,
-    foreground: Foreground = False,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
+    foreground: Annotated[
+        bool,
+        option(
+            "--foreground",
+            "Replace this process by mosquitto, with its log on the terminal (for systemd, containers).",
+        ),
+    ] = False,
 ) -> None:
     """Run mosquitto until Ctrl-C, over TLS, for enrolled clients only; retained messages survive a restart."""
     from edge_fl_broker.mosquitto import Mosquitto, choose, replace_process
@@ -124,11 +123,12 @@ def up(
     from edge_fl_broker.supervisor import StopRequest, Supervisor
 
     if enrol:
-        if insecure or ca or cert or key:
+        if options.insecure or options.ca or options.cert or options.key:
             raise ConfigError("--enrol: expected a broker with the CA in --home, without --insecure and --ca")
-        provision.enrol_new(enrol, home)
-    settings, authority = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
-    if missing := [str(file) for file in (ca, cert, key) if file and not file.is_file()]:
+        provision.enrol_new(enrol, options.home)
+    settings, authority = options.settings()
+    files = (options.ca, options.cert, options.key)
+    if missing := [str(file) for file in files if file and not file.is_file()]:
         raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")
     if settings.certificates:
         print_status(_validity(settings))
@@ -149,16 +149,16 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     at = broker.endpoint
-    registrar = Registrar(authority, at.host, at.port, fleet) if authority else nullcontext()
+    registrar = Registrar(authority, at.host, at.port, options.fleet) if authority else nullcontext()
     with broker, registrar:
         version = ".".join(map(str, program.version))
         security = (
-            f"TLS, clients enrolled in {text(home)}"
+            f"TLS, clients enrolled in {text(options.home)}"
             if authority
             else _SECURITY[settings.certificates is None]
         )
         print_status(
-            f"mosquitto {version} on {broker.endpoint} ({security}), fleet {fleet!r}; log {broker.log_path}; stop with Ctrl-C"
+            f"mosquitto {version} on {broker.endpoint} ({security}), fleet {options.fleet!r}; log {broker.log_path}; stop with Ctrl-C"
         )
         supervisor = Supervisor(broker, RegisterSync(broker, authority) if authority else None, print_status)
         while not stopping.wait(WATCH_S):
@@ -166,22 +166,12 @@ def up(
     print_status("mosquitto stopped")
 
 
-def config(
-    host: Host = "127.0.0.1",
-    port: Port = None,
-    fleet: Fleet = "main",
-    insecure: Insecure = False,
-    folder: Folder = DEFAULT_FOLDER,
-    home: Home = provision.DEFAULT_HOME,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-) -> None:
+def config(options: BrokerOptions) -> None:
     """Print the configuration and the access list that 'broker up' would use."""
     from edge_fl_broker.config import render, render_access
     from edge_fl_broker.mosquitto import choose
 
-    settings, _ = _settings(host, port, fleet, insecure, folder, home, (ca, cert, key))
+    settings, _ = options.settings()
     program = choose(settings, print_status)
     print(f"# {program.path}, for {settings.config_path}\n")
     print(render(settings, program))
@@ -193,13 +183,11 @@ def config(
 def certificate(
     hosts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host",
-            metavar="HOST",
-            help="Name or address under which devices reach the broker, to add; may be repeated.",
+        option(
+            "--host HOST", "Name or address under which devices reach the broker, to add; may be repeated."
         ),
     ] = None,
-    home: Home = provision.DEFAULT_HOME,
+    home: provision.Home = provision.DEFAULT_HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the names and addresses for which the broker's certificate is valid. With --host renew it for more of them: the CA stays, so
@@ -221,48 +209,31 @@ def certificate(
 
 
 def check(
-    host: Annotated[
-        str, typer.Option(metavar="HOST", rich_help_panel="Connection", help="Broker's host.")
-    ] = "127.0.0.1",
+    host: Annotated[str, option("--host HOST", "Broker's host.", CONNECTION)] = LOOPBACK,
     port: Port = None,
     fleet: Annotated[
         str,
-        typer.Option(
-            metavar="FLEET",
-            rich_help_panel="Connection",
-            help="Fleet whose topics the test messages use.",
-            callback=fleet_name,
-        ),
+        option("--fleet FLEET", "Fleet whose topics the test messages use.", CONNECTION, callback=fleet_name),
     ] = "main",
-    insecure: Annotated[
-        bool, typer.Option("--insecure", rich_help_panel="Connection", help="Connect without TLS.")
-    ] = False,
+    insecure: Annotated[bool, option("--insecure", "Connect without TLS.", CONNECTION)] = False,
     home: Annotated[
         Path,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel="Folders",
-            help="Folder of the CA; it certifies two temporary devices to check the access list.",
+        option(
+            "--home FOLDER",
+            "Folder of the CA; it certifies two temporary devices to check the access list.",
+            FOLDERS,
         ),
     ] = provision.DEFAULT_HOME,
     identity: Annotated[
         Path | None,
-        typer.Option(
-            "--identity",
-            metavar="FOLDER",
-            rich_help_panel="Connection",
-            help="Folder with username and password; replaces --home, no access list.",
+        option(
+            "--identity FOLDER",
+            "Folder with username and password; replaces --home, no access list.",
+            CONNECTION,
         ),
     ] = None,
     deadline_s: Annotated[
-        float,
-        typer.Option(
-            "--deadline",
-            metavar="SECONDS",
-            rich_help_panel="Connection",
-            min=0.1,
-            help="Seconds to wait for each answer.",
-        ),
+        float, option("--deadline SECONDS", "Seconds to wait for each answer.", CONNECTION, min=0.1)
     ] = 10.0,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -324,33 +295,3 @@ def _silent(log: logging.Logger) -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
-
-
-def _settings(
-    host: str,
-    port: int | None,
-    fleet: str,
-    insecure: bool,
-    folder: Path,
-    home: Path,
-    files: tuple[File, File, File],
-) -> tuple[Settings, Authority | None]:
-    """Plaintext only on request; else TLS with given certificates or with the CA in `home`, whose register then decides who connects."""
-    from edge_fl.wire.endpoint import PORT, TLS_PORT
-    from edge_fl_broker.config import Certificates, Settings
-    from edge_fl_broker.provision import register_sync
-    from edge_fl_broker.provision.authority import Authority
-
-    ca, cert, key = files
-    if insecure and not any(files):
-        return Settings(folder, host, port or PORT, fleet), None
-    if ca and cert and key and not insecure:
-        return Settings(folder, host, port or TLS_PORT, fleet, Certificates(ca, cert, key)), None
-    if any(files):
-        raise ConfigError("TLS takes --ca, --cert and --key together, and no --insecure")
-    register_sync.require(home)
-    authority = Authority.open(home)
-    certificates = register_sync.certificates(authority, host)
-    return register_sync.with_register(
-        Settings(folder, host, port or TLS_PORT, fleet, certificates), authority
-    ), authority

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -12,27 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, RunError, shortened
 from edge_fl.files.paths import text
+from edge_fl.options import TRAINING, FormatOption, argument, option
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
     DEVICE_FOLDER,
-    ConfigOption,
-    DataOption,
+    DeviceOptions,
     ExistingFolder,
-    FalseAlarmOption,
-    FleetOption,
-    FolderOption,
-    HostOption,
-    IdOption,
-    PortOption,
-    PrecisionOption,
-    TopOption,
-    connection,
+    PredictionOptions,
     full_worker,
     log_warnings,
     stop_on_signal,
@@ -64,68 +56,46 @@ def register(app: App) -> None:
 
 
 def run(
-    config: ConfigOption = None,
-    id: IdOption = None,
-    data: DataOption = None,
-    tier: Annotated[str | None, typer.Option(metavar="TIER", help="auto, head or full [auto].")] = None,
+    device: DeviceOptions,
+    tier: Annotated[str | None, option("--tier TIER", "auto, head or full [auto].")] = None,
     head: Annotated[
         str | None,
-        typer.Option(
-            metavar="HEAD",
-            help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic].",
+        option(
+            "--head HEAD", "Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic]."
         ),
     ] = None,
-    folder: FolderOption = None,
     root: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Root of trust for releases, as installed with the device [trust on first use].",
+        option(
+            "--root FILE", "Root of trust for releases, as installed with the device [trust on first use]."
         ),
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", rich_help_panel="Training", help="Random seed for the split into train and test [0]."
-        ),
+        int | None, option("--seed N", "Random seed for the split into train and test [0].", TRAINING)
     ] = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    identity: IdentityOption = None,
 ) -> None:
     """Run the agent of one device until Ctrl-C. It waits for the broker without a time limit."""
     import os
 
     from edge_fl_devices.child import feature_children
 
-    options = {
-        "id": id,
-        "data": data,
-        "tier": tier,
-        "head": head,
-        "folder": folder,
-        "root": root,
-        "seed": seed,
-    }
     if os.geteuid() == 0:
-        _become_owner(config, options)
+        _become_owner(device)
     with closing(feature_children()) as children:
         children.start()  # the child loads its modules while the agent does
-        from edge_fl_devices.config import read_tree
         from edge_fl_devices.remote.settings import RemoteSettings
 
-        settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
+        settings = RemoteSettings(*device.tree(tier=tier, head=head, root=root, seed=seed))
         code = _run(settings, children)
     raise typer.Exit(code)
 
 
-def _become_owner(config: Path | None, options: Mapping[str, object]) -> None:
+def _become_owner(device: DeviceOptions) -> None:
     """As root, run as the account that owns the device's folder, so that all that the agent writes belongs to it."""
     from edge_fl.files.shared import become_owner
-    from edge_fl_devices.config import FOLDER, read_tree
+    from edge_fl_devices.config import FOLDER
 
-    tree, _ = read_tree(config, options, {})
+    tree, _ = device.tree()
     folder = Path(str(tree.get("folder") or FOLDER))
     if name := become_owner(folder):
         print_status(f"running as {name}, the owner of {text(folder)}")
@@ -162,27 +132,21 @@ def _run(settings: RemoteSettings, children: Children) -> int:
 
 def predict(
     source: Annotated[
-        str,
-        typer.Argument(
-            metavar="PICTURES", help="A picture, a folder of pictures, an .npz, or - for a picture on stdin."
-        ),
+        str, argument("PICTURES", "A picture, a folder of pictures, an .npz, or - for a picture on stdin.")
     ],
     folder: ExistingFolder = DEVICE_FOLDER,
-    top: TopOption = 1,
-    precision: PrecisionOption = None,
-    false_alarm: FalseAlarmOption = None,
+    *,
+    answers: PredictionOptions,
     format: Annotated[
         PredictionFormat,
-        typer.Option(
-            "--format", metavar="FORMAT", help="Output format: table for reading, JSON or CSV for scripts."
-        ),
+        option("--format FORMAT", "Output format: table for reading, JSON or CSV for scripts."),
     ] = PredictionFormat.TABLE,
 ) -> None:
     """Predict with the extractor and personal head of this device; needs no broker. Exit code 1 if pictures were skipped."""
     from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Predictor
 
     skipped: list[str] = []
-    predictor = Predictor(folder, remember=True, top=top, min_precision=precision, false_alarm=false_alarm)
+    predictor = Predictor(folder, remember=True, **answers.values)
     if source == "-":
         picture = sys.stdin.buffer.read(MAX_PICTURE_BYTES)
         found = [predictor.read_picture("-", picture)]
@@ -211,26 +175,13 @@ def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
             print_status(f"{number:,} pictures predicted so far")
 
 
-def doctor(
-    config: ConfigOption = None,
-    id: IdOption = None,
-    data: DataOption = None,
-    folder: FolderOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    identity: IdentityOption = None,
-    format: FormatOption = Format.TABLE,
-) -> None:
+def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
     """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
     from edge_fl_devices.board.installation import settings_file
-    from edge_fl_devices.config import read_tree
     from edge_fl_devices.doctor import run_checks
     from edge_fl_devices.remote.settings import RemoteSettings
 
-    config = config or settings_file()
-    options = {"id": id, "data": data, "folder": folder}
-    settings = RemoteSettings(*read_tree(config, options, connection(host, port, fleet, identity)))
+    settings = RemoteSettings(*device.tree(settings_file()))
     results = run_checks(settings.config, print_status)
     columns: Columns = {
         "check": "check",

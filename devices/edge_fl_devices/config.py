@@ -186,11 +186,9 @@ def read_root(path: Path) -> bytes:
         raise ConfigError(f"{text(path)}: {error.strerror}; expected the root of signed releases") from error
 
 
-def from_options(
-    file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
-) -> DeviceConfig:
-    """Read `file`, if any, and replace its settings by the options that are not None. Raises ConfigError."""
-    return convert(*read_tree(file, options, connection))
+def from_options(file: Path, options: Mapping[str, object]) -> DeviceConfig:
+    """Read `file` and replace its settings by the options that are not None. Raises ConfigError."""
+    return convert(*read_tree(file, options, {}))
 
 
 def read_tree(

@@ -3,119 +3,88 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from edge_fl.cli import fleet_name
 from edge_fl.console.output import is_quiet
+from edge_fl.options import FOLDERS, Connection, option
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.runner import Runner
 
-HostOption = Annotated[
-    str | None,
-    typer.Option(
-        "--host", metavar="HOST", rich_help_panel="Connection", help="Host of the broker [127.0.0.1]."
-    ),
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="N",
-        rich_help_panel="Connection",
-        min=1,
-        max=65535,
-        help="Port of the broker [8883 with an identity, else 1883].",
-    ),
-]
-FleetOption = Annotated[
-    str | None,
-    typer.Option(
-        "--fleet",
-        metavar="FLEET",
-        rich_help_panel="Connection",
-        help="Name of the fleet [main].",
-        callback=fleet_name,
-    ),
-]
-
+DEVICE_FOLDER = Path("device")
+PREDICTIONS = "Predictions"  # heading in the help
+IdOption = Annotated[str | None, option("--id DEVICE", "Name of the device: a-z, 0-9 and '-'.")]
 ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="TOML file with the device's settings; options override it."
-    ),
-]
-IdOption = Annotated[
-    str | None, typer.Option("--id", metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")
-]
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--data", metavar="SOURCE", help="Images of the device: a folder, an .npz, or python:module:function."
-    ),
-]
-FolderOption = Annotated[
-    Path | None,
-    typer.Option("--dir", metavar="FOLDER", rich_help_panel="Folders", help="Folder of the device [device]."),
+    Path | None, option("--config FILE", "TOML file with the device's settings; options override it.")
 ]
 ExistingFolder = Annotated[
     Path,
-    typer.Option(
-        "--dir",
-        metavar="FOLDER",
-        rich_help_panel="Folders",
+    option(
+        "--dir FOLDER",
+        "Folder of the device.",
+        FOLDERS,
         envvar="EDGE_FL_DIR",
         readable=False,  # who may read it is said when it is read
-        help="Folder of the device.",
-    ),
-]
-DEVICE_FOLDER = Path("device")
-TopOption = Annotated[
-    int,
-    typer.Option(
-        "--top",
-        metavar="N",
-        rich_help_panel="Predictions",
-        min=1,
-        help="Number of classes to list for each picture.",
-    ),
-]
-PrecisionOption = Annotated[
-    float | None,
-    typer.Option(
-        "--precision",
-        metavar="SHARE",
-        rich_help_panel="Predictions",
-        min=0.0,
-        max=0.999,
-        help="Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
-    ),
-]
-FalseAlarmOption = Annotated[
-    float | None,
-    typer.Option(
-        "--false-alarm",
-        metavar="SHARE",
-        rich_help_panel="Predictions",
-        min=0.0,
-        max=0.5,
-        help="Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
     ),
 ]
 
 
-def connection(
-    host: str | None, port: int | None, fleet: str | None, identity: Path | None = None
-) -> dict[str, object]:
-    """Return the given connection options as settings of `edge_fl_devices.config.DeviceBroker`."""
-    options = {"host": host, "port": port, "fleet": fleet, "identity": identity and os.fspath(identity)}
-    return {name: value for name, value in options.items() if value is not None}
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Connection):
+    """The settings of a device: a file, and options that replace what it says."""
+
+    config: ConfigOption = None
+    id: IdOption = None
+    data: Annotated[
+        str | None,
+        option("--data SOURCE", "Images of the device: a folder, an .npz, or python:module:function."),
+    ] = None
+    folder: Annotated[Path | None, option("--dir FOLDER", "Folder of the device [device].", FOLDERS)] = None
+
+    def tree(self, file: Path | None = None, **more: object) -> tuple[dict[str, object], str]:
+        """The settings before they are checked, and where they come from; `file` if no file was given. Raises ConfigError."""
+        from edge_fl_devices.config import read_tree
+
+        options = {"id": self.id, "data": self.data, "folder": self.folder, **more}
+        return read_tree(self.config or file, options, self.given())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    """How pictures are answered."""
+
+    top: Annotated[
+        int, option("--top N", "Number of classes to list for each picture.", PREDICTIONS, min=1)
+    ] = 1
+    precision: Annotated[
+        float | None,
+        option(
+            "--precision SHARE",
+            "Answer only from the probability at which this share of the answers is correct; 0 answers all [the device's settings].",
+            PREDICTIONS,
+            min=0.0,
+            max=0.999,
+        ),
+    ] = None
+    false_alarm: Annotated[
+        float | None,
+        option(
+            "--false-alarm SHARE",
+            "Share of pictures like the device's own that may be called unknown; 0 rejects none [the device's settings, 0.05].",
+            PREDICTIONS,
+            min=0.0,
+            max=0.5,
+        ),
+    ] = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments of `edge_fl_devices.serving.predict.Predictor`."""
+        return {"top": self.top, "min_precision": self.precision, "false_alarm": self.false_alarm}
 
 
 def stop_on_signal(runner: Runner) -> None:

@@ -6,25 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, IdentityOption
+from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.files.paths import text
-from edge_fl_devices.options import (
-    DEVICE_FOLDER,
-    ConfigOption,
-    ExistingFolder,
-    FalseAlarmOption,
-    FleetOption,
-    HostOption,
-    IdOption,
-    PortOption,
-    PrecisionOption,
-    TopOption,
-    connection,
-)
+from edge_fl.options import CONNECTION, Connection, argument, option
+from edge_fl_devices.options import DEVICE_FOLDER, ConfigOption, ExistingFolder, IdOption, PredictionOptions
 from edge_fl_devices.serving.show import print_threshold
 from edge_fl_maker.upkeep.cli import backup, label, reset, restore, share, uninstall
 
@@ -44,7 +31,7 @@ def register(app: App) -> None:
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the model.")],
+    file: Annotated[Path, argument("FILE", "New file for the model.")],
     folder: ExistingFolder = DEVICE_FOLDER,
 ) -> None:
     """Write extractor and personal head of this device as one ONNX model; needs the package onnx."""
@@ -58,28 +45,19 @@ def export(
 def serve(
     folder: ExistingFolder = DEVICE_FOLDER,
     config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", metavar="FILE", help="The device's settings [those of the last device run]."
-        ),
+        Path | None, option("--config FILE", "The device's settings [those of the last device run].")
     ] = None,
     host: Annotated[
         str,
-        typer.Option(
-            metavar="HOST",
-            rich_help_panel="Connection",
-            help="Address to listen on; 0.0.0.0 for all: then clients need the token.",
+        option(
+            "--host HOST", "Address to listen on; 0.0.0.0 for all: then clients need the token.", CONNECTION
         ),
     ] = "127.0.0.1",
     port: Annotated[
-        int,
-        typer.Option(
-            metavar="N", rich_help_panel="Connection", min=0, max=65535, help="Port; 0 selects a free one."
-        ),
+        int, option("--port N", "Port; 0 selects a free one.", CONNECTION, min=0, max=65535)
     ] = 8000,
-    top: TopOption = 1,
-    precision: PrecisionOption = None,
-    false_alarm: FalseAlarmOption = None,
+    *,
+    answers: PredictionOptions,
 ) -> None:
     """Predict over HTTP (POST a picture to /predict), and label pictures in a browser (/label)."""
     from edge_fl_devices.board.memory import return_freed_blocks
@@ -91,38 +69,28 @@ def serve(
 
     known = None if config else settings.remembered(folder)
     if known is None and (file := config or settings_file()):
-        known = settings.from_options(file, {"folder": folder}, {})
-    options = {"top": top, "min_precision": precision, "false_alarm": false_alarm}
-    with serving(folder, known, host, port, options) as service:
+        known = settings.from_options(file, {"folder": folder})
+    with serving(folder, known, host, port, answers.values) as service:
         service.run()
 
 
 def watch(
     camera: Annotated[
-        str,
-        typer.Option(
-            metavar="CAMERA", help="Number of a camera, an rtsp:// or http:// address, or a video file."
-        ),
+        str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
     ] = "0",
     folder: ExistingFolder = DEVICE_FOLDER,
-    top: TopOption = 1,
-    precision: PrecisionOption = None,
-    false_alarm: FalseAlarmOption = None,
     interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="Shortest time between predictions, in seconds.")
+        float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
     ] = 0.0,
-    count: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Number of predictions; 0: until Ctrl-C.")
-    ] = 0,
+    count: Annotated[int, option("--count N", "Number of predictions; 0: until Ctrl-C.", min=0)] = 0,
     publish: Annotated[
-        bool, typer.Option("--publish", help="Also publish over MQTT, with Home Assistant discovery.")
+        bool, option("--publish", "Also publish over MQTT, with Home Assistant discovery.")
     ] = False,
     config: ConfigOption = None,
     id: IdOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    identity: IdentityOption = None,
+    *,
+    answers: PredictionOptions,
+    connection: Connection,
 ) -> None:
     """Predict the newest frame of a camera, again and again: one JSON object per line."""
     from contextlib import ExitStack
@@ -134,15 +102,13 @@ def watch(
     from edge_fl_maker.watch import watch as predictions
 
     with ExitStack() as stack:
-        model = CurrentModel(folder, top=top, min_precision=precision, false_alarm=false_alarm)
+        model = CurrentModel(folder, **answers.values)
         print_threshold(model.current())
         publisher = None
         if publish:
             from edge_fl_maker.publishing import home_assistant
 
-            publisher = stack.enter_context(
-                home_assistant(config, id, connection(host, port, fleet, identity))
-            )
+            publisher = stack.enter_context(home_assistant(config, id, connection.given()))
         frames = stack.enter_context(Camera(camera))
         for found in predictions(model, frames, interval_s=interval, count=count):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")

@@ -23,7 +23,7 @@ def home_assistant(config: Path | None, name: str | None, connection: Mapping[st
     The device has the name on its certificate, or that of the settings or `name`. Raises ConfigError without a name, InputError if
     a running agent uses the same certificate, ConnectError without a broker.
     """
-    own = from_options(config, {}, {}) if config else None
+    own = from_options(config, {}) if config else None
     tree = {**(msgspec.to_builtins(own.broker) if own else {}), **connection}
     broker = toml.checked(tree, DeviceBroker, "device watch")
     endpoint = broker.endpoint

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
 
 import typer
 
 from edge_fl.errors import InputError
-
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def confirm(question: str, yes: bool) -> None:

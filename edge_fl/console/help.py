@@ -10,6 +10,8 @@ from typer.core import TyperCommand, TyperGroup
 
 PANELS = ("Start", "Research", "Fleet", "Device", "Releases")
 """Headings of the root's commands, in this order."""
+FIRST = "demo"
+"""The command that is listed first: what to run first."""
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
 
@@ -37,7 +39,7 @@ class Group(TyperGroup):
                 getattr(command, "rich_help_panel", None) or COMMANDS,
                 (name, first_sentence(command.help or "")),
             )
-            for name, command in self.commands.items()
+            for name, command in sorted(self.commands.items(), key=lambda item: item[0] != FIRST)
         ]
         _write_sections(formatter, rows, [*PANELS, COMMANDS])
 

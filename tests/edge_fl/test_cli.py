@@ -18,9 +18,10 @@ import typer
 from typer.main import get_command
 
 from edge_fl import __version__, cli
-from edge_fl.cli import App, FormatOption, load, main
+from edge_fl.cli import App, load, main
 from edge_fl.console.output import QUIET, Format, print_status, show_table
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, RunError
+from edge_fl.options import FormatOption
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 HEAVY = {

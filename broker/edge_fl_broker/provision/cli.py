@@ -6,38 +6,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
+from edge_fl.options import FOLDERS, FormatOption, argument, option
 
 DEFAULT_HOME = Path("runs/identities")
 Home = Annotated[
-    Path,
-    typer.Option(
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        help="Folder of the CA and its register; do not copy it to devices.",
-    ),
+    Path, option("FOLDER", "Folder of the CA and its register; do not copy it to devices.", FOLDERS)
 ]
-Names = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="Device names: a-z, 0-9 and '-'.")]
+Names = Annotated[list[str] | None, argument("DEVICE", "Device names: a-z, 0-9 and '-'.")]
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        help="Folder for the identities [HOME/devices, of people HOME/people].",
-    ),
+    option("--out FOLDER", "Folder for the identities [HOME/devices, of people HOME/people].", FOLDERS),
 ]
 Days = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", min=1, max=3650, help="Validity in days [claims 30, people 90, identities 1825]."
-    ),
+    int | None, option("N", "Validity in days [claims 30, people 90, identities 1825].", min=1, max=3650)
 ]
 COLUMNS: Columns = {
     "name": "name",
@@ -75,40 +61,34 @@ def enrol(
     names: Names = None,
     count: Annotated[
         int,
-        typer.Option(
-            "-n",
-            "--count",
-            metavar="N",
+        option(
+            "-n --count N",
+            "Number of devices to add, named PREFIX000, ...; numbers continue after the highest ever used.",
             min=0,
             max=10_000,
-            help="Number of devices to add, named PREFIX000, ...; numbers continue after the highest ever used.",
         ),
     ] = 0,
     total: Annotated[
         int,
-        typer.Option(
-            "--total",
-            metavar="N",
+        option(
+            "--total N",
+            "Add as many as are missing until N numbered devices are enrolled; may be repeated.",
             min=0,
             max=100_000,
-            help="Add as many as are missing until N numbered devices are enrolled; may be repeated.",
         ),
     ] = 0,
-    prefix: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of numbered names.")] = "device-",
+    prefix: Annotated[str, option("--prefix PREFIX", "Prefix of numbered names.")] = "device-",
     baked: Annotated[
-        bool,
-        typer.Option("--baked", help="Issue complete identities, keys included, instead of one-time claims."),
+        bool, option("--baked", "Issue complete identities, keys included, instead of one-time claims.")
     ] = False,
     role: Annotated[
         Role | None,
-        typer.Option(
-            metavar="ROLE",
-            help="Enrol people instead of devices: viewer, operator or releaser (docs/security.md).",
+        option(
+            "--role ROLE", "Enrol people instead of devices: viewer, operator or releaser (docs/security.md)."
         ),
     ] = None,
     tags: Annotated[
-        list[str] | None,
-        typer.Option("--tag", metavar="KEY=VALUE", help="A tag of these devices; may be repeated."),
+        list[str] | None, option("--tag KEY=VALUE", "A tag of these devices; may be repeated.")
     ] = None,
     days: Days = None,
     out: Out = None,
@@ -199,9 +179,7 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
 
 
 def revoke(
-    names: Annotated[
-        list[str], typer.Argument(metavar="DEVICE", help="Names whose certificates are revoked.")
-    ],
+    names: Annotated[list[str], argument("DEVICE", "Names whose certificates are revoked.")],
     home: Home = DEFAULT_HOME,
 ) -> None:
     """Revoke all certificates of these names. 'edge-fl broker up' notices within a second; other brokers read HOME/revoked.crl."""
@@ -215,10 +193,7 @@ def revoke(
 
 def rotate(
     folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FOLDER", help="Identity folders created by 'fleet enrol --baked' or '--role'."
-        ),
+        list[Path], argument("FOLDER", "Identity folders created by 'fleet enrol --baked' or '--role'.")
     ],
     days: Days = None,
     home: Home = DEFAULT_HOME,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import FormatOption, cache_folder
+from edge_fl.cli import cache_folder
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl_devices.options import FleetOption, PortOption, connection
+from edge_fl.options import CONNECTION, FOLDERS, Connection, FormatOption, option
 
 if TYPE_CHECKING:
     from edge_fl_devices.flash.targets.base import Target
@@ -22,94 +21,81 @@ IDENTITIES = Path("runs/identities/devices")  # written by 'edge-fl fleet enrol'
 COLUMNS: Columns = {"what": "what", "path": "file", "bytes": Column("size", units.size), "mode": "mode"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class PiConnection(Connection):
+    """The broker of the Pi, and where this machine has its identity."""
+
+    host: Annotated[
+        str | None, option("--host HOST", "Host of the broker, as reachable from the Pi.", CONNECTION)
+    ] = None
+    identity: Annotated[
+        Path | None,
+        option(
+            "--identity FOLDER",
+            "Identity or claim of the device [runs/identities/devices/NAME].",
+            CONNECTION,
+        ),
+    ] = None
+
+
 def flash(
-    device: Annotated[str, typer.Option(metavar="DEVICE", help="Name of the device: a-z, 0-9 and '-'.")],
-    data: Annotated[
-        str, typer.Option(metavar="SOURCE", help="Data source on the Pi.")
-    ] = "folder:/srv/images",
+    device: Annotated[str, option("--device DEVICE", "Name of the device: a-z, 0-9 and '-'.")],
+    data: Annotated[str, option("--data SOURCE", "Data source on the Pi.")] = "folder:/srv/images",
     images: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Pictures to copy to the Pi's data folder: a folder with one folder per class.",
+        option(
+            "--images FOLDER", "Pictures to copy to the Pi's data folder: a folder with one folder per class."
         ),
     ] = None,
     boot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="TARGET",
-            help="Boot partition of a card: its folder, an image file, or the card's block device.",
+        option(
+            "--boot TARGET",
+            "Boot partition of a card: its folder, an image file, or the card's block device.",
         ),
     ] = None,
-    ssh: Annotated[str, typer.Option(metavar="USER@HOST", help="A running Pi: user@host.")] = "",
+    ssh: Annotated[str, option("--ssh USER@HOST", "A running Pi: user@host.")] = "",
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", rich_help_panel="Folders", help="A folder to copy to the Pi by hand."),
-    ] = None,
-    identity: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel="Connection",
-            help="Identity or claim of the device [runs/identities/devices/NAME].",
-        ),
+        Path | None, option("--out FOLDER", "A folder to copy to the Pi by hand.", FOLDERS)
     ] = None,
     insecure: Annotated[
         bool,
-        typer.Option(
-            "--insecure",
-            rich_help_panel="Connection",
-            help="No identity: connect in plaintext to a private broker.",
-        ),
+        option("--insecure", "No identity: connect in plaintext to a private broker.", CONNECTION),
     ] = False,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST", rich_help_panel="Connection", help="Host of the broker, as reachable from the Pi."
-        ),
-    ] = "",
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    tier: Annotated[str, typer.Option(metavar="TIER", help="auto, head or full.")] = "auto",
+    tier: Annotated[str, option("--tier TIER", "auto, head or full.")] = "auto",
     head: Annotated[
-        str,
-        typer.Option(
-            metavar="HEAD", help="Kind of personal head: logistic, cosine, svm, mlp, nearest or auto."
-        ),
+        str, option("--head HEAD", "Kind of personal head: logistic, cosine, svm, mlp, nearest or auto.")
     ] = "logistic",
     root: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Root of trust for releases [trust on first use].")
+        Path | None, option("--root FILE", "Root of trust for releases [trust on first use].")
     ] = None,
     releases: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Folder of 'edge-fl release export': put its newest release on the card and trust its root.",
+        option(
+            "--releases FOLDER",
+            "Folder of 'edge-fl release export': put its newest release on the card and trust its root.",
         ),
     ] = None,
     label_page: Annotated[
         bool,
-        typer.Option(
+        option(
             "--label-page",
-            help="Start the page for labels at every boot, for each person in the network who has its token.",
+            "Start the page for labels at every boot, for each person in the network who has its token.",
         ),
     ] = False,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Put all wheels on the card, so that the Pi needs no internet.")
+        bool, option("--offline", "Put all wheels on the card, so that the Pi needs no internet.")
     ] = False,
     python: Annotated[
         str,
-        typer.Option(
-            metavar="VERSIONS",
-            help="With --out: 3.11 (Bookworm), 3.13 (Trixie), or both separated by a comma.",
+        option(
+            "--python VERSIONS", "With --out: 3.11 (Bookworm), 3.13 (Trixie), or both separated by a comma."
         ),
     ] = "3.11,3.13",
-    wheels: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Cache folder for downloaded wheels.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the files to write without writing them.")
-    ] = False,
+    wheels: Annotated[Path | None, option("--wheels FOLDER", "Cache folder for downloaded wheels.")] = None,
+    dry_run: Annotated[bool, option("--dry-run", "List the files to write without writing them.")] = False,
+    *,
+    connection: PiConnection,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Install a device on a Raspberry Pi: settings, identity, and the agent, which starts at the first boot."""
@@ -128,10 +114,11 @@ def flash(
     from edge_fl_devices.flash.wheels import gather, reads_heic
 
     target = _target(boot, ssh, out, python)
+    host, identity = connection.host, connection.identity
     if identity is None and (IDENTITIES / device).is_dir():
         identity = IDENTITIES / device
     keys = read_identity(identity, device) if identity and not insecure else {}
-    broker = connection(host or None, port or (TLS_PORT if keys else PORT), fleet)
+    broker = {"port": TLS_PORT if keys else PORT, **connection.given(), "identity": ""}
     tree: dict[str, object] = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
     exported_root, released = read_releases(releases) if releases else (b"", ())
     trusted = settings.read_root(root) if root else exported_root

@@ -7,28 +7,18 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import FormatOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl_devices.options import (
-    FleetOption,
-    HostOption,
-    PortOption,
-    connection,
-    full_worker,
-    log_warnings,
-    stop_on_signal,
-)
+from edge_fl.options import CONNECTION, DATA, DATA_DIR, FOLDERS, TRAINING, Connection, FormatOption, option
+from edge_fl_devices.options import full_worker, log_warnings, stop_on_signal
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.device import Device
@@ -48,130 +38,95 @@ COLUMNS = {
 """Columns of the result that are more than a heading."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetConnection(Connection):
+    """The broker of a simulated fleet, and its devices' identities or common login."""
+
+    identities: Annotated[
+        Path | None,
+        option(
+            "--identities FOLDER",
+            "Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
+            CONNECTION,
+        ),
+    ] = None
+    identity: Annotated[
+        Path | None,
+        option(
+            "--identity FOLDER",
+            "Folder with the username and password of all devices; replaces --identities.",
+            CONNECTION,
+        ),
+    ] = None
+
+
 def up(
     devices: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help=f"Number of devices [the sum of --head and --full, or {DEVICES}]."
-        ),
+        option("--devices N", f"Number of devices [the sum of --head and --full, or {DEVICES}].", min=1),
     ] = None,
-    head: Annotated[
-        str, typer.Option(metavar="HEAD", help="Head-only devices: a number (8) or a fraction (0.8).")
-    ] = "",
-    full: Annotated[
-        str, typer.Option(metavar="N", help="Full devices: a number (2) or a fraction (0.2).")
-    ] = "",
+    head: Annotated[str, option("--head HEAD", "Head-only devices: a number (8) or a fraction (0.8).")] = "",
+    full: Annotated[str, option("--full N", "Full devices: a number (2) or a fraction (0.2).")] = "",
     heads: Annotated[
         str,
-        typer.Option(
-            metavar="HEADS",
-            rich_help_panel="Training",
-            help="Kinds of heads, assigned to the head-only devices in turn; auto selects one.",
+        option(
+            "--heads HEADS",
+            "Kinds of heads, assigned to the head-only devices in turn; auto selects one.",
+            TRAINING,
         ),
     ] = "logistic,svm,mlp",
     dataset: Annotated[
-        str,
-        typer.Option(metavar="DATASET", rich_help_panel="Data", help="Dataset to split over the devices."),
+        str, option("--dataset DATASET", "Dataset to split over the devices.", DATA)
     ] = "digits",
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder with datasets.")
-    ] = Path(".data"),
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     partition: Annotated[
-        str,
-        typer.Option(
-            metavar="PARTITION", rich_help_panel="Data", help="dirichlet, pathological, domain or iid."
-        ),
+        str, option("--partition PARTITION", "dirichlet, pathological, domain or iid.", DATA)
     ] = "dirichlet",
     beta: Annotated[
         float,
-        typer.Option(
-            metavar="NUMBER",
-            rich_help_panel="Data",
-            help="Dirichlet concentration; smaller values make clients more different.",
-        ),
+        option("--beta NUMBER", "Dirichlet concentration; smaller values make clients more different.", DATA),
     ] = 0.3,
     split: Annotated[
         str,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Data",
-            help="A CSV file that assigns each sample to a client and a set, instead of drawing them.",
+        option(
+            "--split FILE",
+            "A CSV file that assigns each sample to a client and a set, instead of drawing them.",
+            DATA,
         ),
     ] = "",
-    fraction: Annotated[
-        float, typer.Option(metavar="SHARE", rich_help_panel="Data", help="Fraction of the samples to use.")
-    ] = 1.0,
+    fraction: Annotated[float, option("--fraction SHARE", "Fraction of the samples to use.", DATA)] = 1.0,
     seed: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Training",
-            min=0,
-            help="Random seed for the data split and the selection of full devices.",
+        option(
+            "--seed N", "Random seed for the data split and the selection of full devices.", TRAINING, min=0
         ),
     ] = 0,
-    host: HostOption = None,
-    port: PortOption = None,
-    fleet: FleetOption = None,
-    identities: Annotated[
-        Path | None,
-        typer.Option(
-            "--identities",
-            metavar="FOLDER",
-            rich_help_panel="Connection",
-            help="Folder with the devices' identities (edge-fl fleet enrol --baked); enables TLS [plaintext].",
-        ),
-    ] = None,
-    identity: Annotated[
-        Path | None,
-        typer.Option(
-            "--identity",
-            metavar="FOLDER",
-            rich_help_panel="Connection",
-            help="Folder with the username and password of all devices; replaces --identities.",
-        ),
-    ] = None,
     folder: Annotated[
-        Path,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            rich_help_panel="Folders",
-            help="Folder that contains the devices' folders.",
-        ),
+        Path, option("--dir FOLDER", "Folder that contains the devices' folders.", FOLDERS)
     ] = FLEET_FOLDER,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Threads that train and fit [one per processor].")
+        int | None, option("--workers N", "Threads that train and fit [one per processor].", min=1)
     ] = None,
     duration_s: Annotated[
-        float,
-        typer.Option(
-            "--duration", metavar="SECONDS", min=0, help="Stop after this many seconds; 0 runs until Ctrl-C."
-        ),
+        float, option("--duration SECONDS", "Stop after this many seconds; 0 runs until Ctrl-C.", min=0)
     ] = 0.0,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Stop when the server has left or no device is busy.")
+        bool, option("--until-idle", "Stop when the server has left or no device is busy.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show all devices in a table that is updated in place.")
+        bool, option("--watch", "Show all devices in a table that is updated in place.")
     ] = False,
     wait_s: Annotated[
-        float,
-        typer.Option(
-            "--wait",
-            metavar="SECONDS",
-            rich_help_panel="Roll-out",
-            min=0,
-            help="Maximum seconds to wait for the broker.",
-        ),
+        float, option("--wait SECONDS", "Maximum seconds to wait for the broker.", "Roll-out", min=0)
     ] = 60.0,
     chaos: Annotated[
         str,
-        typer.Option(
-            metavar="FAULTS",
-            help="Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything.",
+        option(
+            "--chaos FAULTS", "Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything."
         ),
     ] = "",
+    *,
+    connection: FleetConnection,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a simulated fleet over a real broker, with the same agents as real devices."""
@@ -200,7 +155,9 @@ def up(
         "split": split,
     }
     data = checked(tree, DataConfig, "fleet up")
-    broker = checked(connection(host, port, fleet, identities or identity), DeviceBroker, "fleet up")
+    identities, identity = connection.identities, connection.identity
+    given = connection.given() | ({"identity": os.fspath(identities)} if identities else {})
+    broker = checked(given, DeviceBroker, "fleet up")
     if identities:
         if identity:
             raise ConfigError("--identity and --identities: expected one of them")

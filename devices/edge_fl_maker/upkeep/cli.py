@@ -9,15 +9,14 @@ from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edge_fl.console import units
-from edge_fl.console.confirm import YesOption, confirm
+from edge_fl.console.confirm import confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
 from edge_fl.files import user_text
 from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
+from edge_fl.options import FOLDERS, YesOption, argument, option
 from edge_fl_devices.board.installation import ACCOUNT, settings_file
 from edge_fl_devices.options import DEVICE_FOLDER, ExistingFolder
 
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 
 PassphraseOption = Annotated[
     str,
-    typer.Option(
-        "--passphrase-file",
-        metavar="FILE",
-        help="File with the passphrase that encrypts the backup; - asks for it on the terminal.",
+    option(
+        "--passphrase-file FILE",
+        "File with the passphrase that encrypts the backup; - asks for it on the terminal.",
     ),
 ]
 LEAST_PASSPHRASE = 8
@@ -44,8 +42,7 @@ class Switch(StrEnum):
 
 def label(
     switch: Annotated[
-        Switch | None,
-        typer.Argument(metavar="on|off", help="Start or stop the page, now and at every boot."),
+        Switch | None, argument("on|off", "Start or stop the page, now and at every boot.")
     ] = None,
     folder: ExistingFolder = DEVICE_FOLDER,
 ) -> None:
@@ -66,8 +63,7 @@ def label(
 
 def share(
     group: Annotated[
-        str,
-        typer.Option(metavar="GROUP", help="Group of the agent's account, whose members share the pictures."),
+        str, option("--group GROUP", "Group of the agent's account, whose members share the pictures.")
     ] = ACCOUNT,
     folder: ExistingFolder = DEVICE_FOLDER,
 ) -> None:
@@ -97,7 +93,7 @@ def _settings(folder: Path) -> DeviceConfig:
     if found := config.remembered(folder):
         return found
     if file := settings_file():
-        return config.from_options(file, {"folder": folder}, {})
+        return config.from_options(file, {"folder": folder})
     raise InputError(
         f"{text(folder)}: no settings of a last run, expected the folder of a device that has run (--dir)"
     )
@@ -106,16 +102,13 @@ def _settings(folder: Path) -> DeviceConfig:
 def reset(
     folder: ExistingFolder = DEVICE_FOLDER,
     labels: Annotated[
-        bool,
-        typer.Option(
-            "--labels", help="Also delete the pictures, those with labels in the data folder included."
-        ),
+        bool, option("--labels", "Also delete the pictures, those with labels in the data folder included.")
     ] = False,
     identity: Annotated[
         bool,
-        typer.Option(
+        option(
             "--identity",
-            help="Also delete certificate and key, trusted metadata, and the record of epsilon spent.",
+            "Also delete certificate and key, trusted metadata, and the record of epsilon spent.",
         ),
     ] = False,
     yes: YesOption = False,
@@ -136,7 +129,7 @@ def reset(
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file for the backup.")],
+    file: Annotated[Path, argument("FILE", "New file for the backup.")],
     passphrase_file: PassphraseOption = "",
     folder: ExistingFolder = DEVICE_FOLDER,
 ) -> None:
@@ -157,17 +150,12 @@ def backup(
 
 
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A backup of 'edge-fl device backup'.")],
+    file: Annotated[Path, argument("FILE", "A backup of 'edge-fl device backup'.")],
     passphrase_file: PassphraseOption = "",
     folder: ExistingFolder = DEVICE_FOLDER,
     identity: Annotated[
         Path | None,
-        typer.Option(
-            "--identity",
-            metavar="FOLDER",
-            rich_help_panel="Folders",
-            help="Folder for the identity [that of the settings in the backup].",
-        ),
+        option("--identity FOLDER", "Folder for the identity [that of the settings in the backup].", FOLDERS),
     ] = None,
     yes: YesOption = False,
 ) -> None:

@@ -7,15 +7,14 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, Commands, FormatOption
+from edge_fl.cli import App, Commands
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
+from edge_fl.options import FormatOption, argument, option
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 
 COLUMNS: Columns = {
     "rule": "rule",
@@ -42,14 +41,10 @@ def register(app: App) -> None:
 
 def list_alerts(
     resolved: Annotated[
-        str,
-        typer.Option(
-            "--resolved", metavar="DURATION", help="Also alerts resolved in this time, such as 30m, 2h or 7d."
-        ),
+        str, option("--resolved DURATION", "Also alerts resolved in this time, such as 30m, 2h or 7d.")
     ] = "0m",
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the alerts whose condition holds, newest first, and the channels on which they were sent."""
@@ -57,10 +52,10 @@ def list_alerts(
 
     now_s = int(time.time())
     since_s = now_s - seconds("--resolved", resolved)
-    with registry(database, home, fleet) as db:
-        quiet, sent = alerts.silenced(db, fleet, now_s), alerts.delivered(db, fleet)
+    with registry(place) as db:
+        quiet, sent = alerts.silenced(db, place.fleet, now_s), alerts.delivered(db, place.fleet)
         rows = []
-        for alert in alerts.listed(db, fleet, since_s):
+        for alert in alerts.listed(db, place.fleet, since_s):
             until_s = max(quiet.get(alert.rule, 0), quiet.get(alert.subject, 0))
             state = (
                 "resolved" if alert.resolved_s else f"silent until {_time(until_s)}" if until_s else "active"
@@ -80,20 +75,13 @@ def list_alerts(
 
 def silence(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="A rule, or a device or other subject, as 'fleet alerts list' shows it."
-        ),
+        str, argument("NAME", "A rule, or a device or other subject, as 'fleet alerts list' shows it.")
     ],
     duration: Annotated[
-        str,
-        typer.Option(
-            "--for", metavar="DURATION", help="For how long, such as 30m, 2h or 7d; 0m ends a silence."
-        ),
+        str, option("--for DURATION", "For how long, such as 30m, 2h or 7d; 0m ends a silence.")
     ] = "2h",
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Send no alert of a rule, or about a device, for some time. Those whose condition still holds then are sent at its end."""
     from edge_fl_console.alerts import stored as alerts
@@ -101,31 +89,36 @@ def silence(
     from edge_fl_server.registry import devices
 
     until_s = int(time.time()) + seconds("--for", duration)
-    with registry(database, home, fleet) as db:
-        known = {*load(path_of(home, fleet), db, fleet).rules, *devices.names(db, fleet), "server"}
-        known |= {alert.subject for alert in alerts.active(db, fleet)}
+    with registry(place) as db:
+        known = {
+            *load(path_of(place.home, place.fleet), db, place.fleet).rules,
+            *devices.names(db, place.fleet),
+            "server",
+        }
+        known |= {alert.subject for alert in alerts.active(db, place.fleet)}
         if name not in known:
-            raise InputError(f"{name!r}: no rule and no device of fleet {fleet!r}{nearest(name, known)}")
-        with acting(db, fleet, "silence", f"{name}, for {duration}"):
-            alerts.silence(db, fleet, name, until_s)
+            raise InputError(
+                f"{name!r}: no rule and no device of fleet {place.fleet!r}{nearest(name, known)}"
+            )
+        with acting(db, place.fleet, "silence", f"{name}, for {duration}"):
+            alerts.silence(db, place.fleet, name, until_s)
     print_status(
         f"{name}: silent until {_time(until_s)} UTC" if until_s > time.time() else f"{name}: no longer silent"
     )
 
 
 def test(
-    channel: Annotated[str, typer.Argument(metavar="CHANNEL", help="A channel of alerts.toml [all].")] = "",
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    channel: Annotated[str, argument("CHANNEL", "A channel of alerts.toml [all].")] = "",
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Check alerts.toml and send a test message on each channel; prints the channels that accepted it."""
     from edge_fl_console.alerts.channels import Channel
     from edge_fl_console.alerts.settings import load, path_of
 
-    path, failed = path_of(home, fleet), []
-    with registry(database, home, fleet) as db:
-        settings = load(path, db, fleet)
+    path, failed = path_of(place.home, place.fleet), []
+    with registry(place) as db:
+        settings = load(path, db, place.fleet)
     if channel and channel not in settings.channels:
         raise ConfigError(f"{paths.text(path)}: no channel {channel!r}{nearest(channel, settings.channels)}")
     if not settings.channels:
@@ -136,7 +129,7 @@ def test(
         if channel in ("", name):
             try:
                 Channel.open(name, url).send(
-                    f"Fleet {fleet}: test", "This is a test of the channel.", good=True
+                    f"Fleet {place.fleet}: test", "This is a test of the channel.", good=True
                 )
                 print(name)
             except ConnectError as error:

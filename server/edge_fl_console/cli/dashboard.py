@@ -7,30 +7,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl.options import CONNECTION, option
+from edge_fl_server.cli.options import RegistryPlace
 
-Host = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST",
-        rich_help_panel="Connection",
-        help="Address to listen on; all but loopback require a login.",
-    ),
-]
-Port = Annotated[
-    int,
-    typer.Option(
-        metavar="N",
-        rich_help_panel="Connection",
-        min=0,
-        max=65535,
-        help="Port to listen on; 0 selects a free one.",
-    ),
-]
+Host = Annotated[str, option("HOST", "Address to listen on; all but loopback require a login.", CONNECTION)]
+Port = Annotated[int, option("N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)]
 
 
 def register(app: App) -> None:
@@ -41,22 +24,19 @@ def register(app: App) -> None:
 
 
 def dashboard(
-    database: DatabaseOption = "",
-    fleet: FleetOption = "main",
-    home: HomeOption = HOME,
     host: Host = "127.0.0.1",
     port: Port = 8080,
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate for TLS (PEM).")] = None,
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the certificate (PEM).")] = None,
+    cert: Annotated[Path | None, option("--cert FILE", "Certificate for TLS (PEM).")] = None,
+    key: Annotated[Path | None, option("--key FILE", "Key of the certificate (PEM).")] = None,
     login: Annotated[
-        bool, typer.Option("--login", help="Require a token on loopback too, for example behind a proxy.")
+        bool, option("--login", "Require a token on loopback too, for example behind a proxy.")
     ] = False,
     oidc: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."
-        ),
+        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."),
     ] = None,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Show the fleet, its runs, releases and data in a browser; also serves /metrics for Prometheus.
 
@@ -64,19 +44,21 @@ def dashboard(
     EDGE_FL_DASHBOARD_TOKEN; if there is neither, a shared one is generated and printed.
     """
     from edge_fl_console.dashboard.serve import Settings, serve
-    from edge_fl_server.registry import database as registries
 
-    registry = registries.location(database, home)
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
-    serve(Settings(registry, fleet, home, host, port, token, cert, key, login, oidc), print_status)
+    serve(
+        Settings(place.location, place.fleet, place.home, host, port, token, cert, key, login, oidc),
+        print_status,
+    )
 
 
-def mcp(database: DatabaseOption = "", fleet: FleetOption = "main", home: HomeOption = HOME) -> None:
+def mcp(
+    place: RegistryPlace,
+) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_console import assistant
     from edge_fl_server.registry import Database, fleets
-    from edge_fl_server.registry.database import location
 
-    with closing(Database.existing(location(database, home))) as db:
-        fleets.require(db, fleet)
-        assistant.server(db, fleet).run()
+    with closing(Database.existing(place.location)) as db:
+        fleets.require(db, place.fleet)
+        assistant.server(db, place.fleet).run()

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
+from edge_fl.options import FormatOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the person or program.")]
-DaysOption = Annotated[int, typer.Option("--days", metavar="N", min=1, max=3650, help="Validity in days.")]
+NameArgument = Annotated[str, argument("NAME", "Name of the person or program.")]
+DaysOption = Annotated[int, option("--days N", "Validity in days.", min=1, max=3650)]
 TOKENS: Columns = {
     "name": "name",
     "roles": "roles",
@@ -53,14 +51,10 @@ def register(app: App) -> None:
 
 def create(
     name: NameArgument,
-    role: Annotated[
-        list[str],
-        typer.Option("--role", metavar="ROLE", help="viewer, operator or releaser; may be repeated."),
-    ],
+    role: Annotated[list[str], option("--role ROLE", "viewer, operator or releaser; may be repeated.")],
     days: DaysOption = PERSON_DAYS,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Create a personal token and print it; the registry keeps only its hash, so it cannot be shown again."""
     from edge_fl_console import tokens
@@ -73,16 +67,14 @@ def create(
 
     if not NAME.match(name):
         raise InputError(f"{name[:100]!r}: {EXPECTED_NAME}")
-    with _acting("token create", f"{name}: {', '.join(roles)}", fleet, database, home) as (db, by):
-        secret = tokens.create(db, fleet, name, roles, days, by)
+    with _acting("token create", f"{name}: {', '.join(roles)}", place) as (db, by):
+        secret = tokens.create(db, place.fleet, name, roles, days, by)
     print(secret)
     print_status(f"{name}: {', '.join(roles)} for {days} days; sign in with it at the dashboard's address")
 
 
 def list_tokens(
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the personal tokens: roles, state, expiry, last use."""
@@ -90,7 +82,7 @@ def list_tokens(
 
     from edge_fl_console import tokens
 
-    with registry(database, home, fleet) as db:
+    with registry(place) as db:
         rows = [
             {
                 "name": token.name,
@@ -101,7 +93,7 @@ def list_tokens(
                 "created": token.created_at[:10],
                 "by": token.created_by,
             }
-            for token in tokens.listed(db, fleet)
+            for token in tokens.listed(db, place.fleet)
         ]
     show_table(rows, TOKENS, format)
 
@@ -109,40 +101,36 @@ def list_tokens(
 def renew(
     name: NameArgument,
     days: DaysOption = PERSON_DAYS,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Replace a token, also an expired one, by a new one with the same name and roles; prints it."""
     from edge_fl_console import tokens
 
-    with _acting("token renew", name, fleet, database, home) as (db, by):
-        secret = tokens.renew(db, fleet, name, days, by)
+    with _acting("token renew", name, place) as (db, by):
+        secret = tokens.renew(db, place.fleet, name, days, by)
     print(secret)
 
 
 def revoke(
-    name: NameArgument, fleet: FleetOption = "main", database: DatabaseOption = "", home: HomeOption = HOME
+    name: NameArgument,
+    place: RegistryPlace,
 ) -> None:
     """End a token at once, also in open pages."""
     from edge_fl_console import tokens
 
-    with _acting("token revoke", name, fleet, database, home) as (db, _):
-        tokens.revoke(db, fleet, name)
+    with _acting("token revoke", name, place) as (db, _):
+        tokens.revoke(db, place.fleet, name)
     print_status(f"{name}: revoked")
 
 
 def audit(
     since: Annotated[
-        str,
-        typer.Option(
-            "--since", metavar="TIME", help="Only from this day or time on, UTC, such as 2026-11-23."
-        ),
+        str, option("--since TIME", "Only from this day or time on, UTC, such as 2026-11-23.")
     ] = "",
-    who: Annotated[str, typer.Option("--who", metavar="NAME", help="Only what this person did.")] = "",
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    who: Annotated[str, option("--who NAME", "Only what this person did.")] = "",
+    *,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List what people did, newest first: who, known by what (certificate, token, sign-on, local user), on what, when, result."""
@@ -158,9 +146,9 @@ def audit(
         ) from error
     if start:
         start = (start if start.tzinfo else start.replace(tzinfo=UTC)).astimezone(UTC)
-    with registry(database, home, fleet) as db:
+    with registry(place) as db:
         found = audit.listed(
-            db, fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
+            db, place.fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
         )
     rows = [
         {name: getattr(row, name) for name in AUDIT} | {"at": row.at[:19].replace("T", " ")} for row in found
@@ -171,9 +159,7 @@ def audit(
 
 
 @contextmanager
-def _acting(
-    action: str, target: str, fleet: str, database: str, home: Path
-) -> Iterator[tuple[Database, str]]:
+def _acting(action: str, target: str, place: RegistryPlace) -> Iterator[tuple[Database, str]]:
     """The registry, and who acts; the audit log has it."""
-    with registry(database, home, fleet) as db, acting(db, fleet, action, target) as person:
+    with registry(place) as db, acting(db, place.fleet, action, target) as person:
         yield db, person.name

@@ -6,17 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import FormatOption
 from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
+from edge_fl.options import DATA, DATA_DIR, FOLDERS, TRAINING, FormatOption, option
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
     RUNS,
     ClientsOption,
-    DataDirOption,
     EpochsOption,
     HeadsOption,
     ModelOption,
@@ -33,29 +30,24 @@ EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --see
 def compare(
     methods: Annotated[
         str,
-        typer.Option(
-            metavar="METHODS",
-            rich_help_panel="Training",
-            help="Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
+        option(
+            "--methods METHODS",
+            "Methods, comma-separated, with options after ':' (fedcrc:tau=0.9, fedavg:compression.kind=int8), or 'all'.",
+            TRAINING,
         ),
     ] = "",
     recipe: RecipeOption = "",
-    dataset: Annotated[
-        str, typer.Option(metavar="DATASET", rich_help_panel="Data", help="Datasets, comma-separated.")
-    ] = "",
+    dataset: Annotated[str, option("--dataset DATASET", "Datasets, comma-separated.", DATA)] = "",
     partitions: Annotated[
         str,
-        typer.Option(
-            metavar="PARTITIONS",
-            rich_help_panel="Data",
-            help="Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.",
+        option(
+            "--partitions PARTITIONS",
+            "Partitions, comma-separated: dirichlet:0.1, pathological:2, domain, iid.",
+            DATA,
         ),
     ] = "",
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", rich_help_panel="Training", min=1, help="Number of seeds, starting at the recipe's."
-        ),
+        int | None, option("--seeds N", "Number of seeds, starting at the recipe's.", TRAINING, min=1)
     ] = None,
     clients: ClientsOption = None,
     split: SplitOption = "",
@@ -63,58 +55,46 @@ def compare(
     heads: HeadsOption = None,
     rounds: RoundsOption = None,
     epochs: EpochsOption = None,
-    data_dir: DataDirOption = "",
+    data_dir: Annotated[str, DATA_DIR] = "",
     scale: ScaleOption = 1.0,
     settings: SetOption = None,
     target: Annotated[
-        float | None,
-        typer.Option(metavar="SHARE", min=0, max=1, help="Mean accuracy up to which bytes are counted."),
+        float | None, option("--target SHARE", "Mean accuracy up to which bytes are counted.", min=0, max=1)
     ] = None,
     tune: Annotated[
         bool,
-        typer.Option(
-            "--tune",
-            rich_help_panel="Tuning",
-            help="Choose each method's learning rate and hyper-parameters on validation data.",
+        option(
+            "--tune", "Choose each method's learning rate and hyper-parameters on validation data.", "Tuning"
         ),
     ] = False,
     tune_trials: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Tuning",
-            min=2,
-            max=100,
-            help="Configurations to try per method with --tune; 6.",
+        option(
+            "--tune-trials N", "Configurations to try per method with --tune; 6.", "Tuning", min=2, max=100
         ),
     ] = None,
     tune_values: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METHOD:KEY=VALUES",
-            rich_help_panel="Tuning",
-            help="Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable.",
+        option(
+            "--tune-values METHOD:KEY=VALUES",
+            "Values to try instead of a method's own, fedcrc:tau=0.9,0.99; repeatable.",
+            "Tuning",
         ),
     ] = None,
     against_paper: Annotated[
-        bool, typer.Option("--against-paper", help="Compare with the paper's figures too.")
+        bool, option("--against-paper", "Compare with the paper's figures too.")
     ] = False,
     jobs: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Number of concurrent cells, each a process with one thread."),
+        int, option("--jobs N", "Number of concurrent cells, each a process with one thread.", min=1)
     ] = 1,
-    retry: Annotated[bool, typer.Option("--retry", help="Run failed cells again.")] = False,
-    plots: Annotated[bool, typer.Option("--plots", help="Also plot the comparison.")] = False,
+    retry: Annotated[bool, option("--retry", "Run failed cells again.")] = False,
+    plots: Annotated[bool, option("--plots", "Also plot the comparison.")] = False,
     html: Annotated[
-        bool, typer.Option("--html", help="Also write one page with verdict, differences, plots and tables.")
+        bool, option("--html", "Also write one page with verdict, differences, plots and tables.")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            rich_help_panel="Folders",
-            help="Folder of this comparison; cells stored in it are not run again.",
-        ),
+        option("--out FOLDER", "Folder of this comparison; cells stored in it are not run again.", FOLDERS),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:

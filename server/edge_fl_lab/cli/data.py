@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_paths
+from edge_fl.options import DATA_DIR, FormatOption, argument, option
 
 
 def register(app: App) -> None:
@@ -19,12 +18,8 @@ def register(app: App) -> None:
 
 
 def download(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="mnist, fashion-mnist, emnist, cifar10 or cifar100.")
-    ],
-    data_dir: Annotated[
-        Path, typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder to write the .npz file to.")
-    ] = Path(".data"),
+    name: Annotated[str, argument("NAME", "mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
@@ -36,21 +31,13 @@ def download(
 def convert(
     folder: Annotated[
         Path,
-        typer.Argument(
-            metavar="FOLDER",
-            help="Folders of pictures by class, or a folder of PFLlib or LEAF with train and test.",
+        argument(
+            "FOLDER", "Folders of pictures by class, or a folder of PFLlib or LEAF with train and test."
         ),
     ],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the new dataset.")],
-    data_dir: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER", rich_help_panel="Data", help="Folder to write NAME.npz and NAME-split.csv to."
-        ),
-    ] = Path(".data"),
-    size: Annotated[
-        int, typer.Option(metavar="N", min=8, max=1024, help="Pixels per side of converted pictures.")
-    ] = 224,
+    name: Annotated[str, argument("NAME", "Name of the new dataset.")],
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
+    size: Annotated[int, option("--size N", "Pixels per side of converted pictures.", min=8, max=1024)] = 224,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset (and a file for --split)."""

@@ -8,57 +8,35 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from edge_fl.console.output import print_status, show_table, show_text
 from edge_fl.files.paths import text
+from edge_fl.options import CONNECTION, DATA, DATA_DIR, TRAINING, option
 from edge_fl_server.cli.options import RUNS, RunsOption
 
 
 def demo(
     dataset: Annotated[
-        str,
-        typer.Option(
-            metavar="DATASET", rich_help_panel="Data", help="A dataset by name; digits needs no file."
-        ),
+        str, option("--dataset DATASET", "A dataset by name; digits needs no file.", DATA)
     ] = "digits",
-    data_dir: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", rich_help_panel="Data", help="Folder of the datasets' .npz files."),
-    ] = Path(".data"),
-    devices: Annotated[int, typer.Option(metavar="N", min=2, help="Number of simulated devices.")] = 12,
-    full: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many of them train; the others fit heads.")
-    ] = 4,
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
+    devices: Annotated[int, option("--devices N", "Number of simulated devices.", min=2)] = 12,
+    full: Annotated[int, option("--full N", "How many of them train; the others fit heads.", min=1)] = 4,
     rounds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", rich_help_panel="Training", min=1, help="Communication rounds [the recipe's]."
-        ),
+        int | None, option("--rounds N", "Communication rounds [the recipe's].", TRAINING, min=1)
     ] = None,
     port: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Connection",
-            min=1,
-            max=65535,
-            help="The broker's port [a free one].",
-        ),
+        int | None, option("--port N", "The broker's port [a free one].", CONNECTION, min=1, max=65535)
     ] = None,
     runs: RunsOption = RUNS,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Also keep the folders of the devices and the broker.")
-    ] = False,
+    keep: Annotated[bool, option("--keep", "Also keep the folders of the devices and the broker.")] = False,
     secure: Annotated[
-        bool,
-        typer.Option("--secure", help="Use mTLS: the broker, the server and each device get a certificate."),
+        bool, option("--secure", "Use mTLS: the broker, the server and each device get a certificate.")
     ] = False,
     compare_plaintext: Annotated[
         bool,
-        typer.Option(
+        option(
             "--compare-plaintext",
-            help="With --secure: run the demo in plaintext first, and print the ratio of the durations.",
+            "With --secure: run the demo in plaintext first, and print the ratio of the durations.",
         ),
     ] = False,
 ) -> None:

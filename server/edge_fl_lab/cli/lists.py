@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, show_table
 from edge_fl.console.tables import Column, Columns
-from edge_fl_server.cli.options import DataDirOption
+from edge_fl.options import DATA_DIR, FormatOption
 
 DESCRIPTION = {"description": Column("description", prose=True)}
 
@@ -43,7 +44,9 @@ def list_heads(format: FormatOption = Format.TABLE) -> None:
     show_table(rows, {"name": "name", "package": "package", **DESCRIPTION}, format)
 
 
-def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Format.TABLE) -> None:
+def list_datasets(
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"), format: FormatOption = Format.TABLE
+) -> None:
     """List the datasets for --dataset: the known ones, and the .npz files in the data folder."""
     from edge_fl.data import datasets
 
@@ -55,7 +58,7 @@ def list_datasets(data_dir: DataDirOption = ".data", format: FormatOption = Form
             "domains": ", ".join(listing.domains),
             "where": listing.where,
         }
-        for listing in datasets.listings(Path(data_dir))
+        for listing in datasets.listings(data_dir)
     ]
     prose = {key: Column(key, prose=True) for key in ("domains", "where")}
     show_table(rows, {**{key: key for key in rows[0]}, **prose}, format)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, show_json, show_table, show_text
 from edge_fl.console.tables import Column
+from edge_fl.options import DATA, TRAINING, FormatOption, argument, option
 
 
 def register(app: App) -> None:
@@ -37,13 +36,10 @@ def list_methods(format: FormatOption = Format.TABLE) -> None:
 
 
 def show_method(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="A method of 'edge-fl methods list'.")],
-    model: Annotated[
-        str,
-        typer.Option(metavar="MODEL", rich_help_panel="Training", help="Model for which bytes are counted."),
-    ] = "cnn2",
+    name: Annotated[str, argument("METHOD", "A method of 'edge-fl methods list'.")],
+    model: Annotated[str, option("--model MODEL", "Model for which bytes are counted.", TRAINING)] = "cnn2",
     egress: Annotated[
-        bool, typer.Option("--egress", help="Print only what may leave a device, by tier, as JSON.")
+        bool, option("--egress", "Print only what may leave a device, by tier, as JSON.")
     ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -59,15 +55,9 @@ def show_method(
 
 
 def recommend_method(
-    clients: Annotated[
-        int, typer.Option(metavar="N", rich_help_panel="Data", min=1, help="Clients that train.")
-    ],
-    samples: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Training images of each of them, on average.")
-    ],
-    tier: Annotated[
-        Device, typer.Option(metavar="TIER", help="Devices whose accuracy counts.")
-    ] = Device.FULL,
+    clients: Annotated[int, option("--clients N", "Clients that train.", DATA, min=1)],
+    samples: Annotated[int, option("--samples N", "Training images of each of them, on average.", min=1)],
+    tier: Annotated[Device, option("--tier TIER", "Devices whose accuracy counts.")] = Device.FULL,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
+from edge_fl.options import DATA, DATA_DIR, FormatOption, option
 from edge_fl_server.cli import options, user_imports
-from edge_fl_server.cli.options import RUNS, DataDirOption, RunArgument, RunsOption, run_folder
+from edge_fl_server.cli.options import RUNS, RunArgument, RunsOption, run_folder
 
 
 def register(app: App) -> None:
@@ -47,30 +46,22 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, typer.Option(metavar="FOLDER", help="The new dataset.")],
+    to: Annotated[str, option("--to FOLDER", "The new dataset.")],
     clients: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Data",
-            min=1,
-            help="Number of clients that the new dataset is split over.",
-        ),
+        int, option("--clients N", "Number of clients that the new dataset is split over.", DATA, min=1)
     ] = 20,
-    beta: Annotated[
-        float, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
-    ] = 1.0,
+    beta: Annotated[float, option("--beta NUMBER", options.BETA_HELP, DATA)] = 1.0,
     head: Annotated[
         str,
-        typer.Option(
-            metavar="HEAD",
-            help="mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
+        option(
+            "--head HEAD",
+            "mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
         ),
     ] = "mlp",
     iterations: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Batches that each head is trained on.")
+        int, option("--iterations N", "Batches that each head is trained on.", min=1)
     ] = 100,
-    data_dir: DataDirOption = "",
+    data_dir: Annotated[str, DATA_DIR] = "",
     runs: RunsOption = RUNS,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -126,8 +117,8 @@ def report(
     run: RunArgument,
     format: Annotated[
         ReportFormat,
-        typer.Option(
-            metavar="FORMAT", help="html writes RUN/report.html and prints its path; md and json are printed."
+        option(
+            "--format FORMAT", "html writes RUN/report.html and prints its path; md and json are printed."
         ),
     ] = ReportFormat.HTML,
     runs: RunsOption = RUNS,

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import FormatOption
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
+from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, option
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.options import (
     RUNS,
     ClientsOption,
-    DataDirOption,
     EpochsOption,
     HeadsOption,
     ModelOption,
@@ -38,31 +35,17 @@ STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
 def simulate(
     recipe: RecipeOption = "",
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="METHOD", rich_help_panel="Training", help="A method, see 'edge-fl methods list'."
-        ),
-    ] = "",
+    method: Annotated[str, option("--method METHOD", "A method, see 'edge-fl methods list'.", TRAINING)] = "",
     dataset: Annotated[
-        str,
-        typer.Option(
-            metavar="DATASET", rich_help_panel="Data", help="A dataset, such as digits or fashion-mnist."
-        ),
+        str, option("--dataset DATASET", "A dataset, such as digits or fashion-mnist.", DATA)
     ] = "",
-    data_dir: DataDirOption = "",
+    data_dir: Annotated[str, DATA_DIR] = "",
     clients: ClientsOption = None,
-    beta: Annotated[
-        float | None, typer.Option(metavar="NUMBER", rich_help_panel="Data", help=options.BETA_HELP)
-    ] = None,
+    beta: Annotated[float | None, option("--beta NUMBER", options.BETA_HELP, DATA)] = None,
     split: SplitOption = "",
     save_split: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            rich_help_panel="Data",
-            help="Write the split over clients to this CSV file, for --split.",
-        ),
+        option("--save-split FILE", "Write the split over clients to this CSV file, for --split.", DATA),
     ] = None,
     model: ModelOption = "",
     heads: HeadsOption = None,
@@ -71,25 +54,17 @@ def simulate(
     scale: ScaleOption = 1.0,
     seed: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            rich_help_panel="Training",
-            min=0,
-            help="Random seed for data split, training and sampling.",
-        ),
+        option("--seed N", "Random seed for data split, training and sampling.", TRAINING, min=0),
     ] = None,
     engine: Annotated[
         str,
-        typer.Option(
-            metavar="ENGINE",
-            rich_help_panel="Training",
-            help="How clients are trained: auto, sequential, pool, vector or ray.",
+        option(
+            "--engine ENGINE", "How clients are trained: auto, sequential, pool, vector or ray.", TRAINING
         ),
     ] = "",
     settings: SetOption = None,
     resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, without other settings."),
+        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, without other settings.")
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,

@@ -7,18 +7,20 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_fl.options import LOOPBACK, Broker
 from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.mqtt.reader import ServerConnect
     from edge_fl_server.registry import Database
 
 
-def connect_to(host: str, port: int | None, identity: Path | str | None) -> ServerConnect:
+def connect_to(broker: Broker) -> ServerConnect:
     """Return a function that opens connections to the broker; the MQTT client is imported only now."""
     from edge_fl_server.mqtt.connector import connector
 
-    return connector(host, port or 0, identity)
+    return connector(broker.host or LOOPBACK, broker.port or 0, broker.identity)
 
 
 def acting_as(folder: Path | str | None) -> Person:
@@ -38,15 +40,18 @@ def acting_as(folder: Path | str | None) -> Person:
 
 
 @contextmanager
-def registry(database: str, home: Path, fleet: str) -> Iterator[Database]:
-    """The existing registry of these options. Raises ConfigError, and InputError if it does not have the fleet."""
+def registry(place: RegistryPlace, *, new: bool = False) -> Iterator[Database]:
+    """The registry of these options; `new`: also one that does not exist yet.
+
+    Raises ConfigError, and InputError if it does not have the fleet.
+    """
     from edge_fl_server.registry import Database, fleets
-    from edge_fl_server.registry.database import location
     from edge_fl_server.release import ownership
 
-    with closing(Database.existing(location(database, home))) as db:
-        fleets.require(db, fleet)
-        ownership.require(db, fleet, home)
+    opened = Database.open if new else Database.existing
+    with closing(opened(place.location)) as db:
+        fleets.require(db, place.fleet)
+        ownership.require(db, place.fleet, place.home)
         yield db
 
 

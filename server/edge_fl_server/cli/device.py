@@ -6,32 +6,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
+from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, Broker, FormatOption, argument, option
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl.wire.messages import Query
     from edge_fl_server.mqtt.devices.queries import Answer
 
-DeviceArgument = Annotated[
-    str, typer.Argument(metavar="DEVICE", help="A device of 'edge-fl fleet list' that is connected.")
-]
+DeviceArgument = Annotated[str, argument("DEVICE", "A device of 'edge-fl fleet list' that is connected.")]
 WaitOption = Annotated[
     float,
-    typer.Option(
-        "--wait",
-        metavar="SECONDS",
-        rich_help_panel="Connection",
-        min=1,
-        max=600,
-        help="Longest time to wait for the answer, in seconds.",
-    ),
+    option("--wait SECONDS", "Longest time to wait for the answer, in seconds.", CONNECTION, min=1, max=600),
 ]
 LINE_COLUMNS: Columns = {
     "at": Column("time, UTC", rank=1),
@@ -64,22 +54,16 @@ def register(app: App) -> None:
 def logs(
     device: DeviceArgument,
     level: Annotated[
-        Level, typer.Option(metavar="LEVEL", help="Lowest level to show: info, warning or error.")
+        Level, option("--level LEVEL", "Lowest level to show: info, warning or error.")
     ] = Level.INFO,
     since: Annotated[
-        str,
-        typer.Option(metavar="AGE", help="Show lines that are at most this old, such as 15min, 2h or 3d."),
+        str, option("--since AGE", "Show lines that are at most this old, such as 15min, 2h or 3d.")
     ] = "",
-    until: Annotated[
-        str, typer.Option(metavar="AGE", help="Show lines that are at least this old, such as 1h.")
-    ] = "",
+    until: Annotated[str, option("--until AGE", "Show lines that are at least this old, such as 1h.")] = "",
     wait: WaitOption = 20.0,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    fleet: FleetOption = "main",
-    identity: IdentityOption = None,
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show the newest lines of a device's log, which it keeps in 256 KiB and sends on request; the times are those of its clock."""
@@ -95,7 +79,7 @@ def logs(
     if since and until_s >= since_s:
         raise InputError(f"--until {until} is not after --since {since}: expected an age below {since}")
     query = Query("none", "logs", level.value, since_s, until_s)
-    answer = _ask(device, query, wait, host, port, fleet, identity, database, home)
+    answer = _ask(device, query, wait, broker, place)
     assert isinstance(answer.content, Logs)
     rows = [{**asdict(line), "text": one_line(line.text)} for line in answer.content.lines]
     if format is Format.TABLE:
@@ -111,20 +95,16 @@ def diagnose(
     device: DeviceArgument,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            rich_help_panel="Folders",
-            help="New folder, or new .zip file, for the bundle [diagnostics-DEVICE-TIME].",
+        option(
+            "--out FOLDER",
+            "New folder, or new .zip file, for the bundle [diagnostics-DEVICE-TIME].",
+            FOLDERS,
         ),
     ] = None,
     wait: WaitOption = 120.0,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    fleet: FleetOption = "main",
-    identity: IdentityOption = None,
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Get a diagnostics bundle from a device: checks, versions, recent errors and settings without secrets, signed by the device."""
     from msgspec.structs import asdict
@@ -135,10 +115,10 @@ def diagnose(
     from edge_fl_server.mqtt.devices import bundles
 
     bundles.require_new(out)
-    answer = _ask(device, Query("none", "diagnostics"), wait, host, port, fleet, identity, database, home)
+    answer = _ask(device, Query("none", "diagnostics"), wait, broker, place)
     found = answer.content
     assert isinstance(found, Diagnostics)
-    where = bundles.write(answer, fleet, out)
+    where = bundles.write(answer, place.fleet, out)
     show_table(
         [{key: one_line(text) for key, text in asdict(check).items()} for check in found.checks],
         CHECK_COLUMNS,
@@ -153,17 +133,7 @@ def diagnose(
     print(where)
 
 
-def _ask(
-    device: str,
-    query: Query,
-    wait: float,
-    host: str,
-    port: int | None,
-    fleet: str,
-    identity: Path | None,
-    database: str,
-    home: Path,
-) -> Answer:
+def _ask(device: str, query: Query, wait: float, broker: Broker, place: RegistryPlace) -> Answer:
     """Ask a device, unless the registry knows that it was revoked. Raises ConnectError then, and the errors of `queries.ask`."""
     from contextlib import ExitStack
 
@@ -171,12 +141,13 @@ def _ask(
     from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector, sole_user
     from edge_fl_server.mqtt.devices import queries
     from edge_fl_server.registry import devices
-    from edge_fl_server.registry.database import location
 
-    connect, authorities = operator_connector(host, port or 0, identity), fleet_authorities(identity)
+    identity, fleet = broker.identity, place.fleet
+    connect = operator_connector(broker.host or LOOPBACK, broker.port or 0, identity)
+    authorities = fleet_authorities(identity)
     with ExitStack() as stack:
-        if database or Path(location(database, home)).exists():
-            db = stack.enter_context(registry(database, home, fleet))
+        if place.exists:
+            db = stack.enter_context(registry(place))
             record = devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.options import Broker, FormatOption, argument
 from edge_fl_server.cli import fleet_settings, fleet_tags
 from edge_fl_server.cli.connection import acting, connect_to, registry
-from edge_fl_server.cli.options import (
-    HOME,
-    DatabaseOption,
-    FleetOption,
-    HomeOption,
-    HostOption,
-    PortOption,
-)
+from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.selection import WhereOption
 
 if TYPE_CHECKING:
@@ -37,12 +28,9 @@ def register(app: App) -> None:
 
 def list_devices(
     where: WhereOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    fleet: FleetOption = "main",
-    identity: IdentityOption = None,
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices known to the broker: last reported state and capability; from the registry, their newest accuracy, whether their
@@ -53,7 +41,6 @@ def list_devices(
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, devices, fleets, reports, tags
-    from edge_fl_server.registry.database import location
     from edge_fl_server.registry.records import DeviceRecord
     from edge_fl_server.selectors.fleet import selected
 
@@ -63,22 +50,21 @@ def list_devices(
     desired: dict[str, Settings] = {}
     chosen: set[str] | None = None
     fleets_known: list[str] = []
-    if where or database or Path(location(database, home)).exists():
-        with closing(Database.existing(location(database, home))) as db:
+    if where or place.exists:
+        with closing(Database.existing(place.location)) as db:
             if where:
-                fleets.require(db, fleet)
+                fleets.require(db, place.fleet)
             fleets_known = fleets.known(db)
-            registered = {record.device: record for record in devices.listed(db, fleet)}
-            tagged = tags.of_devices(db, fleet)
-            accuracies = reports.newest_accuracies(db, fleet)
-            desired = devices.desired_settings(db, fleet)
-            chosen = set(selected(db, fleet, where)) if where else None
-    connect, cas = connect_to(host, port, identity), fleet_authorities(identity)
+            registered = {record.device: record for record in devices.listed(db, place.fleet)}
+            tagged = tags.of_devices(db, place.fleet)
+            accuracies = reports.newest_accuracies(db, place.fleet)
+            desired = devices.desired_settings(db, place.fleet)
+            chosen = set(selected(db, place.fleet, where)) if where else None
     known = device_list.devices(
-        connect,
-        fleet,
+        connect_to(broker),
+        place.fleet,
         registered,
-        authorities=cas,
+        authorities=fleet_authorities(broker.identity),
         tagged=tagged,
         accuracies=accuracies,
         desired=desired,
@@ -87,14 +73,12 @@ def list_devices(
     rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
     show_table(rows, device_list.COLUMNS, format)
     if not known.online:
-        print_status(f"fleet {fleet!r}: no server is online, so these states may be out of date")
+        print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
 
 
 def admit(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device in quarantine.")],
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    device: Annotated[str, argument("DEVICE", "A device in quarantine.")],
+    place: RegistryPlace,
 ) -> None:
     """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
     from edge_fl.errors import InputError, nearest
@@ -102,12 +86,12 @@ def admit(
     from edge_fl_server.registry import devices
 
     checked_device(device)
-    with registry(database, home, fleet) as db:
-        known = {record.device: record for record in devices.listed(db, fleet)}
+    with registry(place) as db:
+        known = {record.device: record for record in devices.listed(db, place.fleet)}
         if device not in known:
-            raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, known)}")
-        with acting(db, fleet, "admit", device):
-            devices.readmit(db, fleet, device)
+            raise InputError(f"fleet {place.fleet!r}: no device {device!r}{nearest(device, known)}")
+        with acting(db, place.fleet, "admit", device):
+            devices.readmit(db, place.fleet, device)
     reason = known[device].quarantine
     print_status(f"{device}: quarantine ended ({reason})" if reason else f"{device}: not in quarantine")
     if known[device].revoked:

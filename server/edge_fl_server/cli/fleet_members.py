@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edge_fl.cli import App
-from edge_fl.console.confirm import YesOption, confirm
+from edge_fl.console.confirm import confirm
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
+from edge_fl.options import FOLDERS, YesOption, argument, option
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
@@ -26,11 +25,10 @@ if TYPE_CHECKING:
 IDENTITIES = Path("runs/identities")
 IdentitiesOption = Annotated[
     Path,
-    typer.Option(
-        "--identities",
-        metavar="FOLDER",
-        rich_help_panel="Folders",
-        help="Folder of the certificate authority; without one the fleet has no certificates.",
+    option(
+        "--identities FOLDER",
+        "Folder of the certificate authority; without one the fleet has no certificates.",
+        FOLDERS,
     ),
 ]
 CHILD_S = 120.0
@@ -45,18 +43,17 @@ def register(app: App) -> None:
 
 
 def decommission(
-    device: Annotated[str, typer.Argument(metavar="DEVICE", help="A device that leaves the fleet for good.")],
+    device: Annotated[str, argument("DEVICE", "A device that leaves the fleet for good.")],
     yes: YesOption = False,
     identities: IdentitiesOption = IDENTITIES,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Remove a device from the fleet: revoke its certificate, end its assignments, ignore its messages. Reports and history stay."""
     from edge_fl_server.registry import devices
 
-    with registry(database, home, fleet) as db:
-        known = _known(db, fleet, device)
+    with registry(place) as db:
+        known = _known(db, place.fleet, device)
         if known.removed:
             print_status(f"{device}: {known.removed} already")
         else:
@@ -64,21 +61,20 @@ def decommission(
                 f"Decommission {device} (last seen {known.seen_at[:10] or 'never'})? Its certificate is revoked for good.",
                 yes,
             )
-        with acting(db, fleet, "decommission", device):
+        with acting(db, place.fleet, "decommission", device):
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
-            devices.remove(db, fleet, device, known.removed or "decommissioned")
+            devices.remove(db, place.fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
     print_status("to erase the device itself, on it: edge-fl device reset --identity (or device uninstall)")
 
 
 def rename(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="Name of a device.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Its new name: a-z, 0-9 and '-'.")],
+    old: Annotated[str, argument("OLD", "Name of a device.")],
+    new: Annotated[str, argument("NEW", "Its new name: a-z, 0-9 and '-'.")],
     yes: YesOption = False,
     identities: IdentitiesOption = IDENTITIES,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Rename a device: its history moves to the new name, which needs a certificate of its own; the old name's is revoked."""
     from edge_fl.wire.topics import checked_device
@@ -86,21 +82,23 @@ def rename(
 
     if checked_device(new) == old:
         raise InputError(f"{new!r}: expected another name than {old!r}")
-    with registry(database, home, fleet) as db:
-        known = _known(db, fleet, old)
+    with registry(place) as db:
+        known = _known(db, place.fleet, old)
         done = known.removed == f"renamed to {new}"
         if known.removed and not done:
             raise InputError(f"{old}: {known.removed}; expected a device of the fleet")
-        if not done and devices.get(db, fleet, new):
-            raise InputError(f"fleet {fleet!r}: {new!r} is or was a device already, expected a new name")
+        if not done and devices.get(db, place.fleet, new):
+            raise InputError(
+                f"fleet {place.fleet!r}: {new!r} is or was a device already, expected a new name"
+            )
         claim = identities / "devices" / new
         if not done:
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
             _edge_fl("fleet", "enrol", "--home", os.fspath(identities), "--", new)
-        with acting(db, fleet, "rename", f"{old} to {new}"):
+        with acting(db, place.fleet, "rename", f"{old} to {new}"):
             if not done:
-                devices.rename(db, fleet, old, new)
+                devices.rename(db, place.fleet, old, new)
             _revoke(old, identities)
     print_status(f"{old}: renamed to {new}, with its reports and requests; {SERVER_CLEARS}")
     if _has_authority(identities):

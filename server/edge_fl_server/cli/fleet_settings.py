@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from edge_fl.cli import Commands, FormatOption
+from edge_fl.cli import Commands
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import InputError, RunError
+from edge_fl.options import FormatOption, argument
 from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.fleet_tags import SelectorArgument
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.selection import YesOption, confirmed
 
 if TYPE_CHECKING:
@@ -37,15 +36,14 @@ def set_settings(
     selector: SelectorArgument,
     changes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="A setting, such as watch_s=60, head=auto or classes=cat,dog; KEY= gives it back to the device.",
+        argument(
+            "KEY=VALUE",
+            "A setting, such as watch_s=60, head=auto or classes=cat,dog; KEY= gives it back to the device.",
         ),
     ],
     yes: YesOption = False,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. If a server is
     online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins over it on a device:
@@ -60,16 +58,16 @@ def set_settings(
     require({key: value for key, value in given.items() if value is not None}, "fleet set")
     if given.get("head") not in (None, AUTO):
         heads.find(str(given["head"]))
-    with registry(database, home, fleet) as db:
-        names = confirmed(db, fleet, selector, "change their settings", yes=yes, none=False)
-        with acting(db, fleet, "settings", f"{selector}: {' '.join(changes)}"):
-            devices.change_settings(db, fleet, names, given)
+    with registry(place) as db:
+        names = confirmed(db, place.fleet, selector, "change their settings", yes=yes, none=False)
+        with acting(db, place.fleet, "settings", f"{selector}: {' '.join(changes)}"):
+            devices.change_settings(db, place.fleet, names, given)
         for name in names:
             print(name)
-        if not servers.presence(db, fleet).online:
+        if not servers.presence(db, place.fleet).online:
             print_status("no server is online: the next one sends them")
             return
-        outcome = _outcome(db, fleet, names, set(given))
+        outcome = _outcome(db, place.fleet, names, set(given))
     _show_outcome(outcome)
 
 
@@ -120,14 +118,10 @@ def _show_outcome(outcome: Mapping[tuple[str, str], Sequence[str]]) -> None:
 
 def show_settings(
     selector: Annotated[
-        str,
-        typer.Argument(
-            metavar="SELECTOR", help="A device's name, or a selector [devices with settings from afar]."
-        ),
+        str, argument("SELECTOR", "A device's name, or a selector [devices with settings from afar].")
     ] = "",
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Show settings from afar, and those in effect; of one selected device also its others that are not at their defaults."""
@@ -138,13 +132,17 @@ def show_settings(
     from edge_fl_server.selectors.fleet import parsed, selected, unknown_tags
 
     rows: list[dict[str, object]] = []
-    with registry(database, home, fleet) as db:
-        desired = devices.desired_settings(db, fleet)
-        known = {record.device: record.capability for record in devices.listed(db, fleet)}
-        everyone = devices.names(db, fleet)
-        names = selected(db, fleet, selector) if selector else [name for name in everyone if name in desired]
+    with registry(place) as db:
+        desired = devices.desired_settings(db, place.fleet)
+        known = {record.device: record.capability for record in devices.listed(db, place.fleet)}
+        everyone = devices.names(db, place.fleet)
+        names = (
+            selected(db, place.fleet, selector)
+            if selector
+            else [name for name in everyone if name in desired]
+        )
         if selector and not names:
-            hint = unknown_tags(db, fleet, parsed(db, fleet, selector))
+            hint = unknown_tags(db, place.fleet, parsed(db, place.fleet, selector))
             raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
     for name in names:
         for row in settings_list.rows(desired.get(name, settings_list.NO_SETTINGS), known.get(name)):

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import Commands, FormatOption
+from edge_fl.cli import Commands
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, nearest
+from edge_fl.options import FormatOption, argument
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.selection import YesOption, confirmed
 
 SelectorArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SELECTOR", help="A device's name, or a selector such as 'site=berlin and tier=full'."
-    ),
+    str, argument("SELECTOR", "A device's name, or a selector such as 'site=berlin and tier=full'.")
 ]
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the group: a-z, 0-9 and '-'.")]
+GroupArgument = Annotated[str, argument("GROUP", "Name of the group: a-z, 0-9 and '-'.")]
 COLUMNS: Columns = {"group": "group", "selector": "selector", "devices": "devices"}
 
 
@@ -38,33 +34,27 @@ def register(fleet: Commands) -> None:
 def tag(
     selector: SelectorArgument,
     changes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY=VALUE", help="A tag to set, or KEY- to remove one; several are possible."
-        ),
+        list[str], argument("KEY=VALUE", "A tag to set, or KEY- to remove one; several are possible.")
     ],
     yes: YesOption = False,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
     from edge_fl.fleet import tags as given
     from edge_fl_server.registry import tags
 
     parsed = dict(map(given.parse, changes))
-    with registry(database, home, fleet) as db:
-        names = confirmed(db, fleet, selector, "tag them", yes=yes, none=False)
-        with acting(db, fleet, "tag", f"{selector}: {' '.join(changes)}"):
-            tags.change(db, fleet, names, parsed)
+    with registry(place) as db:
+        names = confirmed(db, place.fleet, selector, "tag them", yes=yes, none=False)
+        with acting(db, place.fleet, "tag", f"{selector}: {' '.join(changes)}"):
+            tags.change(db, place.fleet, names, parsed)
     for name in names:
         print(name)
 
 
 def list_groups(
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the saved selectors, and how many devices each matches now."""
@@ -73,10 +63,10 @@ def list_groups(
     from edge_fl_server.selectors import fleet as selectors
 
     rows: list[dict[str, object]] = []
-    with registry(database, home, fleet) as db:
-        for name, text in tags.saved_groups(db, fleet).items():
+    with registry(place) as db:
+        for name, text in tags.saved_groups(db, place.fleet).items():
             try:
-                count: int | None = len(selectors.selected(db, fleet, text))
+                count: int | None = len(selectors.selected(db, place.fleet, text))
             except SelectorError as error:  # it names a removed group
                 count = None
                 print_status(f"group {name!r}: {error.message}")
@@ -87,9 +77,7 @@ def list_groups(
 def save(
     group: GroupArgument,
     selector: SelectorArgument,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    home: HomeOption = HOME,
+    place: RegistryPlace,
 ) -> None:
     """Save a selector as a group, or change a group; its devices follow from their tags and attributes at the time of use."""
     from edge_fl.fields import EXPECTED_NAME
@@ -100,25 +88,26 @@ def save(
 
     if not NAME.match(group):
         raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
-    with registry(database, home, fleet) as db:
-        saved = {**tags.saved_groups(db, fleet), group: selector}
+    with registry(place) as db:
+        saved = {**tags.saved_groups(db, place.fleet), group: selector}
         require_groups(saved)  # a change must not make any group contain itself, or too large
-        with acting(db, fleet, "group save", f"@{group}: {selector}"):
-            tags.save_group(db, fleet, group, selector)
-        print_status(f"@{group}: {counted(len(selectors.selected(db, fleet, selector)), 'device')}")
+        with acting(db, place.fleet, "group save", f"@{group}: {selector}"):
+            tags.save_group(db, place.fleet, group, selector)
+        print_status(f"@{group}: {counted(len(selectors.selected(db, place.fleet, selector)), 'device')}")
 
 
 def remove(
-    group: GroupArgument, fleet: FleetOption = "main", database: DatabaseOption = "", home: HomeOption = HOME
+    group: GroupArgument,
+    place: RegistryPlace,
 ) -> None:
     """Delete a saved selector that no other one uses."""
     from edge_fl_server.registry import tags
     from edge_fl_server.selectors import SelectorError, parse
 
-    with registry(database, home, fleet) as db:
-        saved = tags.saved_groups(db, fleet)
+    with registry(place) as db:
+        saved = tags.saved_groups(db, place.fleet)
         if group not in saved:
-            raise InputError(f"fleet {fleet!r}: no group {group!r}{nearest(group, saved)}")
+            raise InputError(f"fleet {place.fleet!r}: no group {group!r}{nearest(group, saved)}")
         del saved[group]
         for name, text in saved.items():
             try:
@@ -127,5 +116,5 @@ def remove(
                 raise InputError(
                     f"group {group!r}: used by @{name} ({text}); expected to change that first"
                 ) from error
-        with acting(db, fleet, "group remove", f"@{group}"):
-            tags.remove_group(db, fleet, group)
+        with acting(db, place.fleet, "group remove", f"@{group}"):
+            tags.remove_group(db, place.fleet, group)

@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, DataError, MethodError
 from edge_fl.files import paths
+from edge_fl.options import TRAINING, argument, option
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import Recipe
@@ -22,29 +21,16 @@ edge-fl device run --tier head --host HOST --id DEVICE --data PICTURES"""
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe; NAME.toml is written.")],
+    name: Annotated[str, argument("NAME", "Name of the recipe; NAME.toml is written.")],
     images: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            metavar="FOLDER",
-            help="A sample of your pictures: the names of its folders are the classes.",
-        ),
+        option("--images FOLDER", "A sample of your pictures: the names of its folders are the classes."),
     ] = None,
     classes: Annotated[
-        str,
-        typer.Option(
-            "--classes", metavar="CLASSES", help="The classes, comma-separated, instead of --images."
-        ),
+        str, option("--classes CLASSES", "The classes, comma-separated, instead of --images.")
     ] = "",
     model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            rich_help_panel="Training",
-            help="A model of 'edge-fl models list' [efficientnet-lite0].",
-        ),
+        str, option("--model MODEL", "A model of 'edge-fl models list' [efficientnet-lite0].", TRAINING)
     ] = "",
 ) -> None:
     """Write a recipe for devices with pictures: they fit personal classifiers on a pretrained network, the server needs no data."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import fleet_name
 from edge_fl.errors import ConfigError
+from edge_fl.options import CONNECTION, DATA, FOLDERS, TRAINING, argument, fleet_name, option
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import Recipe
@@ -18,135 +17,88 @@ if TYPE_CHECKING:
 HOME = Path("runs/releases")
 RUNS = Path("runs")
 
-RunsOption = Annotated[
-    Path, typer.Option("--runs", metavar="FOLDER", rich_help_panel="Folders", help="Folder of all results.")
-]
-HomeOption = Annotated[
-    Path,
-    typer.Option(
-        "--home", metavar="FOLDER", rich_help_panel="Folders", help="Folder of the release keys and metadata."
-    ),
-]
-DatabaseOption = Annotated[
-    str,
-    typer.Option(
-        "--database",
-        metavar="REGISTRY",
-        rich_help_panel="Folders",
-        envvar="EDGE_FL_DATABASE",
-        help="Registry: a file, or postgresql://user@host/name; by default server/registry.sqlite next to --home.",
-    ),
-]
-HostOption = Annotated[
-    str, typer.Option("--host", metavar="HOST", rich_help_panel="Connection", help="The broker's host.")
-]
-PortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="N",
-        rich_help_panel="Connection",
-        min=1,
-        max=65535,
-        help="The broker's port [8883 with an identity, else 1883].",
-    ),
-]
-FleetOption = Annotated[
-    str,
-    typer.Option(
-        "--fleet",
-        metavar="FLEET",
-        rich_help_panel="Connection",
-        help="Name of the fleet.",
-        callback=fleet_name,
-    ),
-]
+FleetOption = Annotated[str, option("--fleet FLEET", "Name of the fleet.", CONNECTION, callback=fleet_name)]
+RunsOption = Annotated[Path, option("--runs FOLDER", "Folder of all results.", FOLDERS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryOptions:
+    """Where the registry and the release keys are."""
+
+    database: Annotated[
+        str,
+        option(
+            "--database REGISTRY",
+            "Registry: a file, or postgresql://user@host/name; by default server/registry.sqlite next to --home.",
+            FOLDERS,
+            envvar="EDGE_FL_DATABASE",
+        ),
+    ] = ""
+    home: Annotated[Path, option("--home FOLDER", "Folder of the release keys and metadata.", FOLDERS)] = HOME
+
+    @property
+    def location(self) -> str:
+        """The registry's file or address."""
+        from edge_fl_server.registry.database import location
+
+        return location(self.database, self.home)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a registry was named, or is where it is by default."""
+        return bool(self.database) or Path(self.location).exists()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryPlace(RegistryOptions):
+    """The fleet that a command works on, and where its registry is."""
+
+    fleet: FleetOption = "main"
+
 
 RecipeOption = Annotated[
-    str,
-    typer.Option("--recipe", metavar="RECIPE", help="A recipe by name or path, see 'edge-fl recipes list'."),
-]
-DataDirOption = Annotated[
-    str,
-    typer.Option(
-        "--data-dir", metavar="FOLDER", rich_help_panel="Data", help="Folder of the datasets' .npz files."
-    ),
+    str, option("--recipe RECIPE", "A recipe by name or path, see 'edge-fl recipes list'.")
 ]
 ClientsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--clients",
-        metavar="N",
-        rich_help_panel="Data",
-        min=1,
-        help="Number of clients that the data are split over.",
-    ),
+    int | None, option("--clients N", "Number of clients that the data are split over.", DATA, min=1)
 ]
 SplitOption = Annotated[
     str,
-    typer.Option(
-        "--split",
-        metavar="FILE",
-        rich_help_panel="Data",
-        help="A CSV file that assigns each sample to a client and a set, instead of drawing them; see 'simulate --save-split'.",
+    option(
+        "--split FILE",
+        "A CSV file that assigns each sample to a client and a set, instead of drawing them; see 'simulate --save-split'.",
+        DATA,
     ),
 ]
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        rich_help_panel="Training",
-        help="A model by name, or package.module:Class.",
-    ),
-]
-RoundsOption = Annotated[
-    int | None,
-    typer.Option("--rounds", metavar="N", rich_help_panel="Training", min=0, help="Communication rounds."),
-]
-EpochsOption = Annotated[
-    int | None,
-    typer.Option("--epochs", metavar="N", rich_help_panel="Training", min=0, help="Local epochs per round."),
-]
+ModelOption = Annotated[str, option("--model MODEL", "A model by name, or package.module:Class.", TRAINING)]
+RoundsOption = Annotated[int | None, option("--rounds N", "Communication rounds.", TRAINING, min=0)]
+EpochsOption = Annotated[int | None, option("--epochs N", "Local epochs per round.", TRAINING, min=0)]
 ScaleOption = Annotated[
-    float,
-    typer.Option(
-        "--scale",
-        metavar="SHARE",
-        rich_help_panel="Data",
-        min=1e-6,
-        max=1,
-        help="Share of the data and of the rounds to use.",
-    ),
+    float, option("--scale SHARE", "Share of the data and of the rounds to use.", DATA, min=1e-6, max=1)
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        rich_help_panel="Training",
-        help="A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
+    option(
+        "--set KEY=VALUE",
+        "A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
+        TRAINING,
     ),
 ]
 HeadsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--head",
-        metavar="HEAD",
-        help="A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
+    option(
+        "--head HEAD",
+        "A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
     ),
 ]
 TrackOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--track",
-        metavar="VIEWER",
-        help="Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
+    option(
+        "--track VIEWER",
+        "Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
     ),
 ]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run of 'edge-fl runs list', or its folder.")
-]
+RunArgument = Annotated[str, argument("RUN", "A run of 'edge-fl runs list', or its folder.")]
 BETA_HELP = "Dirichlet concentration; smaller values make clients more different."
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from edge_fl.cli import App, FormatOption
+from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, show_table
 from edge_fl.console.tables import Column
+from edge_fl.options import FormatOption
 
 
 def register(app: App) -> None:

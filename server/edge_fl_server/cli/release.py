@@ -5,53 +5,34 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from edge_fl.cli import App, FormatOption, IdentityOption
+from edge_fl.cli import App
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
+from edge_fl.options import Broker, FormatOption, argument, option
 from edge_fl_server.cli import release_keys, release_publish
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.release_rollouts import WAIT_S, Wait, carry_out, commands, rollout_plan
 from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
 
 CAREFUL = "0.05,0.25,1"
 StagesOption = Annotated[
-    str,
-    typer.Option(
-        metavar="SHARES",
-        rich_help_panel="Roll-out",
-        help="Growing shares of the fleet, comma-separated; the last is 1.",
-    ),
+    str, option("SHARES", "Growing shares of the fleet, comma-separated; the last is 1.", "Roll-out")
 ]
 SuccessOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE", rich_help_panel="Roll-out", help="Share of the devices of a stage that must succeed."
-    ),
+    float, option("SHARE", "Share of the devices of a stage that must succeed.", "Roll-out")
 ]
 FalseAbortOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        rich_help_panel="Roll-out",
-        help="Largest probability of aborting a faultless release.",
-    ),
+    float, option("SHARE", "Largest probability of aborting a faultless release.", "Roll-out")
 ]
 StageWaitOption = Annotated[
     float,
-    typer.Option(
-        "--stage-wait",
-        metavar="SECONDS",
-        rich_help_panel="Roll-out",
-        help="Seconds until the devices of a stage must have reported.",
-    ),
+    option("--stage-wait SECONDS", "Seconds until the devices of a stage must have reported.", "Roll-out"),
 ]
 AgentOption = Annotated[
-    bool, typer.Option("--agent", help="The roll-out of an agent release, not that of an extractor.")
+    bool, option("--agent", "The roll-out of an agent release, not that of an extractor.")
 ]
-Number = Annotated[int | None, typer.Argument(metavar="N", min=1, help="A kept release; see 'release list'.")]
+Number = Annotated[int | None, argument("N", "A kept release; see 'release list'.", min=1)]
 
 
 def register(app: App) -> None:
@@ -76,15 +57,13 @@ def register(app: App) -> None:
 
 
 def list_releases(
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the kept releases, newest first, with the state of the last roll-out of each."""
     from edge_fl_server.release.rollout.commands import COLUMNS
 
-    with commands(home, fleet, database) as releases:
+    with commands(place) as releases:
         show_table(releases.rows(), COLUMNS, format)
 
 
@@ -97,12 +76,9 @@ def rollout(
     where: WhereOption = "",
     yes: YesOption = False,
     wait_s: Wait = WAIT_S,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Roll out a kept release (default: the last) in stages, or resume a paused roll-out. Devices that --where does not select
     keep their release.
@@ -114,35 +90,33 @@ def rollout(
         where=where,
         gates={"false_abort": false_abort},
     )
-    with commands(home, fleet, database, host, port, identity) as releases:
+    with commands(place, broker) as releases:
         if where:
-            confirmed(releases.db, fleet, where, "roll out to them", yes=yes)
+            confirmed(releases.db, place.fleet, where, "roll out to them", yes=yes)
         carry_out(releases, releases.roll_out(release, plan), wait_s)
 
 
 def agents(
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the kept releases of the agent's own software, newest first, with the state of the last roll-out of each."""
     from edge_fl_server.release.rollout.commands import AGENT_COLUMNS
 
-    with commands(home, fleet, database) as releases:
+    with commands(place) as releases:
         show_table(releases.agent_rows(), AGENT_COLUMNS, format)
 
 
 def agent(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="WHEEL",
-            help="A wheel of edge-fl and those of changed dependencies, or one version that is kept of 'release agents' [the newest].",
+        argument(
+            "WHEEL",
+            "A wheel of edge-fl and those of changed dependencies, or one version that is kept of 'release agents' [the newest].",
         ),
     ] = None,
     downgrade: Annotated[
-        bool, typer.Option("--downgrade", help="Sign that devices may replace a newer version by this one.")
+        bool, option("--downgrade", "Sign that devices may replace a newer version by this one.")
     ] = False,
     stages: StagesOption = CAREFUL,
     success: SuccessOption = 0.9,
@@ -151,12 +125,9 @@ def agent(
     where: WhereOption = "",
     yes: YesOption = False,
     wait_s: Wait = WAIT_S,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Update the agent's own software on the devices, in stages, or resume a paused roll-out of an agent release."""
     plan = rollout_plan(
@@ -166,17 +137,15 @@ def agent(
         where=where,
         gates={"false_abort": false_abort},
     )
-    with commands(home, fleet, database, host, port, identity, new=True) as releases:
+    with commands(place, broker, new=True) as releases:
         if where:
-            confirmed(releases.db, fleet, where, "update the agent on them", yes=yes)
+            confirmed(releases.db, place.fleet, where, "update the agent on them", yes=yes)
         request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade)
         carry_out(releases, request, wait_s)
 
 
 def wheel(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="Folder to write the wheel to; created if needed.")
-    ] = Path(),
+    folder: Annotated[Path, argument("FOLDER", "Folder to write the wheel to; created if needed.")] = Path(),
 ) -> None:
     """Write the wheel of this edge-fl for 'release agent': what a device needs, without the server's side; prints its path."""
     from edge_fl.files import atomic
@@ -194,15 +163,12 @@ def wheel(
 def pause(
     agent: AgentOption = False,
     wait_s: Wait = 30.0,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
-    with commands(home, fleet, database, host, port, identity) as releases:
+    with commands(place, broker) as releases:
         request = releases.steer("paused", "agent" if agent else "extractor")
         carry_out(releases, request, wait_s, "paused")
 
@@ -210,15 +176,12 @@ def pause(
 def abort(
     agent: AgentOption = False,
     wait_s: Wait = 60.0,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Abort the roll-out: devices with the new release return to the previous one."""
-    with commands(home, fleet, database, host, port, identity) as releases:
+    with commands(place, broker) as releases:
         request = releases.steer("aborted", "agent" if agent else "extractor")
         carry_out(releases, request, wait_s, "aborted")
 
@@ -226,38 +189,31 @@ def abort(
 def rollback(
     release: Number = None,
     wait_s: Wait = WAIT_S,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Roll the whole fleet back at once, to the previous release or a kept one."""
-    with commands(home, fleet, database, host, port, identity) as releases:
+    with commands(place, broker) as releases:
         carry_out(releases, releases.roll_back(release), wait_s, "completed", "rolled_back")
 
 
 def export(
-    folder: Annotated[
-        Path,
-        typer.Argument(metavar="FOLDER", help="Folder for a web server to serve: metadata/ and targets/."),
-    ],
+    folder: Annotated[Path, argument("FOLDER", "Folder for a web server to serve: metadata/ and targets/.")],
     keep: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--keep/--no-keep",
-            help="Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
+            "Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
         ),
     ] = None,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Write the signed repository as static files for devices and auditors that use HTTP; prints the new ones."""
     from edge_fl_server.release import website
 
-    with release_keys.changing(home, fleet, database, "export", text(folder)) as repository:
+    with release_keys.changing(place, "export", text(folder)) as repository:
         for path in website.export(repository, folder):
             print(path)
         if keep is not None:
@@ -265,14 +221,9 @@ def export(
 
 
 def sign(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of 'release export'.")],
+    folder: Annotated[Path, argument("FOLDER", "A folder of 'release export'.")],
     key: Annotated[
-        Path,
-        typer.Option(
-            "--key",
-            metavar="FILE",
-            help="EC private key in PEM; created if missing, and its public key FILE.pub.",
-        ),
+        Path, option("--key FILE", "EC private key in PEM; created if missing, and its public key FILE.pub.")
     ],
 ) -> None:
     """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""

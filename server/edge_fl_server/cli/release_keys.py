@@ -8,21 +8,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from edge_fl.cli import Commands, FormatOption
+from edge_fl.cli import Commands
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import InputError, nearest
 from edge_fl.files.paths import text
+from edge_fl.options import FormatOption, argument, option
 from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.release.repository import Repository
 
 ElsewhereOption = Annotated[
-    list[Path] | None,
-    typer.Option("--with", metavar="FOLDER", help="A folder with keys that were moved off the server."),
+    list[Path] | None, option("--with FOLDER", "A folder with keys that were moved off the server.")
 ]
 
 
@@ -35,7 +33,7 @@ class Role(StrEnum):
     TIMESTAMP = "timestamp"
 
 
-RoleArgument = Annotated[Role, typer.Argument(metavar="ROLE", help="What the key signs.")]
+RoleArgument = Annotated[Role, argument("ROLE", "What the key signs.")]
 
 
 def register(release: Commands) -> None:
@@ -51,27 +49,26 @@ def register(release: Commands) -> None:
 
 
 def list_keys(
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
     elsewhere: ElsewhereOption = None,
+    *,
+    place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the keys: role, threshold, expiry and location."""
     import msgspec
 
-    rows = [msgspec.to_builtins(row) for row in open_repository(home, fleet, elsewhere).key_rows()]
+    rows = [msgspec.to_builtins(row) for row in open_repository(place, elsewhere).key_rows()]
     show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
 
 
 def rotate(
     role: RoleArgument,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
     elsewhere: ElsewhereOption = None,
-    database: DatabaseOption = "",
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Replace a role's key; devices reject the old one once they have the new root metadata."""
-    with changing(home, fleet, database, "keys rotate", role, elsewhere) as repository:
+    with changing(place, "keys rotate", role, elsewhere) as repository:
         for name, _ in repository.rotate(role):
             print(name)
 
@@ -79,67 +76,53 @@ def rotate(
 def take_out(
     role: RoleArgument,
     to: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER", help="Folder to move the key to, on other storage than this machine's."
-        ),
+        Path, option("--to FOLDER", "Folder to move the key to, on other storage than this machine's.")
     ],
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
+    place: RegistryPlace,
 ) -> None:
     """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
-    with changing(home, fleet, database, "keys take-out", role) as repository:
+    with changing(place, "keys take-out", role) as repository:
         for key in repository.take_out(role, to):
             print(text(to / f"{key}.pem"))
 
 
 def add(
     role: RoleArgument,
-    threshold: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of the role's keys that must sign.")
-    ],
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the new key to.")],
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
+    threshold: Annotated[int, option("--threshold N", "Number of the role's keys that must sign.", min=1)],
+    to: Annotated[Path, option("--to FOLDER", "Folder to write the new key to.")],
     elsewhere: ElsewhereOption = None,
-    database: DatabaseOption = "",
+    *,
+    place: RegistryPlace,
 ) -> None:
     """Add a key to a role, so that a single stolen key is not enough."""
-    with changing(home, fleet, database, "keys add", role, elsewhere) as repository:
+    with changing(place, "keys add", role, elsewhere) as repository:
         for name, _ in repository.add_key(role, threshold, to):
             print(name)
 
 
 @contextmanager
 def changing(
-    home: Path,
-    fleet: str,
-    database: str,
-    action: str,
-    target: str,
-    elsewhere: list[Path] | None = None,
+    place: RegistryPlace, action: str, target: str, elsewhere: list[Path] | None = None
 ) -> Iterator[Repository]:
     """A fleet's repository, to be changed in the block; the audit log has the action where the registry is on this machine."""
-    from edge_fl_server.registry.database import location
-
-    repository = open_repository(home, fleet, elsewhere)
-    if database or Path(location(database, home)).exists():
-        with registry(database, home, fleet) as db, acting(db, fleet, action, target):
+    repository = open_repository(place, elsewhere)
+    if place.exists:
+        with registry(place) as db, acting(db, place.fleet, action, target):
             yield repository
     else:
-        print_status(f"no registry at {location(database, home)}: this is not in the audit log (--database)")
+        print_status(f"no registry at {place.location}: this is not in the audit log (--database)")
         yield repository
 
 
-def open_repository(home: Path, fleet: str, elsewhere: list[Path] | None = None) -> Repository:
+def open_repository(place: RegistryPlace, elsewhere: list[Path] | None = None) -> Repository:
     """Open a fleet's repository; `elsewhere` are folders with further keys. Raises InputError if there is none."""
     from edge_fl_server.release.repository import Repository
 
-    if not (home / fleet / "metadata").is_dir():
-        others = [folder.parent.name for folder in home.glob("*/metadata")]
+    folder, fleet = place.home / place.fleet, place.fleet
+    if not (folder / "metadata").is_dir():
+        others = [found.parent.name for found in place.home.glob("*/metadata")]
         raise InputError(
-            f"{text(home / fleet)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
+            f"{text(folder)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
             " expected the --home of a server that has released"
         )
-    return Repository(home / fleet, elsewhere=elsewhere or ())
+    return Repository(folder, elsewhere=elsewhere or ())

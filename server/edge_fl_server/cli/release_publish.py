@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from edge_fl.cli import IdentityOption
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths
-from edge_fl_server.cli.options import HOME, DatabaseOption, FleetOption, HomeOption, HostOption, PortOption
+from edge_fl.options import Broker, argument, option
+from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.release_rollouts import WAIT_S, Wait, carry_out, commands, rollout_plan
 
 if TYPE_CHECKING:
@@ -22,11 +20,8 @@ if TYPE_CHECKING:
 Resizing = Literal["crop", "letterbox", "stretch"]
 ClassesOption = Annotated[
     str,
-    typer.Option(
-        "--classes",
-        metavar="CLASSES",
-        rich_help_panel="Model",
-        help="The classes, comma-separated; later releases may only append to them.",
+    option(
+        "--classes CLASSES", "The classes, comma-separated; later releases may only append to them.", "Model"
     ),
 ]
 
@@ -87,98 +82,51 @@ def quantised(exported: Exported, description: Description, images: Path) -> Qua
 
 def publish(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="An ONNX model: pixels [N, C, H, W] in, features [N, d] out."),
+        Path | None, argument("FILE", "An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            rich_help_panel="Model",
-            help="A model of 'edge-fl models list', instead of a file.",
-        ),
+        str, option("--model MODEL", "A model of 'edge-fl models list', instead of a file.", "Model")
     ] = "",
     weights: Annotated[
         str,
-        typer.Option(
-            "--weights",
-            metavar="WEIGHTS",
-            rich_help_panel="Model",
-            help="Weights of --model: a file, or random [its pretrained ones].",
-        ),
+        option("--weights WEIGHTS", "Weights of --model: a file, or random [its pretrained ones].", "Model"),
     ] = "",
     mean: Annotated[
         str,
-        typer.Option(
-            "--mean",
-            metavar="NUMBERS",
-            rich_help_panel="Model",
-            help="Mean per channel that the file expects to be subtracted from 0..1.",
+        option(
+            "--mean NUMBERS", "Mean per channel that the file expects to be subtracted from 0..1.", "Model"
         ),
     ] = "",
     std: Annotated[
-        str,
-        typer.Option(
-            "--std",
-            metavar="NUMBERS",
-            rich_help_panel="Model",
-            help="Standard deviation per channel to divide by after --mean.",
-        ),
+        str, option("--std NUMBERS", "Standard deviation per channel to divide by after --mean.", "Model")
     ] = "",
     size: Annotated[
-        int,
-        typer.Option(
-            "--size",
-            metavar="N",
-            rich_help_panel="Model",
-            min=0,
-            help="Pixels per side, where the model does not fix them.",
-        ),
+        int, option("--size N", "Pixels per side, where the model does not fix them.", "Model", min=0)
     ] = 0,
     resize: Annotated[
-        Resizing,
-        typer.Option(
-            "--resize",
-            metavar="HOW",
-            rich_help_panel="Model",
-            help="How a picture gets this size: crop, letterbox or stretch.",
-        ),
+        Resizing, option("--resize HOW", "How a picture gets this size: crop, letterbox or stretch.", "Model")
     ] = "crop",
     reference: Annotated[
         Path | None,
-        typer.Option(
-            "--reference",
-            metavar="FILE",
-            rich_help_panel="Model",
-            help="An .npz with x and features of the file, to compare with.",
-        ),
+        option("--reference FILE", "An .npz with x and features of the file, to compare with.", "Model"),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(
-            "--images",
-            metavar="FOLDER",
-            rich_help_panel="Model",
-            help="A folder of pictures per class: also release an int8 variant.",
-        ),
+        option("--images FOLDER", "A folder of pictures per class: also release an int8 variant.", "Model"),
     ] = None,
     stages: Annotated[
         str,
-        typer.Option(
-            metavar="SHARES",
-            rich_help_panel="Roll-out",
-            help="Growing shares of the fleet, comma-separated; the last is 1 [by its size].",
+        option(
+            "--stages SHARES",
+            "Growing shares of the fleet, comma-separated; the last is 1 [by its size].",
+            "Roll-out",
         ),
     ] = "",
     wait_s: Wait = WAIT_S,
-    home: HomeOption = HOME,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
+    place: RegistryPlace,
 ) -> None:
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
     from edge_fl.data.arrays import shortened
@@ -190,7 +138,7 @@ def publish(
     names = [name.strip() for name in classes.split(",")] if classes else []
     names = require_class_names(names, "release publish, --classes")
     plan = rollout_plan(stages)
-    with commands(home, fleet, database, host, port, identity, new=True) as releases:
+    with commands(place, broker, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
             if weights:

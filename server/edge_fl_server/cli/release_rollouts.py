@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edge_fl.errors import ConfigError, RunError
-from edge_fl_server.cli.connection import acting_as, connect_to
+from edge_fl.options import Broker, option
+from edge_fl_server.cli.connection import acting_as, connect_to, registry
+from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import RolloutConfig
@@ -18,42 +17,23 @@ if TYPE_CHECKING:
     from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
 
 Wait = Annotated[
-    float,
-    typer.Option(
-        "--wait",
-        metavar="SECONDS",
-        rich_help_panel="Roll-out",
-        min=0,
-        help="Seconds to wait for the end of the roll-out.",
-    ),
+    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", "Roll-out", min=0)
 ]
 WAIT_S = 3600.0
+NO_OPTIONS = Broker()
 
 
 @contextmanager
 def commands(
-    home: Path,
-    fleet: str,
-    database: str,
-    host: str = "127.0.0.1",
-    port: int | None = None,
-    identity: Path | None = None,
-    *,
-    new: bool = False,
+    place: RegistryPlace, broker: Broker = NO_OPTIONS, *, new: bool = False
 ) -> Iterator[ReleaseCommands]:
     """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
     from edge_fl_server.mqtt.connector import fleet_authorities
-    from edge_fl_server.registry import Database, fleets
-    from edge_fl_server.registry.database import location
-    from edge_fl_server.release import ownership
     from edge_fl_server.release.rollout.commands import ReleaseCommands
 
-    opened = Database.open if new else Database.existing
-    with closing(opened(location(database, home))) as db:
-        fleets.require(db, fleet)
-        ownership.require(db, fleet, home)
-        connect = connect_to(host, port, identity)
-        yield ReleaseCommands(connect, fleet, home, db, acting_as(identity), fleet_authorities(identity))
+    with registry(place, new=new) as db:
+        person, authorities = acting_as(broker.identity), fleet_authorities(broker.identity)
+        yield ReleaseCommands(connect_to(broker), place.fleet, place.home, db, person, authorities)
 
 
 def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wanted: RolloutState) -> None:

@@ -10,21 +10,18 @@ import typer
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
+from edge_fl.options import option
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
 
 WhereOption = Annotated[
     str,
-    typer.Option(
-        "--where",
-        metavar="SELECTOR",
-        help="Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all].",
+    option(
+        "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
     ),
 ]
-YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Also where the selector matches no device, or all devices.")
-]
+YesOption = Annotated[bool, option("--yes -y", "Also where the selector matches no device, or all devices.")]
 
 
 def confirmed(

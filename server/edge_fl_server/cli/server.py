@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from edge_fl import logs
-from edge_fl.cli import App, IdentityOption, fleet_name
+from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
+from edge_fl.options import CONNECTION, FOLDERS, Broker, Connection, argument, fleet_name, option
 from edge_fl_server.cli import options, user_imports
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
-    HOME,
     RUNS,
-    DatabaseOption,
     FleetOption,
-    HomeOption,
-    HostOption,
-    PortOption,
+    RegistryOptions,
+    RegistryPlace,
     RunsOption,
     SetOption,
     TrackOption,
 )
 from edge_fl_server.recipes.recipe import with_settings
 
-AdoptOption = Annotated[
-    bool,
-    typer.Option(
-        "--adopt",
-        rich_help_panel="Folders",
-        help="Give a fleet of another registry to this one, which then publishes what it knows.",
-    ),
-]
-WorkersOption = Annotated[
-    bool, typer.Option("--workers", help="Leave validation to 'edge-fl server worker' processes.")
-]
-DashboardOption = Annotated[
-    int | None,
-    typer.Option(
-        "--dashboard", metavar="N", min=0, max=65535, help="Also serve the dashboard, on this loopback port."
-    ),
-]
-LogFormatOption = Annotated[
-    LogFormat, typer.Option("--log-format", metavar="text|json", help="Format of the log on stderr.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeBroker(Connection):
+    """The broker and the fleet of a run, which the recipe names unless an option does."""
+
+    host: Annotated[str | None, option("--host HOST", "Host of the broker [the recipe's].", CONNECTION)] = (
+        None
+    )
+    fleet: Annotated[
+        str | None,
+        option("--fleet FLEET", "Name of the fleet [the recipe's].", CONNECTION, callback=fleet_name),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions:
+    """What a server does next to its runs."""
+
+    adopt: Annotated[
+        bool,
+        option(
+            "--adopt",
+            "Give a fleet of another registry to this one, which then publishes what it knows.",
+            FOLDERS,
+        ),
+    ] = False
+    workers: Annotated[
+        bool, option("--workers", "Leave validation to 'edge-fl server worker' processes.")
+    ] = False
+    dashboard: Annotated[
+        int | None,
+        option("--dashboard N", "Also serve the dashboard, on this loopback port.", min=0, max=65535),
+    ] = None
+    log_format: Annotated[LogFormat, option("--log-format text|json", "Format of the log on stderr.")] = (
+        LogFormat.TEXT
+    )
 
 
 def register(app: App) -> None:
@@ -63,44 +75,19 @@ def register(app: App) -> None:
 
 def run(
     recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="A recipe: a TOML file, or a name of 'edge-fl recipes list'."),
+        str, argument("RECIPE", "A recipe: a TOML file, or a name of 'edge-fl recipes list'.")
     ] = "",
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", rich_help_panel="Connection", help="The broker's host [the recipe's]."),
-    ] = None,
-    port: PortOption = None,
-    fleet: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FLEET",
-            rich_help_panel="Connection",
-            help="Name of the fleet [the recipe's].",
-            callback=fleet_name,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Torch device: auto, cpu or cuda.")
-    ] = None,
     settings: SetOption = None,
-    takeover: Annotated[
-        bool,
-        typer.Option("--takeover", rich_help_panel="Connection", help="Replace a server that is online."),
-    ] = False,
+    takeover: Annotated[bool, option("--takeover", "Replace a server that is online.", CONNECTION)] = False,
     resume: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Folder of an interrupted run to resume, instead of a recipe."),
+        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, instead of a recipe.")
     ] = None,
-    database: DatabaseOption = "",
-    adopt: AdoptOption = False,
-    workers: WorkersOption = False,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
-    home: HomeOption = HOME,
-    identity: IdentityOption = None,
-    dashboard: DashboardOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
+    *,
+    broker: RecipeBroker,
+    place: RegistryOptions,
+    serving: ServingOptions,
 ) -> None:
     """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
     from edge_fl_server import recipes
@@ -110,16 +97,11 @@ def run(
     if not (recipe or resume):
         raise ConfigError("server run: expected a recipe, such as demo, or --resume RUN")
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
-    given = {
-        "broker.host": host,
-        "broker.port": port,
-        "broker.fleet": fleet,
-        "broker.identity": os.fspath(identity) if identity else None,
-        "device": device,
-    }
+    given = {f"broker.{name}": value for name, value in broker.given().items()}
     chosen = with_settings(chosen, [*options.settings(given), *(settings or [])])
     trackers = tracking.find(track or [])
-    connect = connect_to(chosen.broker.host, chosen.broker.port, chosen.broker.identity)
+    identity = Path(chosen.broker.identity) if chosen.broker.identity else None
+    connect = connect_to(Broker(host=chosen.broker.host, port=chosen.broker.port, identity=identity))
 
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
@@ -127,12 +109,18 @@ def run(
     from edge_fl_server.orchestrate.access import FleetAccess
 
     user_imports.allow()
-    logs.configure(log_format)
-    broker = chosen.broker
-    access = FleetAccess(connect, broker.fleet, home, database, broker.identity, workers, adopt)
-    identity = Path(broker.identity) if broker.identity else None
-    place = services.Place(access.registry, broker.fleet, home, identity)
-    with services.running(place, dashboard=dashboard, devices=chosen.source != "simulated"):
+    logs.configure(serving.log_format)
+    access = FleetAccess(
+        connect,
+        chosen.broker.fleet,
+        place.home,
+        place.database,
+        identity or "",
+        serving.workers,
+        serving.adopt,
+    )
+    served = services.Place(access.registry, access.fleet, access.home, identity)
+    with services.running(served, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(
             chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
         )
@@ -142,57 +130,50 @@ def run(
         print(results.path)
 
 
-def up(
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    fleet: FleetOption = "main",
-    database: DatabaseOption = "",
-    adopt: AdoptOption = False,
-    workers: WorkersOption = False,
-    home: HomeOption = HOME,
-    identity: IdentityOption = None,
-    dashboard: DashboardOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-) -> None:
+def up(broker: Broker, place: RegistryPlace, serving: ServingOptions) -> None:
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
-    connect = connect_to(host, port, identity)
+    connect = connect_to(broker)
     from edge_fl_server import services
     from edge_fl_server.orchestrate.access import FleetAccess
     from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
 
-    logs.configure(log_format)
-    access = FleetAccess(connect, fleet, home, database, identity or "", workers, adopt)
+    logs.configure(serving.log_format)
+    access = FleetAccess(
+        connect,
+        place.fleet,
+        place.home,
+        place.database,
+        broker.identity or "",
+        serving.workers,
+        serving.adopt,
+    )
+    served = services.Place(access.registry, access.fleet, access.home, broker.identity)
     with (
         closing(Database.open(access.registry)) as db,
-        services.running(services.Place(access.registry, fleet, home, identity), dashboard=dashboard),
+        services.running(served, dashboard=serving.dashboard),
     ):
         try:
             FleetServer(access, db).serve(threading.Event())
         except KeyboardInterrupt:
-            print_status(f"fleet {fleet!r}: offline")
+            print_status(f"fleet {place.fleet!r}: offline")
 
 
 def worker(
     database: Annotated[
-        str,
-        typer.Option(
-            metavar="REGISTRY",
-            rich_help_panel="Folders",
-            envvar="EDGE_FL_DATABASE",
-            help="The server's registry.",
-        ),
+        str, option("--database REGISTRY", "The server's registry.", FOLDERS, envvar="EDGE_FL_DATABASE")
     ],
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
     fleet: FleetOption = "main",
     quarantine_after: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="Rejected reports until quarantine, as in the recipe's [validation]."
+        option(
+            "--quarantine-after N",
+            "Rejected reports until quarantine, as in the recipe's [validation].",
+            min=0,
         ),
     ] = 3,
-    identity: IdentityOption = None,
+    *,
+    broker: Broker,
 ) -> None:
     """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
     from edge_fl_server.mqtt.connector import fleet_authorities
@@ -203,8 +184,8 @@ def worker(
     db = Database.open(database)
     fleets.require(db, fleet)
     journal = Journal(db, fleet, quarantine_after=quarantine_after)
-    connect = connect_to(host, port, identity)
-    with journal, UpdateWorker(connect, journal, fleet_authorities(identity)) as worker:
+    connect = connect_to(broker)
+    with journal, UpdateWorker(connect, journal, fleet_authorities(broker.identity)) as worker:
         print_status(f"worker of fleet {fleet}: receiving reports")
         try:
             threading.Event().wait()
