@@ -62,9 +62,9 @@ class Expanded:
 
     def __call__(self, **values: Any) -> Any:
         for name, each in self._parameters.items():
-            group: Any = each.annotation
-            if is_dataclass(group):
-                values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+            if is_dataclass(each.annotation):
+                given = {field.name: values.pop(field.name) for field in fields(each.annotation)}
+                values[name] = each.annotation(**given)
         return self._function(**values)
 
 

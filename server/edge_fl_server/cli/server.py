@@ -25,7 +25,6 @@ from edge_fl_server.cli.options import (
     SetOption,
     TrackOption,
 )
-from edge_fl_server.recipes.recipe import with_settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +90,7 @@ def run(
 ) -> None:
     """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
     from edge_fl_server import recipes
+    from edge_fl_server.recipes.recipe import with_settings
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
 
