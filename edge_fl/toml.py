@@ -9,7 +9,7 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -46,6 +46,28 @@ def checked(tree: dict[str, Any], kind: type[S], where: str) -> S:
         if not math.isfinite(value):
             raise ConfigError(f"{where}: {_place(keys)} = {value}: expected a finite number")
     return settings
+
+
+def apply(settings: Iterable[str], tree: dict[str, Any]) -> None:
+    """Set "rounds=3" or "model.options.width=8" in nested dicts. Raises ConfigError."""
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")
+        table, *rest = [tree, *key.strip().replace("optimizer", "optimiser").split(".")]
+        for name in rest[:-1]:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"setting {setting!r}: {name} holds a value, not a table")
+        table[rest[-1]] = parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    """Parse a TOML value; anything else is a string, so bare words need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def parse(text: str, where: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("number", [TERM, pytest.param(INT, marks=LATER), pytest.param(KILL, marks=LATER)])
 def test_a_simulation_with_the_pool_engine_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    with running(edge_fl(*SIMULATION, "--engine", "pool"), tmp_path) as command:
+    with running(edge_fl(*SIMULATION, "--set", "engine=pool"), tmp_path) as command:
         command.wait_for(lambda: command.says("round 3/"))
         shared = command.shared()
         assert len(command.pids()) >= 2 + processes.cores() and shared
@@ -50,7 +50,7 @@ def test_a_simulation_with_the_pool_engine_leaves_nothing(number: signal.Signals
 
 
 def test_an_interrupt_of_all_processes_prints_one_line(tmp_path: Path) -> None:
-    with running(edge_fl(*SIMULATION, "--engine", "pool"), tmp_path) as command:
+    with running(edge_fl(*SIMULATION, "--set", "engine=pool"), tmp_path) as command:
         command.wait_for(lambda: command.says("round 3/"))
         os.killpg(command.process.pid, signal.SIGINT)  # as a terminal does
         command.require_clean_end(set())
@@ -59,7 +59,7 @@ def test_an_interrupt_of_all_processes_prints_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processor_s", [1.0, pytest.param(2.0, marks=LATER)])
 def test_an_early_interrupt_gives_no_traceback(processor_s: float, tmp_path: Path) -> None:
-    with running(edge_fl(*SIMULATION, "--engine", "pool"), tmp_path) as command:
+    with running(edge_fl(*SIMULATION, "--set", "engine=pool"), tmp_path) as command:
         command.wait_for(lambda: command.processor_s() >= processor_s)
         os.killpg(command.process.pid, signal.SIGINT)
         command.require_clean_end(set())

@@ -22,7 +22,7 @@ DURATION = re.compile(
 )
 """Such as "about half a minute", "two minutes", "30 s"."""
 DEMO_TIME = "about half a minute"
-SMALL = ["--dataset", "digits", "--rounds", "1", "--clients", "3", "--epochs", "1"]
+SMALL = ["--dataset", "digits", "--rounds", "1", "--clients", "3", "--set", "method.epochs=1"]
 
 
 def blocks(page: str, language: str) -> list[str]:

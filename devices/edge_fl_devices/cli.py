@@ -18,10 +18,11 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, RunError, shortened
 from edge_fl.files.paths import text
-from edge_fl.options import TRAINING, FormatOption, argument, option
+from edge_fl.options import FormatOption, argument, option
 from edge_fl_devices.flash.cli import flash
 from edge_fl_devices.options import (
     DEVICE_FOLDER,
+    AgentOptions,
     DeviceOptions,
     ExistingFolder,
     PredictionOptions,
@@ -51,29 +52,11 @@ def register(app: App) -> None:
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
     app.root.add(
-        flash, "edge-fl flash --device pi-07 --boot /media/me/bootfs --host laptop.local", panel="Device"
+        flash, "edge-fl flash --id pi-07 --boot /media/me/bootfs --host laptop.local", panel="Device"
     )
 
 
-def run(
-    device: DeviceOptions,
-    tier: Annotated[str | None, option("--tier TIER", "auto, head or full [auto].")] = None,
-    head: Annotated[
-        str | None,
-        option(
-            "--head HEAD", "Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic]."
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        option(
-            "--root FILE", "Root of trust for releases, as installed with the device [trust on first use]."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, option("--seed N", "Random seed for the split into train and test [0].", TRAINING)
-    ] = None,
-) -> None:
+def run(device: DeviceOptions, agent: AgentOptions) -> None:
     """Run the agent of one device until Ctrl-C. It waits for the broker without a time limit."""
     import os
 
@@ -85,7 +68,7 @@ def run(
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.remote.settings import RemoteSettings
 
-        settings = RemoteSettings(*device.tree(tier=tier, head=head, root=root, seed=seed))
+        settings = RemoteSettings(*device.tree(**agent.values))
         code = _run(settings, children)
     raise typer.Exit(code)
 

@@ -54,6 +54,32 @@ class DeviceOptions(Connection):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What the agent does, and whose releases it accepts."""
+
+    tier: Annotated[str | None, option("--tier TIER", "auto, head or full [auto].")] = None
+    head: Annotated[
+        str | None,
+        option(
+            "--head HEAD",
+            "Kind of personal head: logistic, cosine, svm, mlp, nearest or auto [logistic].",
+        ),
+    ] = None
+    root: Annotated[
+        Path | None,
+        option(
+            "--root FILE",
+            "Root of trust for releases, as installed with the device [trust on first use].",
+        ),
+    ] = None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings by name; None: not given."""
+        return {"tier": self.tier, "head": self.head, "root": self.root}
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
     """How pictures are answered."""
 

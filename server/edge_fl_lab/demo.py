@@ -147,16 +147,20 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     devices = {
         "head": options.devices - options.full,
         "full": options.full,
-        "seed": recipe.seed,
         "port": port,
         "dir": folder / "fleet",
+        "dataset": data.dataset,
+        "data_dir": data.data_dir,
     }
-    split = {name: getattr(data, name) for name in ("dataset", "data_dir", "partition", "beta", "fraction")}
+    split = {f"data.{name}": getattr(data, name) for name in ("partition", "beta", "fraction")} | {
+        "seed": recipe.seed
+    }
+    settings = [part for key, value in split.items() for part in ("--set", f"{key}={value}")]
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
     outputs = _options(runs=options.runs, home=folder / RELEASES)
     return {
         "broker": ["broker", "up", *trust["broker"], *_options(port=port, dir=folder / "broker")],
-        "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices, **split)],
+        "fleet": ["fleet", "up", *trust["fleet"], *_options(**devices), *settings],
         "server": ["server", "run", os.fspath(file), *trust["server"], *outputs],
     }
 

@@ -93,7 +93,7 @@ def flash(card: Path, host: str, broker: Mosquitto, identity: Path, releases: Pa
         str(identity),
     ]
     there += ["--releases", str(releases)]
-    return ["flash", "--device", DEVICE, "--boot", str(card), "--offline", *there]
+    return ["flash", "--id", DEVICE, "--boot", str(card), "--offline", *there]
 
 
 def issued_for(python: str) -> dict[str, bytes]:

@@ -158,7 +158,7 @@ def test_flash_compares_the_host_before_anything_is_written(
     out = tmp_path / "bundle"
     command = [
         "flash",
-        "--device",
+        "--id",
         name,
         "--out",
         str(out),

@@ -165,7 +165,7 @@ def test_a_program_without_a_file_leaves_nothing(place: str, tmp_path: Path) -> 
     ],
 )
 def test_a_command_leaves_nothing(way: str, tmp_path: Path) -> None:
-    simulation = ["simulate", "--clients", "4", "--engine", "pool", "--set", "evaluate_every=1"]
+    simulation = ["simulate", "--clients", "4", "--set", "engine=pool", "--set", "evaluate_every=1"]
     with running(edge_fl(*simulation, "--set", "rounds=100000"), tmp_path) as command:
         command.wait_for(lambda: command.says("round 3/"))
         shared = require_files(command, "pool")

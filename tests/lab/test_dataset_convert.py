@@ -77,7 +77,15 @@ def test_a_leaf_folder_keeps_its_users_and_leaves_out_those_without_test_samples
     split = split_clients(dataset, DataConfig(split=".data/writers-split.csv"), 0)
     assert dataset.samples.shape == (1, 4, 4) and len(dataset.samples) == 15
     assert split.clients == ("f0000_14", "f0002_7") and list(map(len, split.train)) == [4, 5]
-    command = ["simulate", "--dataset", "writers", "--split", ".data/writers-split.csv", "--rounds", "1"]
+    command = [
+        "simulate",
+        "--dataset",
+        "writers",
+        "--set",
+        "data.split=.data/writers-split.csv",
+        "--rounds",
+        "1",
+    ]
     assert cli.main([*command, "--method", "fedrep"]) == 0
 
 

@@ -97,14 +97,13 @@ def test_only_a_part_of_a_large_dataset_is_used(tmp_path):
 def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
     recipe = demo.recipe_of(DemoOptions(devices=5, full=2, port=1999))
     commands = demo.commands(DemoOptions(devices=5, full=2), recipe, tmp_path)
-    fleet = dict(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
+    pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
+    fleet = dict(pairs)
     assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
-    assert fleet["--seed"] == str(recipe.seed)
-    split = {
-        name: fleet[f"--{name.replace('_', '-')}"]
-        for name in ("dataset", "data_dir", "partition", "beta", "fraction")
-    }
-    assert split == {name: str(getattr(recipe.data, name)) for name in split}
+    assert (fleet["--dataset"], fleet["--data-dir"]) == (recipe.data.dataset, recipe.data.data_dir)
+    settings = [word for name, word in pairs if name == "--set"]
+    split = {f"data.{name}={getattr(recipe.data, name)}" for name in ("partition", "beta", "fraction")}
+    assert set(settings) == {*split, f"seed={recipe.seed}"}
     assert commands["broker"][commands["broker"].index("--port") + 1] == "1999"
     assert (tmp_path / "recipe.toml").read_text().count("1999") == 1
 

@@ -147,7 +147,7 @@ def test_the_engine_that_ran_is_in_results_and_report(folder: Path) -> None:
     report = (run / "report.html").read_text()
     assert "<dt>engine</dt>" in report or ">engine<" in report
     assert "too short to compare engines" in report
-    named = Results.open(simulate("--engine", "vector", "--rounds", "1")).manifest()
+    named = Results.open(simulate("--set", "engine=vector", "--rounds", "1")).manifest()
     assert named.engine == "vector" and named.engine_timing is None
 
 
@@ -158,7 +158,7 @@ def test_a_saved_split_is_used_by_simulate_and_compare(
     assert Path("split.csv").read_text().startswith("sample,client,set\n0,")
     table = capsys.readouterr().out
     small = [argument for setting in SMALL[2:] for argument in ("--set", setting)]
-    assert cli.main(["simulate", *small, "--rounds", "1", "--split", "split.csv"]) == 0
+    assert cli.main(["simulate", *small, "--rounds", "1", "--set", "data.split=split.csv"]) == 0
     assert capsys.readouterr().out == table
     (again,) = set(Path("runs").glob("simulate-*")) - {drawn}
     assert Results.open(again).recipe().data.clients == 4
@@ -172,8 +172,8 @@ def test_a_saved_split_is_used_by_simulate_and_compare(
         "1",
         "--seeds",
         "1",
-        "--split",
-        "split.csv",
+        "--set",
+        "data.split=split.csv",
     ]
     assert cli.main(command) == 0
     assert "digits, split split, cnn-tiny" in capsys.readouterr().out
@@ -182,10 +182,10 @@ def test_a_saved_split_is_used_by_simulate_and_compare(
 def test_a_wrong_split_starts_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("split.csv").write_text("sample,client,set\n0,a,train\n0,a,test\n")
     for command in (["simulate"], ["compare", "--methods", "local"]):
-        assert cli.main([*command, "--split", "split.csv"]) == 4
+        assert cli.main([*command, "--set", "data.split=split.csv"]) == 4
         assert "split.csv line 3: sample 0 again" in capsys.readouterr().err
-        assert cli.main([*command, "--split", "split.csv", "--clients", "3"]) == 4
-        assert "the clients are those of the --split file" in capsys.readouterr().err
+        assert cli.main([*command, "--set", "data.split=split.csv", "--clients", "3"]) == 4
+        assert "the clients are those of data.split, split.csv" in capsys.readouterr().err
     assert not Path("runs").exists()
 
 

@@ -73,7 +73,17 @@ def test_a_simulation_with_an_exhausted_budget_prints_its_results(
     settings = ["model.options.norm=false", "data.fraction=0.1", f"privacy.budget={TWO_UPDATES}"]
     settings += [f"privacy.{name}={getattr(NOISE, name)}" for name in ("noise_multiplier", "clip")]
     given = [part for setting in settings for part in ("--set", setting)]
-    where = ["--runs", str(tmp_path / "runs"), "--clients", "2", "--rounds", "4", "--epochs", "1", *given]
+    where = [
+        "--runs",
+        str(tmp_path / "runs"),
+        "--clients",
+        "2",
+        "--rounds",
+        "4",
+        "--set",
+        "method.epochs=1",
+        *given,
+    ]
     assert main(["simulate", "--method", "fedavg", "--dataset", "digits", "--model", "cnn-tiny", *where]) == 1
     said = capsys.readouterr()
     require_spent(only_run(tmp_path / "runs"))

@@ -79,7 +79,7 @@ ALONE = [
     "fleet enrol --baked pi-1",
     "fleet certificates",
     "fleet rotate runs/identities/devices/pi-1",
-    "simulate --dataset digits --clients 3 --rounds 1 --epochs 1 --runs runs",
+    "simulate --dataset digits --clients 3 --rounds 1 --set method.epochs=1 --runs runs",
     "report {run}",
     "plots {run}",
     "newtask {run} --to digits --clients 2 --iterations 2",
@@ -93,7 +93,7 @@ FAILS = dict.fromkeys(
 )
 DOWNLOADS = {
     "data download mnist": 4,
-    "flash --device pi-1 --out card --insecure --host 127.0.0.1 --wheels wheels": 1,
+    "flash --id pi-1 --out card --insecure --host 127.0.0.1 --wheels wheels": 1,
 }
 """Commands that fetch what their user asks for, and their exit codes: they contact those hosts, and no others."""
 

@@ -46,7 +46,16 @@ def _run(folder: Path, number: int) -> tuple[float, float]:
     """(seconds to the end of the first round, peak memory in MB) of one run, which is then ended."""
     runs = folder / str(number)
     command = [sys.executable, "-m", "edge_fl", "simulate", "--method", "fedavg", "--dataset", DATASET]
-    command += ["--data-dir", str(folder), "--clients", str(CLIENTS), "--beta", "0.1", "--model", "cnn2"]
+    command += [
+        "--data-dir",
+        str(folder),
+        "--clients",
+        str(CLIENTS),
+        "--set",
+        "data.beta=0.1",
+        "--model",
+        "cnn2",
+    ]
     command += ["--rounds", str(ROUNDS), "--set", "evaluate_every=0", "--set", "method.batch_size=10"]
     start, first, looks, most = time.monotonic(), 0.0, 0, 0
     with subprocess.Popen(

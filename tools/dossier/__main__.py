@@ -88,7 +88,7 @@ def _make_sbom(name: str) -> str:
         if name == "wheel":
             return sbom.of_wheel(sbom.build_wheel(Path(scratch)))
         if name == "flash-bundle":
-            device = ["--device", "pi-00", "--insecure", "--host", "broker.example", "--out", scratch]
+            device = ["--id", "pi-00", "--insecure", "--host", "broker.example", "--out", scratch]
             _call("-m", "edge_fl", "flash", *device)
             return sbom.of_bundle(Path(scratch) / "edge-fl", edge_fl.__version__)
         return sbom.of_environment()

@@ -13,6 +13,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 from edge_fl.options import CONNECTION, FOLDERS, Connection, FormatOption, option
+from edge_fl_devices.options import AgentOptions
 
 if TYPE_CHECKING:
     from edge_fl_devices.flash.targets.base import Target
@@ -39,7 +40,7 @@ class PiConnection(Connection):
 
 
 def flash(
-    device: Annotated[str, option("--device DEVICE", "Name of the device: a-z, 0-9 and '-'.")],
+    device: Annotated[str, option("--id DEVICE", "Name of the device: a-z, 0-9 and '-'.")],
     data: Annotated[str, option("--data SOURCE", "Data source on the Pi.")] = "folder:/srv/images",
     images: Annotated[
         Path | None,
@@ -62,13 +63,6 @@ def flash(
         bool,
         option("--insecure", "No identity: connect in plaintext to a private broker.", CONNECTION),
     ] = False,
-    tier: Annotated[str, option("--tier TIER", "auto, head or full.")] = "auto",
-    head: Annotated[
-        str, option("--head HEAD", "Kind of personal head: logistic, cosine, svm, mlp, nearest or auto.")
-    ] = "logistic",
-    root: Annotated[
-        Path | None, option("--root FILE", "Root of trust for releases [trust on first use].")
-    ] = None,
     releases: Annotated[
         Path | None,
         option(
@@ -95,6 +89,7 @@ def flash(
     wheels: Annotated[Path | None, option("--wheels FOLDER", "Cache folder for downloaded wheels.")] = None,
     dry_run: Annotated[bool, option("--dry-run", "List the files to write without writing them.")] = False,
     *,
+    agent: AgentOptions,
     connection: PiConnection,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -119,9 +114,11 @@ def flash(
         identity = IDENTITIES / device
     keys = read_identity(identity, device) if identity and not insecure else {}
     broker = {"port": TLS_PORT if keys else PORT, **connection.given(), "identity": ""}
-    tree: dict[str, object] = {"id": device, "data": data, "tier": tier, "head": head, "broker": broker}
+    given = {"tier": agent.tier, "head": agent.head}
+    tree: dict[str, object] = {"id": device, "data": data, "broker": broker}
+    tree |= {name: value for name, value in given.items() if value is not None}
     exported_root, released = read_releases(releases) if releases else (b"", ())
-    trusted = settings.read_root(root) if root else exported_root
+    trusted = settings.read_root(agent.root) if agent.root else exported_root
     config = with_pi_paths(
         settings.convert(tree, "flash"), identified=bool(keys), root=bool(trusted), releases=bool(released)
     )

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
@@ -79,28 +79,14 @@ def up(
         str, option("--dataset DATASET", "Dataset to split over the devices.", DATA)
     ] = "digits",
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
-    partition: Annotated[
-        str, option("--partition PARTITION", "dirichlet, pathological, domain or iid.", DATA)
-    ] = "dirichlet",
-    beta: Annotated[
-        float,
-        option("--beta NUMBER", "Dirichlet concentration; smaller values make clients more different.", DATA),
-    ] = 0.3,
-    split: Annotated[
-        str,
+    settings: Annotated[
+        list[str] | None,
         option(
-            "--split FILE",
-            "A CSV file that assigns each sample to a client and a set, instead of drawing them.",
+            "--set KEY=VALUE",
+            "A setting of a recipe's [data], such as data.beta=0.1 or data.partition=iid, or seed=1; may be repeated.",
             DATA,
         ),
-    ] = "",
-    fraction: Annotated[float, option("--fraction SHARE", "Fraction of the samples to use.", DATA)] = 1.0,
-    seed: Annotated[
-        int,
-        option(
-            "--seed N", "Random seed for the data split and the selection of full devices.", TRAINING, min=0
-        ),
-    ] = 0,
+    ] = None,
     folder: Annotated[
         Path, option("--dir FOLDER", "Folder that contains the devices' folders.", FOLDERS)
     ] = FLEET_FOLDER,
@@ -130,14 +116,13 @@ def up(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a simulated fleet over a real broker, with the same agents as real devices."""
-    from edge_fl.data.partition import DataConfig
-    from edge_fl.toml import checked
+    from edge_fl.toml import apply, checked
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
     from edge_fl_devices.runtime.connector import connector, fleet_connector
     from edge_fl_devices.simulated.chaos import injector, profile
     from edge_fl_devices.simulated.fleet import run_fleet
-    from edge_fl_devices.simulated.fleet_config import FleetConfig, tier_counts
+    from edge_fl_devices.simulated.fleet_config import FleetConfig, SimulatedData, tier_counts
     from edge_fl_devices.simulated.fleet_status import DeviceResult, unmeasured
     from edge_fl_devices.simulated.live_table import LiveTable
     from edge_fl_devices.storage.store import Store
@@ -145,16 +130,10 @@ def up(
     head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
     require_heads(kinds, f"--heads {heads}")
-    tree = {
-        "dataset": dataset,
-        "data_dir": os.fspath(data_dir),
-        "clients": head_only + trains,
-        "partition": partition,
-        "beta": beta,
-        "fraction": fraction,
-        "split": split,
-    }
-    data = checked(tree, DataConfig, "fleet up")
+    tree: dict[str, Any] = {"data": {"dataset": dataset, "data_dir": os.fspath(data_dir)}}
+    apply(settings or (), tree)
+    tree["data"]["clients"] = head_only + trains
+    simulated = checked(tree, SimulatedData, "fleet up")
     identities, identity = connection.identities, connection.identity
     given = connection.given() | ({"identity": os.fspath(identities)} if identities else {})
     broker = checked(given, DeviceBroker, "fleet up")
@@ -171,12 +150,12 @@ def up(
     else:
         ids, connect = (), connector(endpoint := broker.endpoint, broker.fleet)
     config = FleetConfig(
-        data,
+        simulated.data,
         trains,
         folder,
         fleet=broker.fleet,
         heads=kinds,
-        seed=seed,
+        seed=simulated.seed,
         workers=workers or os.cpu_count() or 1,
         duration_s=duration_s or float("inf"),
         until_idle=until_idle,
@@ -188,7 +167,7 @@ def up(
     log_warnings()
     worker = full_worker() if trains else None
     print_status(
-        f"{head_only + trains} devices, {trains} of them full, on {dataset}; broker {endpoint}"
+        f"{head_only + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
         f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', chaos {chaos}' if chaos else ''}"
     )
     draws = watch and sys.stderr.isatty() and not is_quiet()

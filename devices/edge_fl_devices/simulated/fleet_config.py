@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
@@ -13,6 +16,13 @@ from edge_fl_devices.agent import state
 from edge_fl_devices.agent.state import AgentLimits
 
 PREFIX = "sim-"
+
+
+class SimulatedData(Struct, frozen=True, forbid_unknown_fields=True):
+    """The data of a simulated fleet, and the seed of their split and of the selection of full devices; keys as in a recipe."""
+
+    data: DataConfig = DataConfig()
+    seed: Annotated[int, Meta(ge=0)] = 0
 
 
 @dataclass(frozen=True, slots=True)

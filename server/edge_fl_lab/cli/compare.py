@@ -9,20 +9,10 @@ from typing import Annotated
 from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
-from edge_fl.options import DATA, DATA_DIR, FOLDERS, TRAINING, FormatOption, option
-from edge_fl_server.cli import options, user_imports
-from edge_fl_server.cli.options import (
-    RUNS,
-    ClientsOption,
-    EpochsOption,
-    HeadsOption,
-    ModelOption,
-    RecipeOption,
-    RoundsOption,
-    ScaleOption,
-    SetOption,
-    SplitOption,
-)
+from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
+from edge_fl_lab.cli.options import RecipeOptions
+from edge_fl_server.cli import user_imports
+from edge_fl_server.cli.options import RUNS
 
 EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
 
@@ -36,7 +26,6 @@ def compare(
             TRAINING,
         ),
     ] = "",
-    recipe: RecipeOption = "",
     dataset: Annotated[str, option("--dataset DATASET", "Datasets, comma-separated.", DATA)] = "",
     partitions: Annotated[
         str,
@@ -49,15 +38,6 @@ def compare(
     seeds: Annotated[
         int | None, option("--seeds N", "Number of seeds, starting at the recipe's.", TRAINING, min=1)
     ] = None,
-    clients: ClientsOption = None,
-    split: SplitOption = "",
-    model: ModelOption = "",
-    heads: HeadsOption = None,
-    rounds: RoundsOption = None,
-    epochs: EpochsOption = None,
-    data_dir: Annotated[str, DATA_DIR] = "",
-    scale: ScaleOption = 1.0,
-    settings: SetOption = None,
     target: Annotated[
         float | None, option("--target SHARE", "Mean accuracy up to which bytes are counted.", min=0, max=1)
     ] = None,
@@ -96,45 +76,34 @@ def compare(
         Path | None,
         option("--out FOLDER", "Folder of this comparison; cells stored in it are not run again.", FOLDERS),
     ] = None,
+    *,
+    recipe: RecipeOptions,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
     from edge_fl.methods import names
     from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuned, tuning
-    from edge_fl_lab.recipe_changes import scaled
-    from edge_fl_server import recipes
-    from edge_fl_server.recipes.recipe import Recipe, with_settings
 
-    if split and clients:
-        raise InputError("--clients: the clients are those of the --split file")
-    if against_paper and (not recipe or dataset or partitions):
+    if against_paper and (not recipe.recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
-    base = recipes.find(recipe) if recipe else Recipe(name="compare")
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
     grids = tuning.parse_grids(tune_values or [])
-    given = {
-        "data.clients": clients,
-        "data.split": split,
-        "model.name": model,
-        "heads": heads,
-        "rounds": rounds,
-        "method.epochs": epochs,
-        "data.data_dir": data_dir,
-        "source": "simulated",
-    }
     user_imports.allow()
-    base = with_settings(base, [*options.settings(given), *(settings or [])])
-    base = scaled(options.simulated(base, "compare"), scale)
-    if not (methods or recipe):
+    base = recipe.applied(recipe.base("compare"), recipe.changes(), "compare")
+    if not (methods or recipe.recipe):
         raise InputError("compare: no methods, expected --methods or --recipe")
     if against_paper:
-        paper.figures(recipe)
+        paper.figures(recipe.recipe)
     chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)
     cells = grid.cells(
         base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
     )
-    folder = out or RUNS / f"compare-{text((recipe and Path(recipe).stem) or dataset or base.data.dataset)}"
+    folder = (
+        out
+        or RUNS
+        / f"compare-{text((recipe.recipe and Path(recipe.recipe).stem) or dataset or base.data.dataset)}"
+    )
 
     run = partial(comparison.run, folder=folder, jobs=jobs, retry=retry)
     trials, reported = [], cells
@@ -162,7 +131,7 @@ def compare(
     )
     comparison.save_curves(folder, reported, results)
     if against_paper:
-        paper_table = paper.against(recipe, cells, results)
+        paper_table = paper.against(recipe.recipe, cells, results)
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
     if plots:

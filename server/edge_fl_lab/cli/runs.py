@@ -11,8 +11,9 @@ from edge_fl.console.output import Format, print_status, show_paths, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
 from edge_fl.options import DATA, DATA_DIR, FormatOption, option
+from edge_fl_lab.cli.options import RunArgument, run_folder
 from edge_fl_server.cli import options, user_imports
-from edge_fl_server.cli.options import RUNS, RunArgument, RunsOption, run_folder
+from edge_fl_server.cli.options import RUNS, RunsOption
 
 
 def register(app: App) -> None:
@@ -50,7 +51,10 @@ def newtask(
     clients: Annotated[
         int, option("--clients N", "Number of clients that the new dataset is split over.", DATA, min=1)
     ] = 20,
-    beta: Annotated[float, option("--beta NUMBER", options.BETA_HELP, DATA)] = 1.0,
+    beta: Annotated[
+        float,
+        option("--beta NUMBER", "Dirichlet concentration; smaller values make clients more different.", DATA),
+    ] = 1.0,
     head: Annotated[
         str,
         option(

@@ -9,22 +9,10 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
-from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, option
-from edge_fl_server.cli import options, user_imports
-from edge_fl_server.cli.options import (
-    RUNS,
-    ClientsOption,
-    EpochsOption,
-    HeadsOption,
-    ModelOption,
-    RecipeOption,
-    RoundsOption,
-    RunsOption,
-    ScaleOption,
-    SetOption,
-    SplitOption,
-    TrackOption,
-)
+from edge_fl.options import DATA, TRAINING, FormatOption, option
+from edge_fl_lab.cli.options import RecipeOptions, simulated
+from edge_fl_server.cli import user_imports
+from edge_fl_server.cli.options import RUNS, RunsOption, TrackOption
 
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.execute import RunResult
@@ -34,47 +22,30 @@ STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
 
 def simulate(
-    recipe: RecipeOption = "",
     method: Annotated[str, option("--method METHOD", "A method, see 'edge-fl methods list'.", TRAINING)] = "",
     dataset: Annotated[
         str, option("--dataset DATASET", "A dataset, such as digits or fashion-mnist.", DATA)
     ] = "",
-    data_dir: Annotated[str, DATA_DIR] = "",
-    clients: ClientsOption = None,
-    beta: Annotated[float | None, option("--beta NUMBER", options.BETA_HELP, DATA)] = None,
-    split: SplitOption = "",
     save_split: Annotated[
         Path | None,
-        option("--save-split FILE", "Write the split over clients to this CSV file, for --split.", DATA),
-    ] = None,
-    model: ModelOption = "",
-    heads: HeadsOption = None,
-    rounds: RoundsOption = None,
-    epochs: EpochsOption = None,
-    scale: ScaleOption = 1.0,
-    seed: Annotated[
-        int | None,
-        option("--seed N", "Random seed for data split, training and sampling.", TRAINING, min=0),
-    ] = None,
-    engine: Annotated[
-        str,
         option(
-            "--engine ENGINE", "How clients are trained: auto, sequential, pool, vector or ray.", TRAINING
+            "--save-split FILE",
+            "Write the split over clients to this CSV file, for --set data.split=FILE.",
+            DATA,
         ),
-    ] = "",
-    settings: SetOption = None,
+    ] = None,
     resume: Annotated[
         Path | None, option("--resume RUN", "Folder of an interrupted run to resume, without other settings.")
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
+    *,
+    recipe: RecipeOptions,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
-    from edge_fl_lab.recipe_changes import scaled, with_method
-    from edge_fl_server import recipes
+    from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.recipes.recipe import Recipe, with_settings
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import study as studies
@@ -82,31 +53,15 @@ def simulate(
 
     user_imports.allow()
     processes.prepare()  # before any thread starts
-    if split and (clients or beta):
-        raise ConfigError("--clients, --beta: the clients are those of the --split file")
+    changes = recipe.changes(data__dataset=dataset)
     if resume:
-        base = options.simulated(Results.open(resume).recipe(), "simulate --resume")
+        if recipe.recipe or method or recipe.scale != 1 or changes:
+            raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
+        base = simulated(Results.open(resume).recipe(), "simulate --resume")
     else:
-        base = recipes.find(recipe) if recipe else Recipe(name="simulate")
-    given = {
-        "data.dataset": dataset,
-        "data.data_dir": data_dir,
-        "data.clients": clients,
-        "data.beta": beta,
-        "data.split": split,
-        "model.name": model,
-        "rounds": rounds,
-        "method.epochs": epochs,
-        "seed": seed,
-        "engine": engine,
-        "heads": heads,
-        "source": "simulated",
-    }
+        base = recipe.base("simulate")
     base = with_method(base, method) if method else base
-    changes = [*options.settings(given), *(settings or [])]
-    if resume and (recipe or method or scale != 1 or len(changes) > 1):
-        raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
-    chosen = scaled(options.simulated(with_settings(base, changes), "simulate"), scale)
+    chosen = recipe.applied(base, changes, "simulate")
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = tracking.find(track or [])

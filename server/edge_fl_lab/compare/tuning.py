@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import methods
-from edge_fl.config import Option
+from edge_fl.config import Option, parse_value
 from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
@@ -28,7 +28,6 @@ from edge_fl_lab.compare import cell as cells_of
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell, parse_method
 from edge_fl_lab.compare.paired import validation
-from edge_fl_server.recipes.recipe import parse_value
 
 TRIALS = 6
 LR = "lr"

@@ -155,7 +155,7 @@ def _parsed(change: str) -> tuple[str, Any]:
     """Parse KEY=VALUE; the value is None for KEY=. Raises InputError."""
     from edge_fl.errors import nearest
     from edge_fl.fleet.settings import DEFAULTS
-    from edge_fl_server.recipes.recipe import parse_value
+    from edge_fl.toml import parse_value
 
     key, equals, text = change.partition("=")
     if not equals or key not in DEFAULTS:

@@ -12,23 +12,8 @@ from edge_fl.files.paths import text
 from edge_fl.options import Broker, FormatOption, argument, option
 from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.options import RegistryPlace
-from edge_fl_server.cli.release_rollouts import WAIT_S, Wait, carry_out, commands, rollout_plan
-from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
+from edge_fl_server.cli.release_rollouts import WAIT_S, RolloutOptions, Wait, carry_out, commands
 
-CAREFUL = "0.05,0.25,1"
-StagesOption = Annotated[
-    str, option("SHARES", "Growing shares of the fleet, comma-separated; the last is 1.", "Roll-out")
-]
-SuccessOption = Annotated[
-    float, option("SHARE", "Share of the devices of a stage that must succeed.", "Roll-out")
-]
-FalseAbortOption = Annotated[
-    float, option("SHARE", "Largest probability of aborting a faultless release.", "Roll-out")
-]
-StageWaitOption = Annotated[
-    float,
-    option("--stage-wait SECONDS", "Seconds until the devices of a stage must have reported.", "Roll-out"),
-]
 AgentOption = Annotated[
     bool, option("--agent", "The roll-out of an agent release, not that of an extractor.")
 ]
@@ -69,31 +54,18 @@ def list_releases(
 
 def rollout(
     release: Number = None,
-    stages: StagesOption = CAREFUL,
-    success: SuccessOption = 0.9,
-    false_abort: FalseAbortOption = 0.02,
-    stage_wait_s: StageWaitOption = 600.0,
-    where: WhereOption = "",
-    yes: YesOption = False,
-    wait_s: Wait = WAIT_S,
     *,
+    options: RolloutOptions,
     broker: Broker,
     place: RegistryPlace,
 ) -> None:
     """Roll out a kept release (default: the last) in stages, or resume a paused roll-out. Devices that --where does not select
     keep their release.
     """
-    plan = rollout_plan(
-        stages,
-        success=success,
-        stage_wait_s=stage_wait_s,
-        where=where,
-        gates={"false_abort": false_abort},
-    )
+    plan = options.plan()
     with commands(place, broker) as releases:
-        if where:
-            confirmed(releases.db, place.fleet, where, "roll out to them", yes=yes)
-        carry_out(releases, releases.roll_out(release, plan), wait_s)
+        options.confirm(releases, "roll out to them")
+        carry_out(releases, releases.roll_out(release, plan), options.wait_s)
 
 
 def agents(
@@ -118,30 +90,17 @@ def agent(
     downgrade: Annotated[
         bool, option("--downgrade", "Sign that devices may replace a newer version by this one.")
     ] = False,
-    stages: StagesOption = CAREFUL,
-    success: SuccessOption = 0.9,
-    false_abort: FalseAbortOption = 0.02,
-    stage_wait_s: StageWaitOption = 1800.0,
-    where: WhereOption = "",
-    yes: YesOption = False,
-    wait_s: Wait = WAIT_S,
     *,
+    options: RolloutOptions,
     broker: Broker,
     place: RegistryPlace,
 ) -> None:
     """Update the agent's own software on the devices, in stages, or resume a paused roll-out of an agent release."""
-    plan = rollout_plan(
-        stages,
-        success=success,
-        stage_wait_s=stage_wait_s,
-        where=where,
-        gates={"false_abort": false_abort},
-    )
+    plan = options.plan(stage_wait_s=1800.0)
     with commands(place, broker, new=True) as releases:
-        if where:
-            confirmed(releases.db, place.fleet, where, "update the agent on them", yes=yes)
+        options.confirm(releases, "update the agent on them")
         request = releases.roll_out_agent(targets or [], plan, downgrade=downgrade)
-        carry_out(releases, request, wait_s)
+        carry_out(releases, request, options.wait_s)
 
 
 def wheel(

@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.options import Broker, option
 from edge_fl_server.cli.connection import acting_as, connect_to, registry
 from edge_fl_server.cli.options import RegistryPlace
+from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import RolloutConfig
     from edge_fl_server.registry.records import RolloutState
     from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
 
-Wait = Annotated[
-    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", "Roll-out", min=0)
-]
+ROLLOUT = "Roll-out"  # heading in the help
 WAIT_S = 3600.0
 NO_OPTIONS = Broker()
+Wait = Annotated[
+    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """Which devices get a release, and when."""
+
+    stages: Annotated[
+        str,
+        option(
+            "--stages SHARES",
+            "Growing shares of the fleet, comma-separated; the last is 1.",
+            ROLLOUT,
+        ),
+    ] = "0.05,0.25,1"
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "--set KEY=VALUE",
+            "A setting of a recipe's [rollout], such as rollout.success=0.95 or rollout.gates.false_abort=0.01; may be repeated.",
+            ROLLOUT,
+        ),
+    ] = None
+    wait_s: Wait = WAIT_S
+    where: WhereOption = ""
+    yes: YesOption = False
+
+    def plan(self, **defaults: object) -> RolloutConfig:
+        """The stages, as in a recipe. Raises ConfigError."""
+        return rollout_plan(self.stages, self.settings or (), where=self.where, **defaults)
+
+    def confirm(self, releases: ReleaseCommands, action: str) -> None:
+        """Ask if `where` matches no device or all. Raises InputError."""
+        if self.where:
+            confirmed(releases.db, releases.fleet, self.where, action, yes=self.yes)
+
+
+def rollout_plan(stages: str, settings: Sequence[str] = (), **defaults: object) -> RolloutConfig:
+    """Growing shares, or stages by the fleet's size if empty; `settings` are those of a recipe. Raises ConfigError."""
+    from edge_fl.toml import apply, parse_value
+    from edge_fl_server.recipes.recipe import convert
+
+    shares = [parse_value(share) for share in stages.split(",")] if stages else "auto"
+    tree = {"rollout": {"stages": shares, **defaults}}
+    apply(settings, tree)
+    if others := sorted(tree.keys() - {"rollout"}):
+        raise ConfigError(f"--set {others[0]}: expected a setting of [rollout], such as rollout.success=0.95")
+    return convert(tree, "release rollout").rollout
 
 
 @contextmanager
@@ -53,16 +103,3 @@ def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wante
             "aborted": "its devices return to the release before",
         }.get(record.state, "")
         raise RunError(f"{record.name}: {record.state}, {record.reason}", consequence)
-
-
-def rollout_plan(stages: str, **fields: object) -> RolloutConfig:
-    """Stages from an option: growing shares, or by the fleet's size if empty. Raises ConfigError."""
-    import msgspec
-
-    from edge_fl_server.recipes.recipe import RolloutConfig
-
-    try:
-        shares = [float(share) for share in stages.split(",")] if stages else "auto"
-        return msgspec.convert({"stages": shares, **fields}, RolloutConfig)
-    except (ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"release rollout: {error}") from error

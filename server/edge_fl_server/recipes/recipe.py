@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,11 +25,10 @@ from edge_fl.config import (
     PrivacyConfig,
 )
 from edge_fl.data.partition import DataConfig
-from edge_fl.errors import ConfigError
 from edge_fl.fields import Name
 from edge_fl.files import paths
 from edge_fl.inputs import InputSpec
-from edge_fl.toml import checked, read
+from edge_fl.toml import apply, checked, parse_value, read
 
 Source = Literal["simulated", "fleet", "hybrid", "none"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -244,8 +242,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     Another model or method does not keep the options of the recipe's, nor another model the rest of [model].
     """
     tree = msgspec.to_builtins(recipe)
-    pairs = [setting.partition("=") for setting in settings]
-    for key, _, value in pairs:
+    for key, _, value in (setting.partition("=") for setting in settings):
         kind, _, name = key.strip().partition(".")
         if (
             name == "name"
@@ -253,24 +250,8 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             and parse_value(value.strip()) != tree[kind]["name"]
         ):
             tree[kind] |= {"options": {}} if kind == "method" else msgspec.to_builtins(ModelConfig())
-    for setting, (key, equals, value) in zip(settings, pairs, strict=True):
-        if not equals:
-            raise ConfigError(f"setting {setting!r}: expected key=value, such as rounds=3")
-        table, *rest = [tree, *key.strip().replace("optimizer", "optimiser").split(".")]
-        for name in rest[:-1]:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"setting {setting!r}: {name} holds a value, not a table")
-        table[rest[-1]] = parse_value(value.strip())
+    apply(settings, tree)
     return convert(tree, "settings")
-
-
-def parse_value(text: str) -> Any:
-    """Parse a TOML value; anything else is a string, so bare words need no quotes."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def dump(recipe: Recipe) -> str:

@@ -166,7 +166,7 @@ def test_the_label_page_needs_a_folder_of_pictures(
 ) -> None:
     command = [
         "flash",
-        "--device",
+        "--id",
         "pi-07",
         "--out",
         str(tmp_path / "out"),

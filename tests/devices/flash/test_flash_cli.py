@@ -28,7 +28,7 @@ def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
     card: Path, identity: Path, wheels: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(card)
-    arguments = ["flash", "--device", "pi-07", "--boot", str(card), *HOST, "--identity", str(identity)]
+    arguments = ["flash", "--id", "pi-07", "--boot", str(card), *HOST, "--identity", str(identity)]
     arguments += ["--wheels", str(wheels)]
     assert main([*arguments, "--dry-run", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -52,7 +52,7 @@ def test_an_enrolled_devices_identity_and_pictures_are_taken_along(
     (tmp_path / "mine/cat/1.png").write_bytes(b"a cat")
     arguments = [
         "flash",
-        "--device",
+        "--id",
         "pi-07",
         "--out",
         "out",
@@ -82,7 +82,7 @@ def test_the_newest_exported_release_is_taken_along_and_its_root_trusted(
     ):
         (tmp_path / "web" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "web" / path).write_text(path)
-    arguments = ["flash", "--device", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
+    arguments = ["flash", "--id", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
     assert main([*arguments, "--releases", "web"]) == 0
     there = tmp_path / "out/edge-fl"
     assert files(there / "releases") == {"targets/10/b.x.onnx"}
@@ -113,7 +113,7 @@ def test_only_readable_pictures_in_class_folders_are_copied(
         (tmp_path / "mine" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mine" / path).write_bytes(b"content")
     os.mkfifo("mine/cat/pipe.png")
-    arguments = ["flash", "--device", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
+    arguments = ["flash", "--id", "pi-07", "--insecure", "--out", "out", *HOST, "--wheels", str(wheels)]
     assert main([*arguments, "--images", "mine"]) == 0
     assert files(tmp_path / "out/edge-fl/images") == {"cat/1.png", "cat/2.HEIC"}
     said = capsys.readouterr().err
@@ -128,27 +128,27 @@ def test_only_readable_pictures_in_class_folders_are_copied(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--device", "pi-07"], "expected one of --boot, --ssh and --out"),
-        (["--device", "pi-07", "--out", "a", "--ssh", "b"], "expected one of --boot, --ssh and --out"),
-        (["--device", "pi-07", "--boot", "nowhere", *HOST], "nowhere: does not exist"),
-        (["--device", "pi-07", "--out", "o"], "--host is missing"),
-        (["--device", "Pi_07", "--out", "o", *HOST], "id = 'Pi_07': expected"),
+        (["--id", "pi-07"], "expected one of --boot, --ssh and --out"),
+        (["--id", "pi-07", "--out", "a", "--ssh", "b"], "expected one of --boot, --ssh and --out"),
+        (["--id", "pi-07", "--boot", "nowhere", *HOST], "nowhere: does not exist"),
+        (["--id", "pi-07", "--out", "o"], "--host is missing"),
+        (["--id", "Pi_07", "--out", "o", *HOST], "id = 'Pi_07': expected"),
         (
-            ["--device", "pi-07", "--out", "o", *HOST, "--python", "3.9"],
+            ["--id", "pi-07", "--out", "o", *HOST, "--python", "3.9"],
             "--python 3.9: expected 3.11 or 3.13",
         ),
-        (["--device", "pi-07", "--ssh", "-oProxyCommand=x", *HOST], "expected user@host"),
+        (["--id", "pi-07", "--ssh", "-oProxyCommand=x", *HOST], "expected user@host"),
         (
-            ["--device", "pi-07", "--out", "o", *HOST, "--identity", "none"],
+            ["--id", "pi-07", "--out", "o", *HOST, "--identity", "none"],
             "none: No such file or directory; expected an identity",
         ),
         (
-            ["--device", "pi-07", "--out", "o", *HOST, "--data", "folder:/home/pi/x"],
+            ["--id", "pi-07", "--out", "o", *HOST, "--data", "folder:/home/pi/x"],
             "no home or temporary folder",
         ),
-        (["--device", "pi-07", "--out", "o", *HOST, "--root", "none"], "none: No such file"),
+        (["--id", "pi-07", "--out", "o", *HOST, "--root", "none"], "none: No such file"),
         (
-            ["--device", "pi-08", "--out", "o", *HOST],
+            ["--id", "pi-08", "--out", "o", *HOST],
             "no identity; expected one made by 'edge-fl fleet enrol pi-08', or --insecure",
         ),
     ],

@@ -114,7 +114,7 @@ def test_a_card_with_a_bundle_keeps_it_when_a_new_name_is_rejected(
     mine = tmp_path / "mine/cat"
     mine.mkdir(parents=True)
     (mine / "1.jpg").write_bytes(b"a picture")
-    command = ["flash", "--device", "pi-07", "--insecure", "--host", "192.168.1.10", "--wheels", str(wheels)]
+    command = ["flash", "--id", "pi-07", "--insecure", "--host", "192.168.1.10", "--wheels", str(wheels)]
     command += ["--images", str(mine.parent)]
     assert main([*command, "--boot", str(card)]) == 0
     before = target.read(MANIFEST)

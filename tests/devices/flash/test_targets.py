@@ -197,7 +197,7 @@ def test_the_disk_of_this_computer_is_rejected() -> None:
 READ_ONLY = """
 set -e
 mount -t tmpfs tmpfs "$1"; cp -r "$2" "$1/card"; mount -o remount,ro "$1"
-"$3" -m edge_fl flash --device pi-07 --host 192.168.1.10 --insecure --wheels "$4" --boot "$1/card" 2>&1
+"$3" -m edge_fl flash --id pi-07 --host 192.168.1.10 --insecure --wheels "$4" --boot "$1/card" 2>&1
 """
 
 

@@ -210,7 +210,7 @@ def test_full_devices_without_their_worker_are_rejected(broker: InMemoryBroker, 
     ("arguments", "code", "words"),
     [
         (["--heads", "svn"], 4, "did you mean 'svm'"),
-        (["--partition", "dirichlett"], 4, "partition"),
+        (["--set", "data.partition=dirichlett"], 4, "partition"),
         (["--dataset", "digit"], 4, "did you mean 'digits'"),
         (["--head", "3", "--full", "3", "--devices", "7"], 4, "expected them to add up"),
         (["--devices", "2", "--wait", "0.2", "--port", "1"], 2, "127.0.0.1:1"),

@@ -76,7 +76,7 @@ def test_predictions_of_the_trained_model_give_the_reported_accuracy() -> None:
 
 
 def test_the_numbers_are_those_of_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--clients", "4", "--rounds", "2", "--seed", "1", "--set", "data.fraction=0.2"]
+    options = ["--clients", "4", "--rounds", "2", "--set", "seed=1", "--set", "data.fraction=0.2"]
     command = ["simulate", "--method", "fedrep", *options, "--runs", str(tmp_path), "--format", "json"]
     assert cli.main(command) == 0
     shown = {

@@ -63,7 +63,16 @@ def start_broker(children: Children, folder: Path, port: int) -> Child:
 
 def fleet_of(folder: Path, port: int, devices: int) -> list[str]:
     """The command that runs a fleet on that data."""
-    data = ["--dataset", "scale", "--data-dir", str(folder), "--partition", "iid", "--heads", "logistic"]
+    data = [
+        "--dataset",
+        "scale",
+        "--data-dir",
+        str(folder),
+        "--set",
+        "data.partition=iid",
+        "--heads",
+        "logistic",
+    ]
     places = ["--port", str(port), "--dir", str(folder / "fleet")]
     return ["fleet", "up", "--devices", str(devices), *places, *data]
 
