@@ -57,15 +57,19 @@ class Expanded:
     def __signature__(self) -> Signature:
         found: list[Parameter] = []
         for each in self._parameters.values():
-            found += _options(each.annotation) if is_dataclass(each.annotation) else [each]
+            found += _options(each.annotation) if _is_group(each) else [each]
         return Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in found])
 
     def __call__(self, **values: Any) -> Any:
         for name, each in self._parameters.items():
-            if is_dataclass(each.annotation):
+            if _is_group(each):
                 given = {field.name: values.pop(field.name) for field in fields(each.annotation)}
                 values[name] = each.annotation(**given)
         return self._function(**values)
+
+
+def _is_group(parameter: Parameter) -> bool:
+    return is_dataclass(parameter.annotation)
 
 
 def _options(group: Any) -> list[Parameter]:

@@ -90,8 +90,8 @@ def up(
     folder: Annotated[
         Path, option("--dir FOLDER", "Folder that contains the devices' folders.", FOLDERS)
     ] = FLEET_FOLDER,
-    workers: Annotated[
-        int | None, option("--workers N", "Threads that train and fit [one per processor].", min=1)
+    threads: Annotated[
+        int | None, option("--threads N", "Threads that train and fit [one per processor].", min=1)
     ] = None,
     duration_s: Annotated[
         float, option("--duration SECONDS", "Stop after this many seconds; 0 runs until Ctrl-C.", min=0)
@@ -156,7 +156,7 @@ def up(
         fleet=broker.fleet,
         heads=kinds,
         seed=simulated.seed,
-        workers=workers or os.cpu_count() or 1,
+        workers=threads or os.cpu_count() or 1,
         duration_s=duration_s or float("inf"),
         until_idle=until_idle,
         wait_s=wait_s,

@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import methods as known_methods
-from edge_fl.config import Option, parse_value
+from edge_fl.config import Option
 from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
 from edge_fl_server.recipes.recipe import Recipe, with_settings

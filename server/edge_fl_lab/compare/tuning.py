@@ -20,10 +20,11 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl import methods
-from edge_fl.config import Option, parse_value
+from edge_fl.config import Option
 from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
+from edge_fl.toml import parse_value
 from edge_fl_lab.compare import cell as cells_of
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell, parse_method

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROLLOUT = "Roll-out"  # heading in the help
 WAIT_S = 3600.0
 NO_OPTIONS = Broker()
+EXAMPLE = "release.rollout.success=0.95"
 Wait = Annotated[
     float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
 ]
@@ -42,7 +43,7 @@ class RolloutOptions:
         list[str] | None,
         option(
             "--set KEY=VALUE",
-            "A setting of a recipe's [rollout], such as rollout.success=0.95 or rollout.gates.false_abort=0.01; may be repeated.",
+            f"A setting of a recipe's roll-outs, such as {EXAMPLE}; may be repeated.",
             ROLLOUT,
         ),
     ] = None
@@ -62,15 +63,16 @@ class RolloutOptions:
 
 def rollout_plan(stages: str, settings: Sequence[str] = (), **defaults: object) -> RolloutConfig:
     """Growing shares, or stages by the fleet's size if empty; `settings` are those of a recipe. Raises ConfigError."""
-    from edge_fl.toml import apply, parse_value
-    from edge_fl_server.recipes.recipe import convert
+    from edge_fl.toml import apply, checked, parse_value
+    from edge_fl_server.recipes.recipe import RolloutConfig
 
     shares = [parse_value(share) for share in stages.split(",")] if stages else "auto"
-    tree = {"rollout": {"stages": shares, **defaults}}
+    plan = {"stages": shares, **defaults}
+    tree = {"release": {"rollout": plan}}
     apply(settings, tree)
-    if others := sorted(tree.keys() - {"rollout"}):
-        raise ConfigError(f"--set {others[0]}: expected a setting of [rollout], such as rollout.success=0.95")
-    return convert(tree, "release rollout").rollout
+    if tree != {"release": {"rollout": plan}}:
+        raise ConfigError(f"--set {' '.join(settings)}: expected only settings such as {EXAMPLE}")
+    return checked(plan, RolloutConfig, "release rollout")
 
 
 @contextmanager
