@@ -142,7 +142,8 @@ def test_a_run_ends_as_its_block_ends(tmp_path: Path) -> None:
 
 def test_a_run_whose_process_died_is_not_shown_as_running(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from edge_fl_server.recipes.recipe import Recipe; from edge_fl_server.runs.results import Results;"
+        "import os, sys; from pathlib import Path; from edge_fl_server.recipes.recipe import Recipe;"
+        "from edge_fl_server.runs.results import Results;"
         "Results.create(Path(sys.argv[1]), Recipe()); os._exit(9)"
     )
     assert (
