@@ -245,10 +245,10 @@ def test_the_search_for_strings_finds_the_topics() -> None:
     assert any(re.search(r"/dn/|/up/", text) for _, text in strings(topics))
 
 
-def test_toml_is_parsed_in_two_modules() -> None:
+def test_toml_is_parsed_in_one_module() -> None:
     # Text comes from `edge_fl.files.user_text`, which knows the encodings of editors.
     found = {str(path.relative_to(ROOT)) for path in SOURCES if "tomllib" in path.read_text()}
-    assert found == {"edge_fl/toml.py", "server/edge_fl_server/recipes/recipe.py"}
+    assert found == {"edge_fl/toml.py"}
 
 
 def test_no_path_is_formatted_without_the_one_function() -> None:

@@ -128,7 +128,7 @@ def up(
         provision.enrol_new(enrol, options.home)
     settings, authority = options.settings()
     files = (options.ca, options.cert, options.key)
-    if missing := [str(file) for file in files if file and not file.is_file()]:
+    if missing := [text(file) for file in files if file and not file.is_file()]:
         raise ConfigError(f"{', '.join(missing)}: no such file; expected PEM")
     if settings.certificates:
         print_status(_validity(settings))

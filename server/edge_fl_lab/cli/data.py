@@ -40,7 +40,10 @@ def convert(
     size: Annotated[int, option("--size N", "Pixels per side of converted pictures.", min=8, max=1024)] = 224,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset (and a file for --set data.split=FILE)."""
+    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset.
+
+    A dataset that is split gets a file for --set data.split=FILE, too.
+    """
     from edge_fl_lab import dataset_convert
 
     if dataset_convert.holds_pictures(folder):
