@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
@@ -35,14 +34,6 @@ COLUMNS: Columns = {
     "revoked_by": Column("revoked by", rank=1),
     "serial": Column("serial", rank=1),
 }
-
-
-class Role(StrEnum):
-    """Roles of people."""
-
-    VIEWER = "viewer"
-    OPERATOR = "operator"
-    RELEASER = "releaser"
 
 
 def register(app: App) -> None:
@@ -82,7 +73,7 @@ def enrol(
         bool, option("--baked", "Issue complete identities, keys included, instead of one-time claims.")
     ] = False,
     role: Annotated[
-        Role | None,
+        Literal["viewer", "operator", "releaser"] | None,
         option(
             "--role ROLE", "Enrol people instead of devices: viewer, operator or releaser (docs/security.md)."
         ),
@@ -129,7 +120,7 @@ def enrol(
     devices = [*(names or []), *numbering.following(used, prefix, count)]
     if role:
         life = timedelta(days=days) if days else PERSON_LIFE
-        for person in authority.enrol_people(role.value, devices, out, life):
+        for person in authority.enrol_people(role, devices, out, life):
             print(person.folder)
             print_status(
                 f"{person.name}: valid until {person.expires:%Y-%m-%d}; 'edge-fl fleet rotate' renews it"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from enum import StrEnum
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.console import units
 from edge_fl.console.confirm import confirm
@@ -33,16 +32,9 @@ PassphraseOption = Annotated[
 LEAST_PASSPHRASE = 8
 
 
-class Switch(StrEnum):
-    """Whether a service runs, now and at every boot."""
-
-    ON = "on"
-    OFF = "off"
-
-
 def label(
     switch: Annotated[
-        Switch | None, argument("on|off", "Start or stop the page, now and at every boot.")
+        Literal["on", "off"] | None, argument("on|off", "Start or stop the page, now and at every boot.")
     ] = None,
     folder: ExistingFolder = DEVICE_FOLDER,
 ) -> None:
@@ -52,7 +44,7 @@ def label(
     label_page.require_installed()
     settings = _settings(folder)
     if switch:
-        label_page.switch(on=switch is Switch.ON)
+        label_page.switch(on=switch == "on")
     if not label_page.is_on():
         print_status("the label page is off; 'sudo edge-fl device label on' starts it")
         return

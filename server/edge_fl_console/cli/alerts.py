@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from datetime import UTC, datetime
 from typing import Annotated
 
 from edge_fl.cli import App, Commands
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
@@ -24,8 +24,6 @@ COLUMNS: Columns = {
     "sent": Column("sent on", rank=2),
     "text": Column("what", prose=True),
 }
-UNITS = {"m": 60, "h": 3600, "d": 86_400}
-DURATION = re.compile(r"(\d{1,6})([mhd])\Z")
 
 
 def register(app: App) -> None:
@@ -41,8 +39,8 @@ def register(app: App) -> None:
 
 def list_alerts(
     resolved: Annotated[
-        str, option("--resolved DURATION", "Also alerts resolved in this time, such as 30m, 2h or 7d.")
-    ] = "0m",
+        str, option("--resolved DURATION", "Also alerts resolved in this time, such as 30min, 2h or 7d.")
+    ] = "0min",
     *,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
@@ -51,7 +49,7 @@ def list_alerts(
     from edge_fl_console.alerts import stored as alerts
 
     now_s = int(time.time())
-    since_s = now_s - seconds("--resolved", resolved)
+    since_s = now_s - int(units.parse_duration(resolved, "--resolved"))
     with registry(place) as db:
         quiet, sent = alerts.silenced(db, place.fleet, now_s), alerts.delivered(db, place.fleet)
         rows = []
@@ -78,7 +76,7 @@ def silence(
         str, argument("NAME", "A rule, or a device or other subject, as 'fleet alerts list' shows it.")
     ],
     duration: Annotated[
-        str, option("--for DURATION", "For how long, such as 30m, 2h or 7d; 0m ends a silence.")
+        str, option("--for DURATION", "For how long, such as 30min, 2h or 7d; 0min ends a silence.")
     ] = "2h",
     *,
     place: RegistryPlace,
@@ -88,7 +86,7 @@ def silence(
     from edge_fl_console.alerts.settings import load, path_of
     from edge_fl_server.registry import devices
 
-    until_s = int(time.time()) + seconds("--for", duration)
+    until_s = int(time.time()) + int(units.parse_duration(duration, "--for"))
     with registry(place) as db:
         known = {
             *load(path_of(place.home, place.fleet), db, place.fleet).rules,
@@ -137,13 +135,6 @@ def test(
                 failed.append(name)
     if failed:
         raise ConnectError(f"{', '.join(failed)}: the test message was not accepted")
-
-
-def seconds(option: str, text: str) -> int:
-    """The seconds of a duration such as 2h. Raises ConfigError."""
-    if not (found := DURATION.match(text)):
-        raise ConfigError(f"{option} {text}: expected a number and m, h or d, such as 2h")
-    return int(found[1]) * UNITS[found[2]]
 
 
 def _time(at_s: int) -> str:

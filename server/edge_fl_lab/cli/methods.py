@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console.output import Format, show_json, show_table, show_text
@@ -17,13 +16,6 @@ def register(app: App) -> None:
     methods.add(list_methods, "edge-fl methods list", name="list")
     methods.add(show_method, "edge-fl methods show fedcrc", name="show")
     methods.add(recommend_method, "edge-fl methods recommend --clients 12 --samples 50", name="recommend")
-
-
-class Device(StrEnum):
-    """What devices do: train the method itself, or fit a head on a received extractor."""
-
-    FULL = "full"
-    HEAD = "head"
 
 
 def list_methods(format: FormatOption = Format.TABLE) -> None:
@@ -57,13 +49,15 @@ def show_method(
 def recommend_method(
     clients: Annotated[int, option("--clients N", "Clients that train.", DATA, min=1)],
     samples: Annotated[int, option("--samples N", "Training images of each of them, on average.", min=1)],
-    tier: Annotated[Device, option("--tier TIER", "Devices whose accuracy counts.")] = Device.FULL,
+    tier: Annotated[
+        Literal["full", "head"], option("--tier TIER", "Devices whose accuracy counts.")
+    ] = "full",
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
     from edge_fl_lab.recommend import choose, evidence, show
 
-    found = choose.recommend(evidence.load(), tier.value, clients, samples)
+    found = choose.recommend(evidence.load(), tier, clients, samples)
     if format is Format.JSON:
         show_json(found)
     else:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console import units
@@ -23,14 +22,6 @@ def register(app: App) -> None:
     app.root.add(
         newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
     )
-
-
-class ReportFormat(StrEnum):
-    """Formats of a report."""
-
-    HTML = "html"
-    MD = "md"
-    JSON = "json"
 
 
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
@@ -120,11 +111,11 @@ def newtask(
 def report(
     run: RunArgument,
     format: Annotated[
-        ReportFormat,
+        Literal["html", "md", "json"],
         option(
             "--format FORMAT", "html writes RUN/report.html and prints its path; md and json are printed."
         ),
-    ] = ReportFormat.HTML,
+    ] = "html",
     runs: RunsOption = RUNS,
 ) -> None:
     """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
@@ -132,7 +123,7 @@ def report(
     from edge_fl_server.runs.results import Results
 
     results = Results.open(run_folder(run, runs))
-    if format is ReportFormat.HTML:
+    if format == "html":
         print(page.write(results))
     else:
         print(page.FORMATS[format](page.report(results)), end="")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console import units
@@ -36,14 +35,6 @@ CHECK_COLUMNS: Columns = {
 }
 
 
-class Level(StrEnum):
-    """Lowest level of the lines."""
-
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
 def register(app: App) -> None:
     """Add the server's part of the group `device`."""
     group = app.group("device")
@@ -54,8 +45,9 @@ def register(app: App) -> None:
 def logs(
     device: DeviceArgument,
     level: Annotated[
-        Level, option("--level LEVEL", "Lowest level to show: info, warning or error.")
-    ] = Level.INFO,
+        Literal["info", "warning", "error"],
+        option("--level LEVEL", "Lowest level to show: info, warning or error."),
+    ] = "info",
     since: Annotated[
         str, option("--since AGE", "Show lines that are at most this old, such as 15min, 2h or 3d.")
     ] = "",
@@ -78,7 +70,7 @@ def logs(
     until_s = units.parse_duration(until, "--until") if until else 0.0
     if since and until_s >= since_s:
         raise InputError(f"--until {until} is not after --since {since}: expected an age below {since}")
-    query = Query("none", "logs", level.value, since_s, until_s)
+    query = Query("none", "logs", level, since_s, until_s)
     answer = _ask(device, query, wait, broker, place)
     assert isinstance(answer.content, Logs)
     rows = [{**asdict(line), "text": one_line(line.text)} for line in answer.content.lines]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.cli import Commands
 from edge_fl.console.output import Format, print_status, show_table
@@ -24,16 +23,9 @@ ElsewhereOption = Annotated[
 ]
 
 
-class Role(StrEnum):
-    """A role of the signed metadata."""
-
-    ROOT = "root"
-    TARGETS = "targets"
-    SNAPSHOT = "snapshot"
-    TIMESTAMP = "timestamp"
-
-
-RoleArgument = Annotated[Role, argument("ROLE", "What the key signs.")]
+RoleArgument = Annotated[
+    Literal["root", "targets", "snapshot", "timestamp"], argument("ROLE", "What the key signs.")
+]
 
 
 def register(release: Commands) -> None:

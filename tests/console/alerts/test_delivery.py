@@ -240,7 +240,7 @@ def test_alerts_are_listed_silenced_and_channels_tested_by_command(
     assert run("silence", "pi-07", "--for", "2h") == 0
     assert run("list") == 0
     assert "silent until" in capsys.readouterr().out
-    assert run("silence", "pi-07", "--for", "0m") == 0
+    assert run("silence", "pi-07", "--for", "0min") == 0
     assert run("silence", "pi-99") == 4
     assert "no rule and no device of fleet 'main'" in capsys.readouterr().err
     assert run("silence", "drift", "--for", "soon") == 4
