@@ -8,6 +8,7 @@ Comments directly above a code block control how its commands are tested:
     <!-- read after README.md -->   anywhere on the page: continue in the other page's folder, with its running services
     <!-- run side by side -->       run all commands of the block concurrently; the last one has to end, services are stopped afterwards
     <!-- run with --set rounds=1 -->    add these options to every command that has them, to shorten it
+    <!-- run server run with --set rounds=1 -->    the same, to one of the commands
     <!-- run where /media/usb is usb -->    replace a name that depends on the machine
     <!-- not run: why -->           the reason why the commands of the next block are not run: hardware, hours, another broker
 
@@ -289,7 +290,8 @@ class Session:
         for note in block.notes:
             if here := re.fullmatch(r"run where (\S+) is (\S+)", note):
                 command = command.replace(here[1], here[2])
-            if note.startswith("run with ") and command.startswith("edge-fl "):
+            for_some = re.match(r"run (\S+ \S+ )?with ", note)
+            if for_some and command.startswith(f"edge-fl {for_some[1] or ''}"):
                 found, _ = _found(self.app, words(command))
                 options = re.findall(r"--\S+(?: [^-]\S*)?", note)
                 command = " ".join([command, *(o for o in options if o.split()[0] in _options(found))])
