@@ -106,9 +106,9 @@ def watch(
         print_threshold(model.current())
         publisher = None
         if publish:
-            from edge_fl_maker.publishing import home_assistant
+            from edge_fl_maker import home_assistant
 
-            publisher = stack.enter_context(home_assistant(config, id, connection.given()))
+            publisher = stack.enter_context(home_assistant.connected(config, id, connection.given()))
         frames = stack.enter_context(Camera(camera))
         for found in predictions(model, frames, interval_s=interval, count=count):
             sys.stdout.write(msgspec.json.encode(found).decode() + "\n")

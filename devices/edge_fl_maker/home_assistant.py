@@ -12,16 +12,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from edge_fl import __version__
-from edge_fl.errors import DeadlineError
+from edge_fl import __version__, toml
+from edge_fl.errors import ConfigError, DeadlineError, InputError
+from edge_fl.files.paths import text
+from edge_fl.wire import identity
 from edge_fl.wire.topics import home_assistant
 from edge_fl.wire.transport import Connected, Event, Listener, Packet, Transport
+from edge_fl_devices.config import DeviceBroker, from_options
+from edge_fl_devices.runtime.connector import connector
+from edge_fl_devices.storage.store import Store
 from edge_fl_maker.watch import WatchedPrediction
 
 Connect = Callable[[str, Packet | None, Listener], Transport]
@@ -124,3 +130,38 @@ def announcements(device: str, fleet: str) -> list[Packet]:
         )
         for sensor, own in sensors.items()
     ]
+
+
+def connected(config: Path | None, name: str | None, connection: Mapping[str, object]) -> HomeAssistant:
+    """Connect to the broker of the settings file, of which `connection` replaces parts.
+
+    The device has the name on its certificate, or that of the settings or `name`. Raises ConfigError without a name, InputError if
+    a running agent uses the same certificate, ConnectError without a broker.
+    """
+    own = from_options(config, {}) if config else None
+    tree = {**(msgspec.to_builtins(own.broker) if own else {}), **connection}
+    broker = toml.checked(tree, DeviceBroker, "device watch")
+    endpoint = broker.endpoint
+    if certificate := identity.certificate_in(broker.identity):
+        name = certificate.device
+        if own and name == own.id:
+            _require_no_agent(Path(own.folder), broker.identity)
+    elif own and not name:
+        name = own.id
+    if not name:
+        raise ConfigError(
+            "device watch --publish: expected the device's settings (--config) or its name (--id)"
+        )
+    client = name if endpoint.cert else f"{name}-watch"
+    return HomeAssistant(connector(endpoint, broker.fleet), client, name, broker.fleet)
+
+
+def _require_no_agent(folder: Path, used: str) -> None:
+    """Raise InputError if an agent runs: a broker disconnects the first of two clients with the same certificate."""
+    try:
+        with Store(folder).owned():
+            pass
+    except InputError as error:
+        raise InputError(
+            f"{used}: the agent in {text(folder)} uses this certificate; expected another one (edge-fl fleet enrol NAME-camera, --identity)"
+        ) from error

@@ -32,7 +32,7 @@ MOST = 200  # rows of one answer
 
 
 class Tools:
-    """The tools; their names, parameters and descriptions are what the assistant sees."""
+    """The tools are its public methods; their names, parameters and descriptions are what the assistant sees."""
 
     def __init__(self, db: Database, fleet: str) -> None:
         self._db, self._fleet = db, fleet
@@ -82,19 +82,9 @@ def server(db: Database, fleet: str) -> MCPServer:
     """The MCP server of a fleet; `run()` serves it on standard input and output."""
     found = MCPServer("edge-fl", version=__version__, instructions=INSTRUCTIONS, log_level="ERROR")
     tools = Tools(db, fleet)
-    offered: tuple[Callable[..., dict[str, Any]], ...] = (
-        tools.fleet_status,
-        tools.list_devices,
-        tools.get_device,
-        tools.list_runs,
-        tools.get_run,
-        tools.list_releases,
-        tools.list_rollouts,
-        tools.list_alerts,
-        tools.list_events,
-    )
-    for tool in offered:
-        found.tool(annotations=READS)(_answering(tool))
+    for name in vars(Tools):
+        if not name.startswith("_"):
+            found.tool(annotations=READS)(_answering(getattr(tools, name)))
     return found
 
 

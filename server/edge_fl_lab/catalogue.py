@@ -1,22 +1,17 @@
-"""Descriptions of methods, models and heads, from their own declarations.
-
-`python -m edge_fl_lab.catalogue` writes the table of docs/table-of-methods.md.
-"""
+"""Descriptions of methods, models and heads, from their own declarations."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edge_fl import heads, plugins
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
-from edge_fl.console import tables, units
-from edge_fl.console.tables import Table
+from edge_fl.console import units
 from edge_fl.errors import ConfigError, MethodError
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import size_bytes
@@ -35,8 +30,6 @@ COLUMNS = {
     "head_only": "head-only devices",
     "citation": "citation",
 }
-BEGIN = "<!-- methods: written by `python -m edge_fl_lab.catalogue`, checked by a test -->"
-END = "<!-- end of methods -->"
 BUILT_IN = sorted([*METHODS, *FINE_TUNED])
 NOT_SUPPORTED = "not supported"
 INPUT, CLASSES = InputSpec((3, 32, 32)), 10  # bytes are counted for these
@@ -44,10 +37,11 @@ INPUT, CLASSES = InputSpec((3, 32, 32)), 10  # bytes are counted for these
 
 def rows() -> list[dict[str, str]]:
     """One row per method, sorted by name; of an installed package's method that cannot be built, the reason."""
-    return [_built_row(name) for name in names()]
+    return [row(name) for name in names()]
 
 
-def _built_row(name: str) -> dict[str, str]:
+def row(name: str) -> dict[str, str]:
+    """The row of a method. Raises MethodError for one of edge-fl that cannot be built."""
     try:
         return _row(name, sample(name))
     except MethodError as error:
@@ -108,12 +102,6 @@ def facts(name: str, model: str = "cnn2") -> dict[str, Any]:
 def egress_json(name: str) -> str:
     """The egress manifest of a method as JSON: what may leave a device, by tier."""
     return msgspec.json.format(msgspec.json.encode(of_method(sample(name)))).decode()
-
-
-def markdown() -> str:
-    """The table of methods."""
-    cells = [[row[key] for key in COLUMNS] for row in map(_built_row, BUILT_IN)]
-    return tables.markdown(Table([*COLUMNS.values()], cells))
 
 
 def _row(name: str, method: Method) -> dict[str, str]:
@@ -195,15 +183,3 @@ def personal_heads() -> list[dict[str, str]]:
 def _first_line(documented: Any) -> str:
     """The first paragraph of a docstring, in one line; "" without one of its own."""
     return " ".join((documented.__doc__ or "").split("\n\n")[0].split())
-
-
-def with_table(text: str) -> str:
-    """Replace the table of methods between the two markers of a page."""
-    before, _, rest = text.partition(f"{BEGIN}\n")
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{markdown()}{END}{after}"
-
-
-if __name__ == "__main__":
-    path = Path(__file__).parents[2] / "docs/table-of-methods.md"
-    path.write_text(with_table(path.read_text()))

@@ -61,7 +61,7 @@ def scaled(recipe: Recipe, scale: float) -> Recipe:
 
 def differences(planned: Recipe, run: Recipe) -> list[str]:
     """Describe each setting that differs, such as "rounds: 1000 -> 30"; names, seeds and machine settings are ignored."""
-    before, after = _flat(msgspec.to_builtins(planned)), _flat(msgspec.to_builtins(run))
+    before, after = (flat(msgspec.to_builtins(recipe)) for recipe in (planned, run))
     return [
         f"{key}: {_value_text(before.get(key))} -> {_value_text(after.get(key))}"
         for key in {**before, **after}
@@ -87,12 +87,12 @@ def _scaled_count(count: int, scale: float) -> int:
     return max(1, round(count * scale)) if count else 0
 
 
-def _flat(tree: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {key: tree}
-    return {
-        k: v for name, value in tree.items() for k, v in _flat(value, f"{key}.{name}".lstrip(".")).items()
-    }
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
 
 
 def _value_text(value: Any) -> str:

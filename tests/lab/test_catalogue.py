@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, names
 from edge_fl_lab import catalogue
-
-PAGE = Path(__file__).parents[2] / "docs/table-of-methods.md"
+from tools.site import methods_table
 
 
 def test_every_method_has_a_row_with_its_citation() -> None:
@@ -20,8 +17,8 @@ def test_every_method_has_a_row_with_its_citation() -> None:
 
 
 def test_the_table_of_methods_is_the_methods_own() -> None:
-    text = PAGE.read_text()
-    assert catalogue.with_table(text) == text, "run `python -m edge_fl_lab.catalogue`"
+    text = methods_table.PAGE.read_text()
+    assert methods_table.with_table(text) == text, "run `python -m tools.site.methods_table`"
 
 
 def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -> None:

@@ -19,7 +19,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.storage.store import Store
-from edge_fl_maker import publishing
+from edge_fl_maker.home_assistant import connected
 from edge_fl_maker.watch import WatchedPrediction
 
 pytestmark = pytest.mark.broker
@@ -62,7 +62,7 @@ def test_the_operator_reads_what_a_device_publishes_under_its_own_name(
     port, folder = broker
     listener, events = heard(port, folder / "home" / "operator", home_assistant("pi-1", "#"))
     config = settings(tmp_path, port, folder / "pi-1")
-    with publishing.home_assistant(config, None, {}) as publisher:
+    with connected(config, None, {}) as publisher:
         publisher.publish(PREDICTION)
     found = {}
     offline = home_assistant("pi-1", "availability"), b"offline"
@@ -79,12 +79,12 @@ def test_with_a_running_agent_another_certificate_is_used(broker: tuple[int, Pat
     config = settings(tmp_path, port, folder / "pi-1")
     with Store(tmp_path / "state").owned():
         with pytest.raises(InputError, match=r"the agent in .* uses this certificate"):
-            publishing.home_assistant(config, None, {})
+            connected(config, None, {})
         second = {"identity": str(folder / "pi-1-camera")}
-        with publishing.home_assistant(config, None, second) as publisher:
+        with connected(config, None, second) as publisher:
             publisher.publish(PREDICTION)
 
 
 def test_without_settings_a_name_is_needed() -> None:
     with pytest.raises(ConfigError, match="--id"):
-        publishing.home_assistant(None, None, {})
+        connected(None, None, {})

@@ -9,13 +9,12 @@ A full pool drops the least informative pictures, a share of SLACK at a time.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -31,14 +30,14 @@ from edge_fl.data.pictures import PictureError
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.failures import Failure
 from edge_fl.files import atomic
-from edge_fl.files.disk import reporting, require_space
+from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.capture_settings import MB, CaptureConfig
 from edge_fl_maker.capture.near_duplicates import difference_hash, is_near_duplicate
 
-FOLDER, INDEX, LOCK = "unlabelled", "index.jsonl", ".lock"
+FOLDER, INDEX = "unlabelled", "index.jsonl"
 STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
 REMEMBERED = 5000
 SLACK = 0.05
@@ -124,12 +123,12 @@ class Pool:
 
     def remove(self, name: str) -> None:
         """Delete a picture; near duplicates of it stay rejected. Raises DataError if it is not in the pool."""
-        with self._locked():
+        with locked(self.folder):
             self.path(name).unlink()
 
     def restore(self, name: str, picture: bytes) -> None:
         """Put a removed picture back under its name. Raises ArtefactError if it cannot be written."""
-        with self._locked():
+        with locked(self.folder):
             atomic.write(self.folder / Path(name).name, picture, private=True)
 
     def entries(self) -> dict[str, Entry]:
@@ -162,7 +161,7 @@ class Pool:
     def _add(self, entry: Entry, content: bytes) -> Added:
         while not (why := self._rejection(entry)):
             dropped = self._least_informative(len(content))  # not locked: it may take seconds
-            with self._locked():
+            with locked(self.folder):
                 if why := self._rejection(entry):
                     break
                 going = set(dropped)
@@ -235,15 +234,6 @@ class Pool:
             self._listing = self._listing.read(self.folder)
             return self._listing.sizes
         return {}  # no picture was added yet
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the pool; other failures of the disk become ArtefactError."""
-        with reporting(text(self.folder)):
-            make_folder(self.folder, 0o700)
-            with os.fdopen(open_private(self.folder / LOCK, os.O_WRONLY), "wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
 
 
 @dataclass(frozen=True)

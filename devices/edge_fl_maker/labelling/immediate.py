@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -50,33 +49,24 @@ class ImmediateFit(Struct, frozen=True, tag="fit"):
 
 
 class Grouping(Struct, frozen=True, tag="group"):
-    """Tell which pictures of these rows of a file of features [n, dim] belong together."""
+    """Tell which pictures of these rows of a file of features [n, dim] belong together -> groups [n], empty if all are alone."""
 
     file: str
     dim: int
     rows: Array
 
 
-class Grouped(Struct, frozen=True):
-    """Groups of `Grouping.rows` [n], empty if all are alone."""
-
-    groups: Array
-
-
 class Ordering(Struct, frozen=True, tag="order"):
-    """Order unlabelled rows of a file of features [n, dim], given the labelled rows and the current head, if any."""
+    """Order unlabelled rows of a file of features [n, dim], given the labelled rows and the current head, if any.
+
+    The response are positions in `rows`, the most informative first.
+    """
 
     file: str
     dim: int
     rows: Array
     labelled: Array
     head: FittedHead | None = None
-
-
-class Order(Struct, frozen=True):
-    """Positions in `Ordering.rows`, the most informative first."""
-
-    positions: Array
 
 
 def immediate_kind(kind: str, plan: HeadPlan) -> str:
@@ -101,7 +91,7 @@ def fitted(head: heads.Head, calibration: calibrations.Calibration) -> FittedHea
     return FittedHead(head.to_arrays(), head.describe(), {}, calibration.to_arrays())
 
 
-def order(request: Ordering) -> Order:
+def order(request: Ordering) -> Array:
     """Order the unlabelled pictures; equal ones at random, with a fixed seed."""
     z = feature_rows.read(Path(request.file), request.dim, request.rows)
     labelled = feature_rows.read(Path(request.file), request.dim, request.labelled)
@@ -110,8 +100,7 @@ def order(request: Ordering) -> Order:
         head = heads.from_arrays(request.head.arrays, request.head.description)
         calibration = calibrations.from_arrays(request.head.calibration)
         probabilities = calibration.probabilities(head.logits(z))
-    rng = generator(0, "informative")
-    return Order(informative(z, probabilities, labelled, len(z), rng).astype(np.int64))
+    return informative(z, probabilities, labelled, len(z), generator(0, "informative"))
 
 
 def _respond(payload: bytes) -> bytes:
@@ -119,7 +108,7 @@ def _respond(payload: bytes) -> bytes:
         case ImmediateFit() as request:
             return encode(fit(request))
         case Grouping(file, dim, rows):
-            return encode(Grouped(feature_rows.read_groups(Path(file), dim, rows)))
+            return encode(feature_rows.read_groups(Path(file), dim, rows))
         case request:
             return encode(order(request))
 

@@ -49,7 +49,7 @@ from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.labelling import immediate
 from edge_fl_maker.labelling.feature_rows import FeatureRows, file_key
-from edge_fl_maker.labelling.immediate import Grouped, Grouping, ImmediateFit, Order, Ordering
+from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
 
 log = logging.getLogger(__name__)
@@ -372,7 +372,7 @@ class Learner:
         if state != self._grouped[0]:
             dim = release.manifest.feature_dim
             request = Grouping(os.fspath(release.rows.path), dim, release.rows.rows(keys))
-            self._grouped = state, decode(self._ask(request, state), Grouped).groups
+            self._grouped = state, decode(self._ask(request, state), np.ndarray)
         return self._grouped[1]
 
     def _ask(self, request: ImmediateFit | Grouping | Ordering, state: object) -> bytes:
@@ -406,9 +406,9 @@ class Learner:
             release.rows.rows(labelled),
             immediate.fitted(predictor.head, predictor.calibration) if predictor else None,
         )
-        order = decode(self._ask(request, state), Order)
         names = [*unlabelled.values()]
-        self._order, self._ordered = [names[position] for position in order.positions], state
+        order = decode(self._ask(request, state), np.ndarray)
+        self._order, self._ordered = [names[position] for position in order], state
 
 
 def _short(path: Path) -> str:

@@ -8,23 +8,22 @@ A lock serialises all changes, of other processes too. A picture that a power cu
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from edge_fl.data.class_names import LONGEST, flaw
 from edge_fl.errors import DataError
 from edge_fl.files import atomic
-from edge_fl.files.disk import reporting
+from edge_fl.files.disk import locked
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import JOINERS, composed, text
-from edge_fl.files.shared import make_folder, open_private
+from edge_fl.files.shared import make_folder
 from edge_fl_maker.capture.pool import Pool
 
-FOLDER, DISCARDED, LOCK = "labelling", "discarded", ".lock"
+FOLDER, DISCARDED = "labelling", "discarded"
 KEPT_DISCARDED = 50
 LONGEST_FILE_NAME = 255  # bytes
 NOTHING = "nothing was changed"
@@ -57,7 +56,7 @@ class Moves:
 
     def put_back(self, path: Path) -> None:
         """Move a labelled or discarded picture back to the pool."""
-        with self._locked():
+        with locked(self._folder):
             try:
                 picture = path.read_bytes()
             except FileNotFoundError as error:
@@ -79,7 +78,7 @@ class Moves:
         for other in (*walk(self.data).folders, *known):
             if _folded(other) == _folded(name):
                 raise DataError(f"class {name!r}: {other!r} is already there", NOTHING)
-        with self._locked():
+        with locked(self._folder):
             make_folder(self.data / name)
 
     def settle(self) -> None:
@@ -98,7 +97,7 @@ class Moves:
         return self.data / next(same, class_name)
 
     def _move(self, name: str, target: Path) -> Path:
-        with self._locked():
+        with locked(self._folder):
             source = self._pool.path(name)
             make_folder(target.parent)
             try:
@@ -107,14 +106,6 @@ class Moves:
                 raise DataError(f"{name}: was dropped from the pool at this moment", NOTHING) from error
             self._pool.remove(name)
         return target
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with reporting(f"{text(self.data)} or {text(self._folder)}"):
-            make_folder(self._folder, 0o700)
-            with os.fdopen(open_private(self._folder / LOCK, os.O_WRONLY), "wb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                yield
 
 
 def shortened(name: str) -> tuple[str, str]:

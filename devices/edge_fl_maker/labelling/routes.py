@@ -68,12 +68,9 @@ class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
     version: str
 
 
-class LabelAction(Struct, frozen=True, forbid_unknown_fields=True):
+class LabelAction(PictureAction, frozen=True, forbid_unknown_fields=True):
     """Body of label."""
 
-    client: str
-    name: str
-    version: str
     class_name: str
 
 

@@ -22,7 +22,7 @@ from edge_fl_server.registry import Database, rollouts, servers
 from edge_fl_server.registry import devices as registered
 from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.tables import devices
 
 Found = Mapping[str, str] | None
 """Subject -> text; None: unknown at present."""
@@ -30,13 +30,8 @@ DAY_S = 86_400
 RESTARTS_S = 3600  # the time in which restarts are counted
 MIN_PAIRS = 10  # devices, for a comparison of bottom deciles
 SILENT = ("lost", "unknown", "disconnected")
-IDENTITIES = (
-    "",
-    "reader",
-    "../broker",
-    "../operator",
-    "../registrar",
-)  # from the server's, if the CA is on this machine
+IDENTITIES = ("", "reader", "../broker", "../operator", "../registrar")
+"""Folders of identities, from the server's, if the CA is on this machine."""
 _ABLE = devices.c.capability
 
 
@@ -99,7 +94,9 @@ def decile(place: Place, limit: float) -> Found:
     before = rollouts.previous_release(place.db, place.fleet, served)
     if not before:
         return {}
-    old, new = (_accuracies(place, release) for release in (before, served))
+    old, new = (
+        registered_reports.accuracies_on(place.db, place.fleet, release) for release in (before, served)
+    )
     both = sorted(old.keys() & new.keys())
     if len(both) < MIN_PAIRS:
         return {}
@@ -188,12 +185,3 @@ def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement)
     """(name, columns ...) of the devices that meet a condition, without revoked and removed ones."""
     query = select(devices.c.device, *columns).where(of_fleet(place.fleet), ~devices.c.revoked, condition)
     return [tuple(row) for row in place.db.rows(query.order_by(devices.c.device))]
-
-
-def _accuracies(place: Place, release: int) -> dict[str, float]:
-    """The newest accuracy of each head-only device on a release."""
-    row = reports.c
-    mine = (
-        (row.fleet == place.fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
-    )
-    return place.db.pairs(select(row.device, row.after).where(mine).order_by(row.received_at))

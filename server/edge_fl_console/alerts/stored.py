@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
-from sqlalchemy import and_, delete, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 
 from edge_fl_server.registry.database import Database
 from edge_fl_server.registry.records import AlertRecord
@@ -75,8 +75,7 @@ def claim(
     quiet = silenced(db, fleet, now_s)
     sent = {(row.number, row.event): row for row in _deliveries(db, fleet, channel)}
     found: list[Due] = []
-    recent = listed(db, fleet, now_s - KEPT_S)
-    for alert in reversed(recent):
+    for alert in reversed(listed(db, fleet, now_s - KEPT_S)):
         raised = sent.get((alert.number, "raised"))
         if alert.resolved_s:
             if raised and raised.sent:
@@ -87,11 +86,11 @@ def claim(
             and not {alert.rule, alert.subject} & quiet.keys()
         ):
             found.append(Due("raised", alert))
-    found = [
-        due for due in found if (row := sent.get((due.alert.number, due.event))) is None or row.stale(now_s)
-    ]
     return [
-        due for due in found if _claimed(db, channel, due, sent.get((due.alert.number, due.event)), now_s)
+        due
+        for due in found
+        if (before := sent.get((due.alert.number, due.event))) is None or before.stale(now_s)
+        if _claimed(db, channel, due, before, now_s)
     ]
 
 
@@ -100,7 +99,7 @@ def settle(db: Database, channel: str, events: Iterable[Due], *, sent: bool) -> 
     rows = alert_deliveries.c
     with db.writing() as connection:
         for due in events:
-            this = (rows.number == due.alert.number) & (rows.channel == channel) & (rows.event == due.event)
+            this = _of(due, channel)
             if sent:
                 connection.execute(update(alert_deliveries).where(this).values(sent=True))
             else:
@@ -155,6 +154,10 @@ def _claimed(db: Database, channel: str, due: Due, before: _Delivery | None, now
     with db.writing() as connection:
         if before is None:
             return db.insert_new(connection, alert_deliveries, key | {"sent": False, "at_s": now_s})
-        this = (rows.number == due.alert.number) & (rows.channel == channel) & (rows.event == due.event)
-        same = this & (rows.at_s == before.at_s) & ~rows.sent
+        same = _of(due, channel) & (rows.at_s == before.at_s) & ~rows.sent
         return connection.execute(update(alert_deliveries).where(same).values(at_s=now_s)).rowcount > 0
+
+
+def _of(due: Due, channel: str) -> ColumnElement[bool]:
+    rows = alert_deliveries.c
+    return (rows.number == due.alert.number) & (rows.channel == channel) & (rows.event == due.event)

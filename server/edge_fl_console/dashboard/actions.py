@@ -134,65 +134,65 @@ def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> 
     return record
 
 
-def _steer(desired: DesiredRolloutState, ask: Callable[[PageContext, RolloutRecord], Question]) -> Action:
-    """The action that requests a state of the roll-out under way."""
-    returns = desired in ("aborted", "rolled_back")
+@dataclass(frozen=True)
+class Steering:
+    """A state that may be requested of a roll-out under way: its name in messages, and the question before it.
 
-    def do(context: PageContext, number: str) -> str:
-        record = _unfinished(context, number, returns=returns)
-        rollouts.steer(context.db, record.number, desired)
-        return _requested(context, STEERED[desired].format(record), record.number)
+    In the texts, {0} is the roll-out and {moving} the devices that have its release. `returns`: these go back to the previous release.
+    """
 
-    return Action(
-        lambda context, number: ask(context, _unfinished(context, number, returns=returns)),
-        do,
-        _require_number,
-    )
+    name: str
+    title: str
+    text: str
+    word: str
+    returns: bool = False
 
 
-STEERED = {
-    "paused": "Pause of release {0.release}",
-    "running": "Continuation of release {0.release}",
-    "aborted": "Return to release {0.previous}",
-    "rolled_back": "Roll-back to release {0.previous}",
-}
-"""Desired state -> its name in messages."""
-
-
-def _ask_pause(context: PageContext, record: RolloutRecord) -> Question:
-    return Question(
-        f"Pause the roll-out of release {record.release}?",
-        f"No further stage starts. {_moving(context, record.release, to=False)} with release {record.release} keep it.",
+STEERING: dict[DesiredRolloutState, Steering] = {
+    "paused": Steering(
+        "Pause of release {0.release}",
+        "Pause the roll-out of release {0.release}?",
+        "No further stage starts. {moving} with release {0.release} keep it.",
         "Pause",
-    )
-
-
-def _ask_resume(context: PageContext, record: RolloutRecord) -> Question:
-    return Question(
-        f"Resume the roll-out of release {record.release}?",
+    ),
+    "running": Steering(
+        "Continuation of release {0.release}",
+        "Resume the roll-out of release {0.release}?",
         "The next stage starts as soon as the devices of the present one have reported.",
         "Resume",
-    )
-
-
-def _ask_abort(context: PageContext, record: RolloutRecord) -> Question:
-    return Question(
-        f"Abort the roll-out of release {record.release}?",
-        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous};"
-        " no other device receives it.",
+    ),
+    "aborted": Steering(
+        "Return to release {0.previous}",
+        "Abort the roll-out of release {0.release}?",
+        "{moving} will return from release {0.release} to release {0.previous}; no other device receives it.",
         "Abort",
-        danger=True,
-    )
-
-
-def _ask_roll_back(context: PageContext, record: RolloutRecord) -> Question:
-    return Question(
-        f"Roll back to release {record.previous}?",
-        f"{_moving(context, record.release, to=False)} will return from release {record.release} to release {record.previous}, all"
-        " at once. The roll-out ends.",
+        returns=True,
+    ),
+    "rolled_back": Steering(
+        "Roll-back to release {0.previous}",
+        "Roll back to release {0.previous}?",
+        "{moving} will return from release {0.release} to release {0.previous}, all at once. The roll-out ends.",
         "Roll back",
-        danger=True,
-    )
+        returns=True,
+    ),
+}
+
+
+def _steer(desired: DesiredRolloutState) -> Action:
+    """The action that requests a state of the roll-out under way."""
+    steering = STEERING[desired]
+
+    def ask(context: PageContext, number: str) -> Question:
+        record = _unfinished(context, number, returns=steering.returns)
+        text = steering.text.format(record, moving=_moving(context, record.release, to=False))
+        return Question(steering.title.format(record), text, steering.word, danger=steering.returns)
+
+    def do(context: PageContext, number: str) -> str:
+        record = _unfinished(context, number, returns=steering.returns)
+        rollouts.steer(context.db, record.number, desired)
+        return _requested(context, steering.name.format(record), record.number)
+
+    return Action(ask, do, _require_number)
 
 
 def _ask_stop(context: PageContext, run: str) -> Question:
@@ -255,10 +255,10 @@ def revoke(context: PageContext, device: str) -> str:
 
 ACTIONS = {
     "start": Action(_ask_start, start, _require_number),
-    "pause": _steer("paused", _ask_pause),
-    "resume": _steer("running", _ask_resume),
-    "abort": _steer("aborted", _ask_abort),
-    "rollback": _steer("rolled_back", _ask_roll_back),
+    "pause": _steer("paused"),
+    "resume": _steer("running"),
+    "abort": _steer("aborted"),
+    "rollback": _steer("rolled_back"),
     "stop": Action(_ask_stop, stop, _require_run),
     "admit": Action(_ask_admit, admit, _require_device),
     "revoke": Action(_ask_revoke, revoke, _require_device),

@@ -82,7 +82,11 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
     token = settings.token or (secrets.token_urlsafe(24) if required and not (others or sign_on) else "")
     listener = _listen(settings.host, settings.port)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_api_route("/metrics", lambda: _metrics(db, settings.fleet), include_in_schema=False)
+    app.add_api_route(
+        "/metrics",
+        lambda: Response(prometheus.text(db, settings.fleet), media_type=prometheus.CONTENT_TYPE),
+        include_in_schema=False,
+    )
     build(PageContext(db, settings.fleet, settings.home, settings.registry))
     logging.getLogger("nicegui").setLevel(logging.WARNING)
     pages.add_middleware(Nonces)  # before NiceGUI's own, one of which compresses
@@ -130,10 +134,6 @@ def _single_sign_on(path: Path | None) -> SingleSignOn | None:
     from edge_fl_console.dashboard import single_sign_on
 
     return single_sign_on.SingleSignOn.of(*single_sign_on.read(path))
-
-
-def _metrics(db: Database, fleet: str) -> Response:
-    return Response(prometheus.text(db, fleet), media_type=prometheus.CONTENT_TYPE)
 
 
 def _listen(host: str, port: int) -> socket.socket:

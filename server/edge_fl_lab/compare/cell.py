@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -143,9 +144,8 @@ def read_probe(key: str, folder: Path) -> Probe | None:
     path = _path(folder, key, "npz")
     if not path.is_file():
         return None
-    stored = npz.read(path)
-    clients = tuple(map(str, stored["clients"]))
-    return Probe(stored["z"], stored["y"], stored["client"], clients, stored.get("projected"))
+    stored: dict[str, Any] = dict(npz.read(path))
+    return Probe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
 
 
 def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
@@ -225,14 +225,7 @@ class _CellRecorder(RunHooks):
 
 
 def _write_probe(probe: Probe, key: str, folder: Path) -> None:
-    arrays: dict[str, np.ndarray] = {
-        "z": probe.z,
-        "y": probe.y,
-        "client": probe.client,
-        "clients": np.array(probe.clients),
-    }
-    if probe.projected is not None:
-        arrays["projected"] = probe.projected
+    arrays = {name: np.array(value) for name, value in vars(probe).items() if value is not None}
     path = _path(folder, key, "npz")
     path.parent.mkdir(parents=True, exist_ok=True)
     npz.write(path, arrays)

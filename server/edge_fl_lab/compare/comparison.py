@@ -55,7 +55,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
             results[result.key] = result
             progress.done(result)
 
-        pool.run(todo, folder, jobs, _commit(), done, progress.watch)
+        pool.run(todo, folder, jobs, _commit(), done, progress)
     return results
 
 

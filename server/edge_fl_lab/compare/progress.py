@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
-from types import TracebackType
 from typing import Self
 
 from edge_fl import metrics
@@ -14,25 +13,20 @@ from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell
 
 
-class Progress:
+class Progress(progress.Progress):
     """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results."""
 
     def __init__(self, todo: Sequence[Cell], kept: int, jobs: int) -> None:
+        super().__init__()
         self._todo = {cell.key: cell for cell in todo}
         self._kept, self._jobs, self._total = kept, jobs, len(todo)
         self._seconds: dict[str, list[float]] = {}
-        self.watch = progress.Progress()
 
     def __enter__(self) -> Self:
-        self.watch.__enter__()
-        self.watch.print(f"{self._total} cells to run, {self._kept} already done")
-        self.watch(Count("cells", 0, self._total))
+        super().__enter__()
+        self.print(f"{self._total} cells to run, {self._kept} already done")
+        self(Count("cells", 0, self._total))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.watch.__exit__(kind, error, trace)
 
     def done(self, result: CellResult) -> None:
         """Report a finished or failed cell."""
@@ -41,8 +35,8 @@ class Progress:
             self._seconds.setdefault(cell.label, []).append(result.seconds)
         ended = self._total - len(self._todo)
         left = f"; {about(self.seconds_left())} left" if self._todo else ""
-        self.watch.print(f"[{ended}/{self._total}] {cell}: {_result(result)}{left}")
-        self.watch(Count("cells", ended, self._total))
+        self.print(f"[{ended}/{self._total}] {cell}: {_result(result)}{left}")
+        self(Count("cells", ended, self._total))
 
     def seconds_left(self) -> float:
         """Estimate the remaining time from the mean duration of each method, or of all methods for one without a finished cell."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
 
-from markupsafe import Markup
 from msgspec import Struct
 
 from edge_fl import metrics
@@ -52,8 +51,7 @@ def write(
 ) -> Path:
     """Write the page of a comparison and return its path. Raises RunError if it cannot be written."""
     figures = [
-        (drawn, Markup(style.inline(drawn.figure, drawn.title, name)))
-        for name, drawn in comparison_plots.of_cells(cells, results, folder, watch)
+        (drawn, page.inlined(drawn)) for drawn in comparison_plots.of_cells(cells, results, folder, watch)
     ]
     found = [block(cells, results, where) for where, _ in blocks(cells)]
     drawn = (
@@ -119,10 +117,5 @@ def verdict(found: Block) -> str:
 def difference_text(found: Difference) -> str:
     """Format a paired difference with its interval and n."""
     n = f"n = {found.seeds} seeds" if found.over == "seeds" else f"n = {found.pairs} clients"
-    points = units.points(found.mean)
-    if isnan(found.low):
-        return f"{points} compared with {found.baseline} ({n})"
-    interval = f"95 % CI {gains.interval_text(found.low, found.high)}, {n}"
-    if found.low <= 0 <= found.high:
-        return f"not clearly different from {found.baseline} ({points}, {interval})"
-    return f"{points} compared with {found.baseline} ({interval})"
+    low, high = (None if isnan(end) else end for end in (found.low, found.high))
+    return gains.compared(found.baseline, found.mean, low, high, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,16 @@ def save(
     """Write the figures of a comparison into FOLDER/plots/."""
     paths: list[Path] = []
     drawn = list(of_cells(cells, measured, folder, watch))
-    for done, (name, one) in enumerate(drawn, 1):
-        paths += style.save(one.figure, folder / "plots", name)
+    for done, one in enumerate(drawn, 1):
+        paths += style.save(one.figure, folder / "plots", one.name)
         watch(Count("plots", done, len(drawn)))
     return paths
 
 
 def of_cells(
     cells: Sequence[Cell], measured: Mapping[str, CellResult], folder: Path, watch: Watch = unwatched
-) -> Iterator[tuple[str, Drawn]]:
-    """The figures of a comparison by name; features and labels are those of the first seed."""
+) -> Iterator[Drawn]:
+    """The figures of a comparison; features and labels are those of the first seed."""
     every = list(blocks(cells))
     for number, (block, inside) in enumerate(every):
         watch(Count("figures by dataset and partition", number, len(every)))
@@ -59,12 +60,12 @@ def of_cells(
             if cell.key in measured and not measured[cell.key].failure:
                 runs.setdefault(cell.label, []).append((cell, measured[cell.key]))
         name = re.sub(r"[^a-z0-9.]+", "-", " ".join(block))
-        for what, drawn in _of_block(runs, ", ".join(block), folder, watch):
-            yield f"{name}-{what}", drawn
+        for drawn in _of_block(runs, ", ".join(block), folder, watch):
+            yield replace(drawn, name=f"{name}-{drawn.name}")
     watch(Count("figures by dataset and partition", len(every), len(every)))
 
 
-def _of_block(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tuple[str, Drawn]]:
+def _of_block(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Drawn]:
     if len(runs) < 2:
         return
     over = _over(runs)
@@ -73,7 +74,7 @@ def _of_block(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tu
     yield from _features(runs, where, folder, watch)
 
 
-def _final(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
+def _final(runs: Runs, where: str, over: str) -> Iterator[Drawn]:
     marks, clients = {}, {}
     for label, each in runs.items():
         means = [result.last[AFTER].mean for _, result in each if AFTER in result.last]
@@ -89,36 +90,30 @@ def _final(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
     bars = "±1 std over seeds" if several else "95 % CI over clients"
     if len(marks) < 2:
         return
-    yield (
+    yield Drawn(
         "final",
-        Drawn(
-            plots.final(marks, "final test accuracy", f"{over}; bars: {bars}."),
-            f"Final accuracy by method, {where}",
-            f"Mean test accuracy of the clients' own models after the final personalisation, on {where}.",
-        ),
+        plots.final(marks, "final test accuracy", f"{over}; bars: {bars}."),
+        f"Final accuracy by method, {where}",
+        f"Mean test accuracy of the clients' own models after the final personalisation, on {where}.",
     )
     if any(len(found) > 1 for found in clients.values()):
-        yield (
+        yield Drawn(
             "clients",
-            Drawn(
-                plots.clients(clients, "final test accuracy", f"{plots.BOX}; {_seeds(runs)}."),
-                f"Accuracy of each client by method, {where}",
-                f"Test accuracy of each client's own model after the final personalisation, on {where}.",
-            ),
+            plots.clients(clients, "final test accuracy", f"{plots.BOX}; {_seeds(runs)}."),
+            f"Accuracy of each client by method, {where}",
+            f"Test accuracy of each client's own model after the final personalisation, on {where}.",
         )
     if sum(mark.cost > 0 for mark in marks.values()) > 1:
         cost = "MB to and from a client in all rounds"
-        yield (
+        yield Drawn(
             "accuracy-against-bytes",
-            Drawn(
-                plots.by_cost(marks, "final test accuracy", cost, f"{over}; bars: {bars}."),
-                f"Final accuracy against bytes, {where}",
-                f"Final test accuracy against the tensors sent to and from a client in all rounds (1 MB = 10⁶ bytes), on {where}.",
-            ),
+            plots.by_cost(marks, "final test accuracy", cost, f"{over}; bars: {bars}."),
+            f"Final accuracy against bytes, {where}",
+            f"Final test accuracy against the tensors sent to and from a client in all rounds (1 MB = 10⁶ bytes), on {where}.",
         )
 
 
-def _by_step(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
+def _by_step(runs: Runs, where: str, over: str) -> Iterator[Drawn]:
     curves = _curves(runs)
     if not any(len(curve.rounds) for curve in curves.values()):
         return
@@ -126,43 +121,37 @@ def _by_step(runs: Runs, where: str, over: str) -> Iterator[tuple[str, Drawn]]:
     note = over + "; band: ±1 std over seeds" * several
     if ending := [label for label, curve in curves.items() if not len(curve.rounds)]:
         note += f"; predicts only at the end: {', '.join(ending)}"
-    yield (
+    yield Drawn(
         "accuracy",
-        Drawn(
-            plots.accuracy(curves, "mean test accuracy", f"{note}.", order=list(runs)),
-            f"Accuracy by round, {where}",
-            f"Mean test accuracy by round of the model that each method predicts with, on {where}.",
-        ),
+        plots.accuracy(curves, "mean test accuracy", f"{note}.", order=list(runs)),
+        f"Accuracy by round, {where}",
+        f"Mean test accuracy by round of the model that each method predicts with, on {where}.",
     )
     for name, (step, cost) in COSTS.items():
         if against := _against(cost, curves, runs):
-            yield (
+            yield Drawn(
                 f"accuracy-by-{name}",
-                Drawn(
-                    plots.accuracy(
-                        against,
-                        "mean test accuracy",
-                        f"{over}; the last point is after the final personalisation.",
-                        step=step,
-                        log=True,
-                        order=list(runs),
-                    ),
-                    f"Accuracy by {name}, {where}",
-                    f"Mean test accuracy against the {step}, up to the final personalisation, on {where}.",
+                plots.accuracy(
+                    against,
+                    "mean test accuracy",
+                    f"{over}; the last point is after the final personalisation.",
+                    step=step,
+                    log=True,
+                    order=list(runs),
                 ),
+                f"Accuracy by {name}, {where}",
+                f"Mean test accuracy against the {step}, up to the final personalisation, on {where}.",
             )
 
 
-def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tuple[str, Drawn]]:
+def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Drawn]:
     study = studies.prepare(next(iter(runs.values()))[0][0].recipe)
     if len(study.split.clients) > 1:
-        yield (
+        yield Drawn(
             "labels-by-client",
-            Drawn(
-                labels_by_client(study),
-                f"Labels by client, {where}",
-                f"Images of each class at each client of {where}.",
-            ),
+            labels_by_client(study),
+            f"Labels by client, {where}",
+            f"Images of each class at each client of {where}.",
         )
     seen: dict[str, list[Probe]] = {}
     for label, each in runs.items():
@@ -175,22 +164,18 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tu
     for label, every in seen.items():
         over_seeds = mean_std(mean_std(one.separation().values()).mean for one in every)
         summed[label] = (over_seeds.mean, over_seeds.std)
-    yield (
+    yield Drawn(
         "separation",
-        Drawn(
-            plots.separation(summed, "", over + "; bars: ±1 std over seeds" * several + "."),
-            f"Class separation by method, {where}",
-            f"Class separation of the features of test images, within each client of {where}.",
-        ),
+        plots.separation(summed, "", over + "; bars: ±1 std over seeds" * several + "."),
+        f"Class separation by method, {where}",
+        f"Class separation of the features of test images, within each client of {where}.",
     )
     first = {label: every[0] for label, every in seen.items()}
-    yield (
+    yield Drawn(
         "cka-similarity",
-        Drawn(
-            plots.similarity(similarities([one.outermost for one in first.values()]), list(first), "method"),
-            f"CKA similarity of methods, {where}",
-            f"Linear CKA similarity of the methods' features on the same test images of {where}.",
-        ),
+        plots.similarity(similarities([one.outermost for one in first.values()]), list(first), "method"),
+        f"CKA similarity of methods, {where}",
+        f"Linear CKA similarity of the methods' features on the same test images of {where}.",
     )
     at: dict[str, Features] = {}
     for label, one in first.items():
@@ -200,13 +185,11 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[tu
     by_class = {label: Points(at[label], one.y, study.dataset.classes) for label, one in first.items()}
     by_client = {label: Points(at[label], one.client, one.clients) for label, one in first.items()}
     for name, points in (("class", by_class), ("client", by_client)):
-        yield (
+        yield Drawn(
             f"features-by-{name}",
-            Drawn(
-                plots.embedding(points),
-                f"Features by {name}, {where}",
-                f"t-SNE of the features of test images by {name}, of {where}.",
-            ),
+            plots.embedding(points),
+            f"Features by {name}, {where}",
+            f"t-SNE of the features of test images by {name}, of {where}.",
         )
 
 

@@ -8,7 +8,7 @@ Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 
 import msgspec
@@ -17,9 +17,9 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
+from edge_fl_lab import recipe_changes
 from edge_fl_lab.report import gains, sent
-from edge_fl_lab.report.figure import Figure
-from edge_fl_lab.report.gains import Group
+from edge_fl_lab.report.gains import Figure, Group
 from edge_fl_lab.report.sent import Sent, SentMessage
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import round_metrics, statistics
@@ -99,7 +99,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
     lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
     groups = gains.of_lines(lines, results.devices())
-    settings, defaults = (dict(_flat(msgspec.to_builtins(each))) for each in (recipe, Recipe()))
+    settings, defaults = map(_settings, (recipe, Recipe()))
     return RunReport(
         run=manifest.run,
         created=manifest.created,
@@ -145,14 +145,10 @@ def _versions(manifest: RunManifest) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def _flat(tree: Mapping[str, object], before: str = "") -> list[tuple[str, str]]:
-    settings = []
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            settings += _flat(value, f"{before}{name}.")
-        elif value not in ("", None):
-            settings.append((before + name, str(value)))
-    return settings
+def _settings(recipe: Recipe) -> dict[str, str]:
+    """The settings that have a value, as text."""
+    every = recipe_changes.flat(msgspec.to_builtins(recipe))
+    return {name: str(value) for name, value in every.items() if value not in ("", None)}
 
 
 def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -21,25 +21,19 @@ SHOWN = {
 """Curves by round, and their names; the other metrics are in the table of values."""
 
 
-def of_report(report: RunReport) -> dict[str, Drawn]:
-    """The figures by name."""
-    return dict(_figures(report))
-
-
-def _figures(report: RunReport) -> Iterator[tuple[str, Drawn]]:
+def of_report(report: RunReport) -> Iterator[Drawn]:
+    """The figures of a report."""
     seed = f"seed {report.settings['seed']}"
     shown = {SHOWN[name]: points for name, points in report.curves.items() if name in SHOWN}
     finals = [group.mean.value for group in report.groups if group.metric == metrics.PERSONAL_AFTER]
     after = {SHOWN[metrics.PERSONAL_BEFORE]: float(finals[0] or 0.0)} if len(finals) == 1 else {}
     if curves := _curves(shown, after):
         note = f"Mean over {_clients(curves)}; band: ±1 std over clients; {seed}."
-        yield (
+        yield Drawn(
             "accuracy",
-            Drawn(
-                plots.accuracy(curves, "mean test accuracy", note),
-                "Test accuracy by round",
-                f"Mean test accuracy over clients by round, on {report.dataset}.",
-            ),
+            plots.accuracy(curves, "mean test accuracy", note),
+            "Test accuracy by round",
+            f"Mean test accuracy over clients by round, on {report.dataset}.",
         )
         places: dict[float, float] = {
             round: bytes / plots.MEGABYTE for round, bytes in report.bytes_by_round.items()
@@ -50,42 +44,31 @@ def _figures(report: RunReport) -> Iterator[tuple[str, Drawn]]:
             if all(places.get(round) for round in curve.rounds)
         }
         if against:
-            yield (
+            yield Drawn(
                 "accuracy-by-megabytes",
-                Drawn(
-                    plots.accuracy(
-                        against, "mean test accuracy", note, step="MB to and from a client so far"
-                    ),
-                    "Test accuracy by traffic",
-                    "Mean test accuracy against the tensors sent to and from a client until then (1 MB = 10⁶ bytes).",
-                ),
+                plots.accuracy(against, "mean test accuracy", note, step="MB to and from a client so far"),
+                "Test accuracy by traffic",
+                "Mean test accuracy against the tensors sent to and from a client until then (1 MB = 10⁶ bytes).",
             )
-    rows = dict(_rows(report))
+    rows = {
+        group.name: [float(one.accuracy.value or 0.0) for one in group.devices.values()]
+        for group in report.groups
+    }
     if any(len(values) > 1 for values in rows.values()):
-        yield (
+        yield Drawn(
             "clients",
-            Drawn(
-                plots.clients(rows, "test accuracy", f"{plots.BOX}; {seed}."),
-                "Test accuracy of each client",
-                "Each client's test accuracy on its own test samples.",
-            ),
+            plots.clients(rows, "test accuracy", f"{plots.BOX}; {seed}."),
+            "Test accuracy of each client",
+            "Each client's test accuracy on its own test samples.",
         )
     if labels := _curves(report.labels, {}):
         note = f"Mean over {_clients(labels)} whose head is auto; band: ±1 std over them."
-        yield (
+        yield Drawn(
             "labels",
-            Drawn(
-                plots.accuracy(labels, "held-out accuracy", note, step="labels per class"),
-                "Held-out accuracy by labels per class",
-                "Held-out accuracy of each kind of head against the number of labels per class.",
-            ),
+            plots.accuracy(labels, "held-out accuracy", note, step="labels per class"),
+            "Held-out accuracy by labels per class",
+            "Held-out accuracy of each kind of head against the number of labels per class.",
         )
-
-
-def _rows(report: RunReport) -> Iterator[tuple[str, Sequence[float]]]:
-    """Each group's newest accuracies."""
-    for group in report.groups:
-        yield group.name, [float(one.accuracy.value or 0.0) for one in group.devices.values()]
 
 
 def _curves(curves: Mapping[str, Points], after: Mapping[str, float]) -> dict[str, Curve]:

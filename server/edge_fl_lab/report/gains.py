@@ -13,7 +13,6 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.console import units
-from edge_fl_lab.report.figure import Figure
 from edge_fl_server.runs import statistics
 from edge_fl_server.runs.round_metrics import RoundLine
 from edge_fl_server.runs.statistics import Paired
@@ -40,6 +39,21 @@ PREVIOUS_HEADS = "the heads on the previous release"
 """`PERSONAL_BEFORE` of head-only devices."""
 NO_BASELINE = "Neither training alone nor the shared model was measured, so this does not show what personalised training gains."
 ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
+
+
+class Figure(Struct, frozen=True):
+    """A number and where it comes from: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines.
+
+    With `against` it is over the clients of `group` that have both metrics, which paired differences are about.
+    """
+
+    value: float | int | None
+    lines: str
+    field: str
+    metric: str = ""
+    client: str = ""
+    group: str = ""
+    against: str = ""
 
 
 class Gain(Struct, frozen=True):
@@ -214,14 +228,19 @@ def _reached(group: Group) -> str:
     gain = next((gain for gain in group.gains if gain.difference.value or gain.low.value), None)
     if gain is None:
         return text
-    low, high, n = gain.low.value, gain.high.value, f"n = {gain.n.value}"
-    points = units.points(gain.difference.value)
+    n = f"n = {gain.n.value}"
+    return f"{text}, {compared(gain.over, gain.difference.value, gain.low.value, gain.high.value, n)}"
+
+
+def compared(over: str, mean: float | None, low: float | None, high: float | None, n: str) -> str:
+    """Format a paired difference to a baseline with its interval (None for one client) and n."""
+    points = units.points(mean)
     if low is None or high is None:
-        return f"{text}, {points} compared with {gain.over} ({n})"
+        return f"{points} compared with {over} ({n})"
     interval = f"95 % CI {interval_text(low, high)}"
     if low <= 0 <= high:
-        return f"{text}, not clearly different from {gain.over} ({points}, {interval}, {n})"
-    return f"{text}, {points} compared with {gain.over} ({interval}, {n})"
+        return f"not clearly different from {over} ({points}, {interval}, {n})"
+    return f"{points} compared with {over} ({interval}, {n})"
 
 
 def _signed(difference: float) -> str:

@@ -16,7 +16,8 @@ from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
 from edge_fl_lab.report import facts, figures, gains, style
 from edge_fl_lab.report.facts import RunReport
-from edge_fl_lab.report.figure import Figure
+from edge_fl_lab.report.gains import Figure
+from edge_fl_lab.report.plots import Drawn
 from edge_fl_server.runs.results import Results
 
 FOLDER = Path(__file__).parent
@@ -63,10 +64,7 @@ def html(content: RunReport) -> str:
         .get_template("report.html.j2")
         .render(
             report=content,
-            figures={
-                name: (drawn, Markup(style.inline(drawn.figure, drawn.title, name)))
-                for name, drawn in figures.of_report(content).items()
-            },
+            figures=[(drawn, inlined(drawn)) for drawn in figures.of_report(content)],
             source=SOURCES[content.source],
             totals=TOTALS,
             show=_show,
@@ -76,6 +74,11 @@ def html(content: RunReport) -> str:
             clock=formatting.clock,
         )
     )
+
+
+def inlined(drawn: Drawn) -> Markup:
+    """The figure as an element of a page."""
+    return Markup(style.inline(drawn.figure, drawn.title, drawn.name))
 
 
 def templates() -> Environment:

@@ -34,8 +34,9 @@ BOX = "Dot: a client; box: quartiles; line in it: median; whiskers: all clients"
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with its title, which is read out instead of it, and a caption of one sentence."""
+    """A figure by name with its title, which is read out instead of it, and a caption of one sentence."""
 
+    name: str
     figure: Figure
     title: str
     caption: str

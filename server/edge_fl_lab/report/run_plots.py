@@ -50,13 +50,11 @@ class RunPlots(NamedTuple):
 def of_run(results: Results) -> RunPlots:
     """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features."""
     why = ABSENT
-    drawn = {name: one.figure for name, one in figures.of_report(page.report(results)).items()}
+    drawn = {one.name: one.figure for one in figures.of_report(page.report(results))}
     try:
         run = trained.load(results)
-    except (
-        ArtefactError,
-        InputError,
-    ) as error:  # the data are on devices, or the run ended before its first checkpoint
+    except (ArtefactError, InputError) as error:
+        # the data are on devices, or the run ended before its first checkpoint
         if not drawn:
             raise
         why = ABSENT | dict.fromkeys(TRAINED, error.message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from edge_fl.errors import ConfigError
 from edge_fl_lab.compare import grid
-from edge_fl_lab.recipe_changes import with_method
+from edge_fl_lab.recipe_changes import flat, with_method
 from edge_fl_lab.research.data import NOTHING_RUN, Data
 from edge_fl_server import recipes
 from edge_fl_server.recipes.recipe import Recipe, with_settings
@@ -77,15 +77,8 @@ def _formatted(settings: Settings) -> list[str]:
         raise ConfigError(f"settings {settings!r}: expected a dict, or a list of 'key=value'", NOTHING_RUN)
     if not isinstance(settings, Mapping):
         return list(settings)
-    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in _flat(settings)]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", value
+    given = {key: value for key, value in flat(settings).items() if value is not None}
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in given.items()]
 
 
 def _plain(value: Any) -> Any:

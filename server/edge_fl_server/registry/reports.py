@@ -70,6 +70,13 @@ def newest_accuracies(db: Database, fleet: str) -> dict[str, float]:
     return db.pairs(select(every.c.device, every.c.after).where(every.c.age == 1))
 
 
+def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
+    """The newest accuracy of each head-only device on a release."""
+    row = reports.c
+    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release) & row.after.is_not(None)
+    return db.pairs(select(row.device, row.after).where(mine).order_by(row.received_at))
+
+
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
     """The accepted reports on one release, in order of arrival."""
     query = select(reports).where(reports.c.fleet == fleet, reports.c.release == release)

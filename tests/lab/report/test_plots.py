@@ -194,7 +194,7 @@ def test_a_curve_says_its_clients_and_fades_where_few_measured_it(tmp_path: Path
             results.append_round(
                 RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
             )
-    drawn = figures.of_report(page.report(results))["accuracy"].figure
+    drawn = next(figures.of_report(page.report(results))).figure
     faint, full = drawn.axes[0].get_lines()
     assert faint.get_alpha() == plots.FADED and len(faint.get_xdata()) == 3
     assert np.isnan(full.get_ydata()).tolist() == [False, False, True]
@@ -224,9 +224,9 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     ):
         assert {f"digits-dirichlet-0.3-{what}.{ending}" for ending in ("pdf", "svg", "png")} <= names
     assert not any("accuracy." in name for name in names)  # a single round is no curve
-    name, final = next(comparison_plots.of_cells(grid, found, tmp_path))
+    final = next(comparison_plots.of_cells(grid, found, tmp_path))
     labels = [label.get_text() for label in final.figure.axes[0].get_yticklabels()]
-    assert name.endswith("-final") and labels == ["local", "fedavg", "fedavg+ft", "ditto"]
+    assert final.name.endswith("-final") and labels == ["local", "fedavg", "fedavg+ft", "ditto"]
     note = final.figure.get_supxlabel()
     assert note == "Mean over 1 seed of 3 clients; bars: 95 % CI over clients."
     assert list(comparison_plots.of_cells(grid[:1], found, tmp_path)) == []  # one method is no comparison

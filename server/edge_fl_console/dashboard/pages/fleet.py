@@ -198,5 +198,5 @@ def build(board: Board, address: Address) -> None:
         pagination = {"sortBy": query.sort, "descending": query.down, "page": page.page + 1}
         update(table, "pagination", {**pagination, "rowsPerPage": PER_PAGE, "rowsNumber": page.matches})
 
-    table.on("request", turn).classes("named")
+    table.on("request", turn)
     board.part(find, show)

@@ -15,7 +15,7 @@ from edge_fl.console.units import counted
 from edge_fl_console.dashboard.live import Address, Board
 from edge_fl_console.dashboard.pages import fleet as fleets
 from edge_fl_console.dashboard.pages import log
-from edge_fl_console.dashboard.parts import Column, empty, facts, gain, heading, meaning, run_link, word
+from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, run_link, word
 from edge_fl_console.dashboard.queries import overview
 from edge_fl_console.dashboard.queries.overview import FullDevices, Gain, Overview
 from edge_fl_console.dashboard.reasons import alerted
@@ -40,13 +40,6 @@ GROUPS = {
 """Group of devices that need attention -> its colour, what is wrong, and the list of them."""
 OTHERWISE_SHOWN = frozenset({"silent", "drift", "quarantine", "rollout"})
 """Rules of alerts whose conditions have items of their own."""
-CHANGES = (
-    Column("Time, UTC", "at", clock),
-    Column("Level", "level", word),
-    Column("Kind", "kind"),
-    Column("Subject", "subject", cell=log.subject),
-    Column("Text", "text", cell=log.text),
-)
 
 
 class Item(Struct, frozen=True):
@@ -192,7 +185,7 @@ def summary(page: Overview, fleet: str) -> str:
         return empty("Nothing here yet", text, fleets.COMMANDS)
     states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
     attention = sum(page.health.values())
-    shown = facts(
+    return facts(
         {
             "Devices": f'<a href="/fleet">{number(page.total)}</a><div class="quiet">{states}</div>',
             "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
@@ -201,7 +194,6 @@ def summary(page: Overview, fleet: str) -> str:
         },
         big=True,
     )
-    return shown
 
 
 def _release(page: Overview) -> str:
@@ -231,4 +223,4 @@ def build(board: Board, _: Address) -> None:
             find, lambda page: health(page, server_up, elsewhere=elsewhere) if page.total or page.run else ""
         )
         board.html(find, lambda page: gained(page) + changed(page) if page.total or page.run else "")
-    board.table(find, CHANGES, lambda page: page.events, "Recent changes")
+    board.table(find, log.COLUMNS, lambda page: page.events, "Recent changes")

@@ -199,8 +199,8 @@ def build(board: Board, _: Address) -> None:
 
     ui.html(heading("Releases"), sanitize=False)
     board.html(find, partial(current, command_of=board.context.command))
-    board.table(find, RELEASES, lambda page: page.releases.values(), "Releases").classes("named")
-    board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs").classes("named")
+    board.table(find, RELEASES, lambda page: page.releases.values(), "Releases")
+    board.table(find, ROLLOUTS, lambda page: page.rollouts, "Roll-outs")
     board.table(find, ROLLOUTS, lambda page: page.agents, "Roll-outs of the agent's software").classes(
         "named"
     )

@@ -164,14 +164,14 @@ def build(board: Board, address: Address) -> None:
     board.html(find, summary)
     caption = "Mean accuracy, % by round; bands are one std over the n clients. Hollow: fewer than half as many clients as in other rounds"
     board.chart(find, curves, caption)
-    rounds = board.table(find, ROUNDS, lambda page: reversed(page.rounds), "Rounds").classes("named")
+    rounds = board.table(find, ROUNDS, lambda page: reversed(page.rounds), "Rounds")
 
     def show(page: RunPage | None) -> None:
         if page:
             update(rounds, "visible-columns", visible(page))
 
     board.part(find, show)
-    board.table(find, RUNS, lambda page: page.others, "All runs").classes("named")
+    board.table(find, RUNS, lambda page: page.others, "All runs")
 
 
 def _heads(page: RunPage) -> str:

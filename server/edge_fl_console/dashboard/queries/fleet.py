@@ -94,9 +94,8 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         # Literal values: a large fleet has more devices than a statement may have parameters.
         chosen: BindParameter[Any] = bindparam("chosen", names, expanding=True, literal_execute=True)
         matching = and_(matching, devices.c.device.in_(chosen))
-    statuses = select(devices.c.status, func.count()).where(of_fleet(fleet))
+    by_status = standing.by_status(db, fleet)
     with db.reading() as connection:
-        by_status = {row[0]: row[1] for row in connection.execute(statuses.group_by(devices.c.status))}
         matches = connection.execute(select(func.count()).where(matching)).scalar_one()
         pages = max(1, -(-matches // per_page))
         number = min(max(query.page, 0), pages - 1)
@@ -112,7 +111,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
         tuple(rows[name] for name in names if name in rows),
         matches,
         sum(by_status.values()),
-        dict(sorted(by_status.items())),
+        by_status,
         standing.counts(db, fleet, standing.ONLY),
         number,
         pages,

@@ -49,7 +49,7 @@ def newest(
 def _parts(fleet: str) -> list[Select[Any]]:
     """One query per kind of event, each the newest first."""
     run, release, rollout = runs.c, releases.c, rollouts.c
-    request, device = requests.c, devices.c
+    device, reason = devices.c, rejections.c.reason
     started = run.fleet == fleet
     failed = started & (run.state == "failed")
     ended = started & (run.ended_at != "") & (run.state != "failed")
@@ -74,16 +74,11 @@ def _parts(fleet: str) -> list[Select[Any]]:
         _part("error", "quarantine", device.blocked_at, device.device, device.quarantine, quarantined),
         _part("info", "revoked", device.blocked_at, device.device, literal("certificate revoked"), revoked),
         _rounds(fleet),
-        _rejections(fleet),
-        _unsigned(fleet),
-        _grouped(
-            "request",
-            request.ended_at,
-            request.device,
-            _text(request.mode, " ", request.state, ": ", request.reason),
-            (request.fleet == fleet) & request.state.in_(("failed", "timed_out")),
-            request.run,
-        ),
+        # Rejections of a device for the same reason are one event. Messages of all devices with the same fault of their signatures are
+        # one, too: the broker is at fault, not a device.
+        _newest_rejections(fleet, reason.not_in(SIGNATURE), rejections.c.device, reason),
+        _newest_rejections(fleet, reason.in_(SIGNATURE), reason),
+        _requests(fleet),
     ]
 
 
@@ -98,20 +93,9 @@ def _rounds(fleet: str) -> Select[Any]:
     )
     text = which + _text(": ", rounds.c.responded, " of ", rounds.c.selected, " responded")
     at, mine = rounds.c.ended_at, (runs.c.fleet == fleet) & (runs.c.run == rounds.c.run)
-    columns = _columns(literal("info"), "round", func.max(at), rounds.c.run, text)
+    columns = _columns("info", "round", func.max(at), rounds.c.run, text)
     counts = _counts(func.count(), func.min(at), literal(1))
     return select(*columns, *counts).where(mine).group_by(*same).order_by(func.max(at).desc())
-
-
-def _rejections(fleet: str) -> Select[Any]:
-    """Rejections of a device for the same reason are one event, with the newest detail."""
-    others = rejections.c.reason.not_in(SIGNATURE)
-    return _newest_rejections(fleet, others, rejections.c.device, rejections.c.reason)
-
-
-def _unsigned(fleet: str) -> Select[Any]:
-    """Messages of all devices with the same fault of their signatures are one event: the broker is at fault, not a device."""
-    return _newest_rejections(fleet, rejections.c.reason.in_(SIGNATURE), rejections.c.reason)
 
 
 def _newest_rejections(fleet: str, where: ColumnElement[bool], *key: Any) -> Select[Any]:
@@ -126,18 +110,19 @@ def _newest_rejections(fleet: str, where: ColumnElement[bool], *key: Any) -> Sel
     named = (total.label(name) for name, total in sums.items())
     each = select(*named).where(rejections.c.fleet == fleet, where).group_by(*key).subquery()
     text = _text(rejections.c.reason, ": ", rejections.c.detail)
-    columns = _columns(literal("warning"), "rejected", at, device, text)
+    columns = _columns("warning", "rejected", at, device, text)
     counts = _counts(each.c.times, each.c.first, each.c.devices)
     return select(*columns, *counts).where(rejections.c.number == each.c.number).order_by(at.desc())
 
 
-def _grouped(
-    kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool], *same: Any
-) -> Select[Any]:
-    """Warnings with the same text, and the same further columns, are one event."""
-    columns = _columns(literal("warning"), kind, func.max(at), func.min(subject), text)
-    counts = _counts(func.count(), func.min(at), func.count(subject.distinct()))
-    return select(*columns, *counts).where(where).group_by(text, *same).order_by(func.max(at).desc())
+def _requests(fleet: str) -> Select[Any]:
+    """Requests of a run that ended alike are one event."""
+    row, at = requests.c, requests.c.ended_at
+    text = _text(row.mode, " ", row.state, ": ", row.reason)
+    columns = _columns("warning", "request", func.max(at), func.min(row.device), text)
+    counts = _counts(func.count(), func.min(at), func.count(row.device.distinct()))
+    failed = (row.fleet == fleet) & row.state.in_(("failed", "timed_out"))
+    return select(*columns, *counts).where(failed).group_by(text, row.run).order_by(func.max(at).desc())
 
 
 def _returned(left: Any, to: Any) -> ColumnElement[Any]:
@@ -148,13 +133,13 @@ def _part(
     level: str | ColumnElement[str], kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool]
 ) -> Select[Any]:
     """Events that are listed one by one."""
-    shade = literal(level) if isinstance(level, str) else level
-    columns = (*_columns(shade, kind, at, subject, text), *_counts(literal(1), at, literal(1)))
+    columns = (*_columns(level, kind, at, subject, text), *_counts(literal(1), at, literal(1)))
     return select(*columns).where(where).order_by(at.desc())
 
 
-def _columns(level: ColumnElement[str], kind: str, at: Any, subject: Any, text: Any) -> list[Any]:
-    named = {"at": at, "level": level, "kind": literal(kind), "subject": cast(subject, Text), "text": text}
+def _columns(level: str | ColumnElement[str], kind: str, at: Any, subject: Any, text: Any) -> list[Any]:
+    shade = literal(level) if isinstance(level, str) else level
+    named = {"at": at, "level": shade, "kind": literal(kind), "subject": cast(subject, Text), "text": text}
     return [column.label(name) for name, column in named.items()]
 
 

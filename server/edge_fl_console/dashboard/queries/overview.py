@@ -91,11 +91,9 @@ class Overview(Struct, frozen=True):
 
 def page(db: Database, fleet: str) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
-    mine = of_fleet(fleet)
-    statuses = select(devices.c.status, func.count()).where(mine).group_by(devices.c.status)
-    whys = select(devices.c.why, func.count()).where(mine, standing.GROUPS["alert"]).group_by(devices.c.why)
+    by_status, alerted = standing.by_status(db, fleet), of_fleet(fleet) & standing.GROUPS["alert"]
+    whys = select(devices.c.why, func.count()).where(alerted).group_by(devices.c.why)
     with db.reading() as connection:
-        by_status = {row[0]: row[1] for row in connection.execute(statuses)}
         by_why = {row[0]: row[1] for row in connection.execute(whys)}
         others = () if by_status else tuple(connection.execute(select(devices.c.fleet).distinct()).scalars())
     served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
@@ -104,7 +102,7 @@ def page(db: Database, fleet: str) -> Overview:
     return Overview(
         server=servers.presence(db, fleet),
         total=sum(by_status.values()),
-        by_status=dict(sorted(by_status.items())),
+        by_status=by_status,
         health=standing.needing_attention(db, fleet),
         whys=by_why,
         raised=tuple(alerts.active(db, fleet)),

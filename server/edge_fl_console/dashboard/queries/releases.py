@@ -12,6 +12,7 @@ from sqlalchemy import case, func, select
 
 from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.registry import Database, audit, releases, rollouts, servers
+from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
@@ -101,8 +102,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     Then only a server that is online, which has them, can roll one out.
     """
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
-    mine = of_fleet(fleet)
-    mine &= standing.HEAD_ONLY
+    mine = of_fleet(fleet) & standing.HEAD_ONLY
     by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
     heads = select(func.count()).where(mine)
     with db.reading() as connection:
@@ -169,10 +169,7 @@ def _version(db: Database, fleet: str) -> tuple[int, str]:
 def _newest_accuracies(
     db: Database, fleet: str, release: int, count: int, newest_at: str
 ) -> dict[str, float]:
-    """The last accuracy of each head-only device on a release."""
-    mine = (reports.c.fleet == fleet) & (reports.c.kind == "head") & (reports.c.release == release)
-    query = select(reports.c.device, reports.c.after).where(mine, reports.c.after.is_not(None))
-    return db.pairs(query.order_by(reports.c.received_at))
+    return registered_reports.accuracies_on(db, fleet, release)
 
 
 @lru_cache(maxsize=4)

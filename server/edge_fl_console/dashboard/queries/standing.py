@@ -49,6 +49,12 @@ class OnRelease(Struct, frozen=True):
     others_gone: int
 
 
+def by_status(db: Database, fleet: str) -> dict[str, int]:
+    """The number of devices by status, without removed ones."""
+    query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
+    return db.pairs(query.order_by(devices.c.status))
+
+
 def needing_attention(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices that need attention by group, each device in its most urgent one."""
     query = select(ATTENTION, func.count()).where(of_fleet(fleet)).group_by(ATTENTION)
