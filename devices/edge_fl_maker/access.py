@@ -42,7 +42,7 @@ class HttpError(Exception):
 
 
 @dataclass
-class Access:
+class HttpAccess:
     """`token` None: every client may use the service, because it listens on loopback only. `secure`: over TLS."""
 
     token: str | None = None

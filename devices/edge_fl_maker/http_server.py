@@ -30,7 +30,7 @@ from edge_fl.errors import DataError, EdgeFLError, InputError
 from edge_fl.untrusted import whole
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.serving.predict import MAX_PICTURE_BYTES, Prediction, Predictor
-from edge_fl_maker.access import Access, HttpError
+from edge_fl_maker.access import HttpAccess, HttpError
 from edge_fl_maker.current_model import CurrentModel
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ UNCACHED = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """A request: its query (the last value of each name), its headers and its body."""
 
     query: Mapping[str, str]
@@ -52,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """A file as the content of an answer, or bytes of a media type; any other value of a route is answered as JSON, with status 200."""
 
     content: Path | bytes
@@ -63,13 +63,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Route:
-    """How to answer a method and path: `respond` returns an `Answer`, or a value for JSON; it may raise HttpError or EdgeFLError.
+    """How to answer a method and path: `respond` returns an `HttpAnswer`, or a value for JSON; it may raise HttpError or EdgeFLError.
 
-    public: without the token. own_page: not for other web sites (`Access.require_own_page`). program: programs may send it, too, so it
+    public: without the token. own_page: not for other web sites (`HttpAccess.require_own_page`). program: programs may send it, too, so it
     needs no header of the page.
     """
 
-    respond: Callable[[Request], Any]
+    respond: Callable[[HttpRequest], Any]
     public: bool = False
     own_page: bool = False
     program: bool = False
@@ -98,12 +98,12 @@ class Service:
         port: int = 0,
         *,
         host: str = LOOPBACK,
-        access: Access | None = None,
+        access: HttpAccess | None = None,
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
         self.model, self.lock = CurrentModel(folder, **options), threading.Lock()
-        self.access = access or Access()
+        self.access = access or HttpAccess()
         self.parts: dict[str, Callable[[], object]] = {}
         self.routes: dict[tuple[str, str], Route] = {
             ("GET", "/health"): Route(lambda request: self.health()),
@@ -151,7 +151,7 @@ class Service:
         with self.lock:
             return self.predictor.read_picture("picture", picture, top)
 
-    def _predict(self, request: Request) -> Prediction:
+    def _predict(self, request: HttpRequest) -> Prediction:
         given = request.query.get("top", "")
         top = whole(given, MAX_TOP)
         if given and not top:
@@ -205,8 +205,8 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
                     self.headers, header=self.command == "POST" and not route.program
                 )
             query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-            answer = route.respond(Request(query, self.headers, read_body()))
-            self._answer(answer.status if isinstance(answer, Answer) else HTTPStatus.OK, answer)
+            answer = route.respond(HttpRequest(query, self.headers, read_body()))
+            self._answer(answer.status if isinstance(answer, HttpAnswer) else HTTPStatus.OK, answer)
 
         def _body(self) -> bytes:
             given = self.headers.get("Content-Length")
@@ -254,7 +254,7 @@ def _handler(service: Service) -> type[BaseHTTPRequestHandler]:
             self._answer(status, {"error": reason})
 
         def _answer(self, status: HTTPStatus, value: Any) -> None:
-            answer = value if isinstance(value, Answer) else Answer(msgspec.json.encode(value), JSON)
+            answer = value if isinstance(value, HttpAnswer) else HttpAnswer(msgspec.json.encode(value), JSON)
             content = answer.content
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
             self.close_connection = True
@@ -286,7 +286,7 @@ def _split(path: str) -> SplitResult:
         raise HttpError(HTTPStatus.BAD_REQUEST, f"{path[:100]!r}: {error}; expected a path") from error
 
 
-def picture_in(request: Request) -> bytes:
+def picture_in(request: HttpRequest) -> bytes:
     """Return the body, or of multipart/form-data its first file. Raises DataError when there is none."""
     headers, body = request.headers, request.body
     if headers.get_content_type() != "multipart/form-data":

@@ -25,7 +25,7 @@ NETWORK_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Origin:
+class DatasetOrigin:
     """Source of a dataset: its torchvision class, the folder where the class expects the files, and its further arguments."""
 
     torchvision: str
@@ -34,12 +34,12 @@ class Origin:
     transposed: bool = False  # the files hold every image transposed
 
 
-ORIGINS: dict[str, Origin] = {
-    "mnist": Origin("MNIST", "MNIST/raw"),
-    "fashion-mnist": Origin("FashionMNIST", "FashionMNIST/raw"),
-    "emnist": Origin("EMNIST", "EMNIST/raw", (("split", "balanced"),), transposed=True),
-    "cifar10": Origin("CIFAR10", "."),
-    "cifar100": Origin("CIFAR100", "."),
+ORIGINS: dict[str, DatasetOrigin] = {
+    "mnist": DatasetOrigin("MNIST", "MNIST/raw"),
+    "fashion-mnist": DatasetOrigin("FashionMNIST", "FashionMNIST/raw"),
+    "emnist": DatasetOrigin("EMNIST", "EMNIST/raw", (("split", "balanced"),), transposed=True),
+    "cifar10": DatasetOrigin("CIFAR10", "."),
+    "cifar100": DatasetOrigin("CIFAR100", "."),
 }
 
 
@@ -62,7 +62,7 @@ def download(name: str, data_dir: Path) -> Path:
     return target
 
 
-def _fetch(name: str, origin: Origin, data_dir: Path, *, train: bool) -> tuple[Array, Array]:
+def _fetch(name: str, origin: DatasetOrigin, data_dir: Path, *, train: bool) -> tuple[Array, Array]:
     import torchvision.datasets  # takes seconds to import
 
     dataset_class: Callable[..., Any] = getattr(torchvision.datasets, origin.torchvision)

@@ -103,7 +103,7 @@ def run(options: DemoOptions) -> DemoResult:
     recipe = recipe_of(options)
     study = studies.prepare(recipe)
     _require_free(recipe.broker.port)
-    with _Folder(options) as folder, Children(folder.print_line, ONE_THREAD) as children:
+    with _DemoFolder(options) as folder, Children(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
         server = _start(children, options, recipe, folder.path)
@@ -177,7 +177,7 @@ def _start(children: Children, options: DemoOptions, recipe: Recipe, folder: Pat
     return children.start("server", *arguments["server"])
 
 
-def _enrol(options: DemoOptions, folder: _Folder) -> None:
+def _enrol(options: DemoOptions, folder: _DemoFolder) -> None:
     """Must finish before the commands start: they use the certificates."""
     with Children(folder.print_line, ONE_THREAD) as children:
         command = [*_quiet(options), *enrolment(options, folder.path)]
@@ -272,7 +272,7 @@ def compare(
     return lines
 
 
-class _Folder:
+class _DemoFolder:
     """A temporary folder for the broker, the devices and the signing keys, as a context manager.
 
     It is removed at the end unless it was asked for or a printed line names it: what a person reads must exist.

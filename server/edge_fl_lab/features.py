@@ -29,7 +29,7 @@ PROJECTOR = "projector"
 
 
 @dataclass(frozen=True)
-class Probe:
+class FeatureProbe:
     """Features z [n, d] of clients' test images, each by its own client; `projected` [n, p] behind a personal projector, or None.
 
     y [n] is the class, `client` [n] the index of the client in `clients`.
@@ -61,7 +61,7 @@ def probe(
     data: Mapping[str, ClientData],
     device: str = "cpu",
     images: int = MAX_IMAGES,
-) -> Probe:
+) -> FeatureProbe:
     """Features of up to `images` test images, the same number per client if available, by each client's own network."""
     share = max(images // max(len(data), 1), 1)
     rows: list[tuple[Tensor, Tensor | None, NDArray[np.int64], int]] = []
@@ -74,7 +74,7 @@ def probe(
             rows.append((z, projected, some.y, clients.index(id)))
     rows.sort(key=lambda row: row[3])
     zs, projections, ys, places = zip(*rows, strict=True)
-    return Probe(
+    return FeatureProbe(
         _joined(zs),
         np.concatenate(ys),
         np.repeat(places, [len(y) for y in ys]),

@@ -278,14 +278,14 @@ def test_a_taken_port_is_an_error_before_anything_starts(tmp_path):
 
 @pytest.mark.parametrize(("keep", "line"), [(True, "ready"), (False, "log {}/mosquitto.log")])
 def test_the_folder_stays_if_it_was_asked_for_or_a_printed_line_names_it(tmp_path, capsys, keep, line):
-    with demo._Folder(DemoOptions(runs=tmp_path, keep=keep)) as folder:
+    with demo._DemoFolder(DemoOptions(runs=tmp_path, keep=keep)) as folder:
         folder.print_line("broker", line.format(folder.path))
     assert folder.path.is_dir()
     assert f"kept: {folder.path}" in capsys.readouterr().err
 
 
 def test_the_folder_is_removed_if_no_printed_line_names_it(tmp_path, capsys):
-    with pytest.raises(KeyboardInterrupt), demo._Folder(DemoOptions(runs=tmp_path)) as folder:
+    with pytest.raises(KeyboardInterrupt), demo._DemoFolder(DemoOptions(runs=tmp_path)) as folder:
         folder.print_line("broker", "ready")
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

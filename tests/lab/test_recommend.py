@@ -12,11 +12,11 @@ from scipy import stats
 from edge_fl.cli import main
 from edge_fl.methods import names
 from edge_fl_lab.recommend import choose, evidence
-from edge_fl_lab.recommend.evidence import Evidence, Setting
+from edge_fl_lab.recommend.evidence import FederationSetting, StudyEvidence
 
 # Four federations of 10 clients with 100 images and four of 40 with 25, one seed each.
-NEAR = [Setting(name, "iid", 10, 3, 100.0) for name in "abcd"]
-FAR = [Setting(name, "iid", 40, 10, 25.0) for name in "abcd"]
+NEAR = [FederationSetting(name, "iid", 10, 3, 100.0) for name in "abcd"]
+FAR = [FederationSetting(name, "iid", 40, 10, 25.0) for name in "abcd"]
 FULL = {
     "local": [80, 80, 80, 80, 60, 60, 60, 60],
     "fedavg+ft": [82, 82, 82, 82, 70, 70, 70, 70],
@@ -31,12 +31,12 @@ HEAD = {
 }
 
 
-def made() -> Evidence:
+def made() -> StudyEvidence:
     def tables(found: dict[str, list[float | None]]) -> dict[str, list[list[float | None]]]:
         return {name: [[value] for value in values] for name, values in found.items()}
 
     chosen = {name: {"a": "lr 0.1"} for name in FULL}
-    return Evidence("abc1234", "2 rounds", [*NEAR, *FAR], tables(FULL), tables(HEAD), chosen)  # type: ignore[arg-type]
+    return StudyEvidence("abc1234", "2 rounds", [*NEAR, *FAR], tables(FULL), tables(HEAD), chosen)  # type: ignore[arg-type]
 
 
 def test_the_method_with_the_smallest_worst_loss_is_recommended_not_the_best_mean() -> None:
@@ -54,7 +54,7 @@ def test_the_method_with_the_smallest_worst_loss_is_recommended_not_the_best_mea
     [(10, 100, NEAR, 0.0), (20, 100, NEAR, 1.0), (40, 20, FAR, 0.32), (20, 50, [*NEAR, *FAR], 2.0)],
 )
 def test_settings_half_a_doubling_farther_than_the_nearest_one_count(
-    clients: int, samples: int, near: list[Setting], doublings: float
+    clients: int, samples: int, near: list[FederationSetting], doublings: float
 ) -> None:
     found = choose.recommend(made(), "full", clients, samples)
     assert (found.settings, found.doublings) == (near, doublings)

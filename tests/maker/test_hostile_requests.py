@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 
 import pytest
 
-from edge_fl_maker.access import HEADER, Access
+from edge_fl_maker.access import HEADER, HttpAccess
 from edge_fl_maker.http_server import Service
 from tests.maker.labelling.fruit import desk, device, fill
 from tests.numbers import WRONG_NUMBERS
@@ -81,7 +81,7 @@ def test_every_route_checks_the_host(service: Service) -> None:
 
 
 def test_with_a_token_the_service_has_any_name(tmp_path: Path) -> None:
-    with desk(device(tmp_path), Access("secret")) as site:
+    with desk(device(tmp_path), HttpAccess("secret")) as site:
         for host in ("pi.local", "10.0.0.7:8000"):
             assert send(site.service, "GET /health", f"Host: {host}") == 401
             assert send(site.service, "GET /health", f"Host: {host}", "Authorization: Bearer secret") == 200

@@ -24,7 +24,7 @@ from edge_fl.console.tables import Table
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl_lab.compare import grid
-from edge_fl_lab.recommend.evidence import FILE, FINE_TUNED, LOCAL, Evidence, Tier
+from edge_fl_lab.recommend.evidence import FILE, FINE_TUNED, LOCAL, StudyEvidence, Tier
 from edge_fl_lab.recommend.show import difference_text
 from edge_fl_server.runs.provenance import commit
 from tools.study import findings, images, settings, work
@@ -95,7 +95,7 @@ def _write(plan: work.Plan, finished: Sequence[work.Run], file: Path) -> None:
     print(f"{len(finished)} runs of {minutes:.0f} minutes in all, without the trials; files: {plan.folder}")
 
 
-def accuracies(found: Evidence, tier: Tier) -> Table:
+def accuracies(found: StudyEvidence, tier: Tier) -> Table:
     """Mean accuracy by method and dataset, over partitions and seeds."""
     names = [*dict.fromkeys(setting.dataset for setting in found.settings)]
     rows = []

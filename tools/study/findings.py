@@ -13,8 +13,8 @@ from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.tuning import Tuning
 from edge_fl_lab.recommend import choose
 from edge_fl_lab.recommend import evidence as stored
-from edge_fl_lab.recommend.choose import Difference
-from edge_fl_lab.recommend.evidence import LOCAL, PIXELS, Evidence
+from edge_fl_lab.recommend.choose import FederationDifference
+from edge_fl_lab.recommend.evidence import LOCAL, PIXELS, StudyEvidence
 from tools.study import runs
 from tools.study.settings import EPOCHS, METHODS, ROUNDS, TRIALS, Setting
 from tools.study.work import Run
@@ -56,7 +56,9 @@ def mean(result: CellResult, metric: str) -> float:
     return 100 * float(np.nanmean(values)) if values and not result.failure else math.nan
 
 
-def evidence(finished: Sequence[Run], tunings: Mapping[str, Mapping[str, Tuning]], commit: str) -> Evidence:
+def evidence(
+    finished: Sequence[Run], tunings: Mapping[str, Mapping[str, Tuning]], commit: str
+) -> StudyEvidence:
     """The evidence, from the federations that all methods have finished."""
     labels = {run.label for run in finished}
     federations = [
@@ -78,10 +80,13 @@ def evidence(finished: Sequence[Run], tunings: Mapping[str, Mapping[str, Tuning]
     methods = [label for label in METHODS if label in labels]
     head = {label: table(label, runs.HEAD_ONLY) for label in methods}
     head = {label: rows for label, rows in head.items() if any(v is not None for row in rows for v in row)}
-    return Evidence(
+    return StudyEvidence(
         commit,
         f"{ROUNDS} rounds of {EPOCHS} epochs, {TRIALS} trials per method",
-        [stored.Setting(s.dataset, s.partition, s.clients, s.head_only, float(s.samples)) for s in seeds],
+        [
+            stored.FederationSetting(s.dataset, s.partition, s.clients, s.head_only, float(s.samples))
+            for s in seeds
+        ],
         {label: table(label, AFTER) for label in methods},
         {PIXELS: table(LOCAL, runs.PIXELS), **head},
         {
@@ -96,8 +101,8 @@ class Verdict:
     """A claim with its difference over all federations, by dataset and by partition, and the words that follow from these."""
 
     claim: Claim
-    overall: Difference | None
-    parts: dict[str, Difference | None]
+    overall: FederationDifference | None
+    parts: dict[str, FederationDifference | None]
 
     @property
     def words(self) -> str:
@@ -132,7 +137,7 @@ def verdicts(finished: Sequence[Run]) -> Iterator[Verdict]:
         yield Verdict(claim, _difference((a, b) for _, a, b in pairs), parts)
 
 
-def _difference(pairs: Iterable[tuple[float, float]]) -> Difference | None:
+def _difference(pairs: Iterable[tuple[float, float]]) -> FederationDifference | None:
     both = np.array([*pairs], float).reshape(-1, 2)
     return choose.difference(both[:, 0], both[:, 1])
 

@@ -55,7 +55,7 @@ class Frame:
     pixels: Pixels
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """An opened source of frames; `fps` is 0 unless frames must be read at this rate."""
 
     fps: float
@@ -229,7 +229,7 @@ class _PiCamera:
         self._camera.close()
 
 
-def _open(source: str, limits: CameraLimits) -> Source:
+def _open(source: str, limits: CameraLimits) -> FrameSource:
     if source.isdecimal():
         picamera2 = _module("picamera2")
         if picamera2 and int(source) < len(picamera2.Picamera2.global_camera_info()):

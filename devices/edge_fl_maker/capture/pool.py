@@ -63,7 +63,7 @@ class Added:
     detail: str = ""
 
 
-class Entry(Struct, frozen=True):
+class PoolEntry(Struct, frozen=True):
     """A line of the index; `time` in seconds since 1970."""
 
     name: str
@@ -103,7 +103,7 @@ class Pool:
         if len(content) > self._config.max_bytes:
             return Added("", "too large", f"{len(content) / MB:.1f} MB, at most {self._config.max_mb:g}")
         name = hashlib.sha256(content).hexdigest()[:16] + suffix
-        entry = Entry(name, source, self._clock(), hash)
+        entry = PoolEntry(name, source, self._clock(), hash)
         try:
             with reporting(text(self.folder)):
                 return self._add(entry, content)
@@ -131,12 +131,12 @@ class Pool:
         with locked(self.folder):
             atomic.write(self.folder / Path(name).name, picture, private=True)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, PoolEntry]:
         """Return source and time of the pictures by name, in the order in which they were added."""
         present = self._sizes()
         return {entry.name: entry for entry in self._index() if entry.name in present}
 
-    def entry(self, name: str) -> Entry | None:
+    def entry(self, name: str) -> PoolEntry | None:
         """Return source and time of a picture; None if the index does not have it."""
         self._index()
         return self._lines.by_name.get(name)
@@ -158,7 +158,7 @@ class Pool:
         """Total size of the pictures."""
         return sum(self._sizes().values())
 
-    def _add(self, entry: Entry, content: bytes) -> Added:
+    def _add(self, entry: PoolEntry, content: bytes) -> Added:
         while not (why := self._rejection(entry)):
             dropped = self._least_informative(len(content))  # not locked: it may take seconds
             with locked(self.folder):
@@ -173,7 +173,7 @@ class Pool:
                     return Added(entry.name)
         return Added("", why)
 
-    def _rejection(self, entry: Entry) -> Why:
+    def _rejection(self, entry: PoolEntry) -> Why:
         known = self._index()
         if (self.folder / entry.name).exists() or is_near_duplicate(entry.hash, self._lines.hashes):
             return "duplicate"
@@ -199,7 +199,7 @@ class Pool:
         most, most_bytes = share * self._config.max_pictures, share * self._config.max_bytes
         return count < most and total_bytes + needed_bytes <= most_bytes
 
-    def _write(self, entry: Entry, content: bytes) -> None:
+    def _write(self, entry: PoolEntry, content: bytes) -> None:
         require_space(self.folder, len(content) + SPARE_BYTES, entry.name)
         path = self.folder / entry.name
         atomic.write(path, content, private=True)
@@ -209,7 +209,7 @@ class Pool:
             path.unlink(missing_ok=True)
             raise
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: PoolEntry) -> None:
         """Add a line to the index; every REMEMBERED lines it is written anew, without the oldest pictures that are gone."""
         known, present = self._index(), self._sizes()
         line = msgspec.json.encode(entry)
@@ -221,7 +221,7 @@ class Pool:
         lines = [msgspec.json.encode(each) for each in (*old, *known[-REMEMBERED:])]
         atomic.write(self.folder / INDEX, b"\n".join([*lines, line]), private=True)
 
-    def _index(self) -> list[Entry]:
+    def _index(self) -> list[PoolEntry]:
         with suppress(FileNotFoundError):
             self._lines = self._lines.read(self.folder / INDEX)
             return self._lines.entries
@@ -266,8 +266,8 @@ class _Lines:
 
     inode: int = 0
     end: int = 0
-    entries: list[Entry] = field(default_factory=list)
-    by_name: dict[str, Entry] = field(default_factory=dict)
+    entries: list[PoolEntry] = field(default_factory=list)
+    by_name: dict[str, PoolEntry] = field(default_factory=dict)
     hashes: list[int] = field(default_factory=list)
 
     def read(self, file: Path) -> _Lines:
@@ -320,10 +320,10 @@ def _is_name(name: str) -> bool:
     )
 
 
-def _entry(line: bytes) -> Entry | None:
+def _entry(line: bytes) -> PoolEntry | None:
     """Decode a line of the index; None for a damaged one."""
     try:
-        entry = msgspec.json.decode(line, type=Entry)
+        entry = msgspec.json.decode(line, type=PoolEntry)
         int(entry.hash, 16)
     except (ValueError, *NOT_JSON):
         return None

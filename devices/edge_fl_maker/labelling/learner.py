@@ -68,7 +68,7 @@ Files = dict[bytes, Path]
 
 
 @dataclass(frozen=True)
-class Progress:
+class LearnerProgress:
     """What the thread knows: the classes of the release, if any.
 
     missing: labelled pictures without features yet. fits: immediate heads since the start. single: classes whose pictures are all of one
@@ -104,7 +104,7 @@ class Learner:
     def __init__(
         self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
     ) -> None:
-        self.progress, self.counts = Progress(), dict[str, int]()
+        self.progress, self.counts = LearnerProgress(), dict[str, int]()
         self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)

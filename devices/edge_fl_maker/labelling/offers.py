@@ -12,7 +12,7 @@ FORGOTTEN_S = 3600.0
 
 
 @dataclass
-class Offers:
+class PictureOffers:
     """Pictures on the screens of clients, given by random ids, and skipped pictures in the order of skipping.
 
     A picture is on the screen of one client: a page that was away for longer than OFFER_S keeps its picture until another one is given it.

@@ -4,8 +4,8 @@
     POST /api/label/enter                       the token as bearer token -> a cookie, so that pictures can be shown
     GET  /api/label/view?client=ID              -> View
     GET  /api/label/picture?name=NAME           -> the picture
-    POST /api/label/label                       {client, name, class_name} -> Done
-    POST /api/label/skip, /api/label/discard    {client, name} -> Done
+    POST /api/label/label                       {client, name, class_name} -> ActionDone
+    POST /api/label/skip, /api/label/discard    {client, name} -> ActionDone
     POST /api/label/undo                        {client, action} -> View
     POST /api/label/class                       {client, name} -> View
     POST /frame?source=NAME                     a picture file, also as form data -> Added
@@ -27,11 +27,11 @@ from msgspec import Struct
 from edge_fl.errors import DataError
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.transport import JSON
-from edge_fl_maker.access import COOKIE, Access
+from edge_fl_maker.access import COOKIE, HttpAccess
 from edge_fl_maker.capture.capture import Capture
 from edge_fl_maker.capture.pool import Why
-from edge_fl_maker.http_server import Answer, Request, Route, Routes, picture_in
-from edge_fl_maker.labelling.session import Session
+from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, picture_in
+from edge_fl_maker.labelling.session import LabelSession
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -88,27 +88,27 @@ class ClassAction(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
 
 
-def routes(session: Session, capture: Capture, access: Access, lock: threading.Lock) -> Routes:
+def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: threading.Lock) -> Routes:
     """Return the routes of the label page of a device; `lock` is held while a picture is decoded, for the sake of memory."""
 
     def act(kind: type[T], respond: Callable[[T], Any]) -> Route:
         return Route(lambda request: respond(_body(request, kind)), own_page=True)
 
-    def picture(request: Request) -> Answer:
+    def picture(request: HttpRequest) -> HttpAnswer:
         path = session.picture(request.query.get("name", ""), request.query.get("version", ""))
-        return Answer(path, MEDIA_TYPES[path.suffix], SAFE)
+        return HttpAnswer(path, MEDIA_TYPES[path.suffix], SAFE)
 
-    def frame(request: Request) -> Any:
+    def frame(request: HttpRequest) -> Any:
         with lock:
             added = capture.add(picture_in(request), request.query.get("source", "POST /frame")[:100])
         if added.name:
             session.learner.look()
-        return Answer(msgspec.json.encode(added), JSON, status=STATUS[added.why])
+        return HttpAnswer(msgspec.json.encode(added), JSON, status=STATUS[added.why])
 
-    def enter(request: Request) -> Answer:
+    def enter(request: HttpRequest) -> HttpAnswer:
         cookie = f"{COOKIE}={access.token}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000"
         cookie += "; Secure" * access.secure
-        return Answer(b"{}", JSON, {"Set-Cookie": cookie} if access.token else {})
+        return HttpAnswer(b"{}", JSON, {"Set-Cookie": cookie} if access.token else {})
 
     pages = {("GET", path): Route(_page(*file), public=True) for path, file in FILES.items()}
     return pages | {
@@ -134,11 +134,11 @@ def routes(session: Session, capture: Capture, access: Access, lock: threading.L
     }
 
 
-def _page(name: str, media_type: str) -> Callable[[Request], Answer]:
-    return lambda request: Answer(PAGE / name, media_type, SAFE)
+def _page(name: str, media_type: str) -> Callable[[HttpRequest], HttpAnswer]:
+    return lambda request: HttpAnswer(PAGE / name, media_type, SAFE)
 
 
-def _body(request: Request, kind: type[T]) -> T:
+def _body(request: HttpRequest, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body, type=kind)
     except NOT_JSON as error:

@@ -15,7 +15,7 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.serving.show import print_threshold
 from edge_fl_maker import access
-from edge_fl_maker.access import Access
+from edge_fl_maker.access import HttpAccess
 from edge_fl_maker.capture import pool as pools
 from edge_fl_maker.capture.capture import Capture
 from edge_fl_maker.capture.pool import Pool
@@ -23,7 +23,7 @@ from edge_fl_maker.http_server import Service
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves
 from edge_fl_maker.labelling.routes import routes
-from edge_fl_maker.labelling.session import Session
+from edge_fl_maker.labelling.session import LabelSession
 
 
 @contextmanager
@@ -36,11 +36,11 @@ def serving(
     Raises InputError for an unusable folder or address.
     """
     labels = config is not None and config.reads_folder
-    allowed, tls, line = Access(), None, ""
+    allowed, tls, line = HttpAccess(), None, ""
     if not access.is_loopback(host):
         token, is_new = access.token(folder)
         tls = access.tls(config.broker.identity) if config else None
-        allowed = Access(token, secure=tls is not None)
+        allowed = HttpAccess(token, secure=tls is not None)
         line = f"#token={token}" if is_new else ""
         print_status(f"clients need the token in {text(folder / access.TOKEN_FILE)}")
         if tls is None:
@@ -65,7 +65,7 @@ def serving(
 
 
 @contextmanager
-def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
+def labelling(service: Service, config: DeviceConfig) -> Iterator[LabelSession]:
     """Add the label page to a service, and capture and learn until the block ends."""
     folder, data = Path(config.folder), Path(location.parsed(config.data)[1])
     pool = Pool(folder / pools.FOLDER, config.capture)
@@ -73,7 +73,7 @@ def labelling(service: Service, config: DeviceConfig) -> Iterator[Session]:
     pool.order = learner.order
     moves = Moves(pool, data, folder)
     moves.settle()
-    session, capture = Session(pool, moves, learner), Capture(config.capture, pool, config.budget)
+    session, capture = LabelSession(pool, moves, learner), Capture(config.capture, pool, config.budget)
     service.routes.update(routes(session, capture, service.access, service.lock))
     service.parts["capture"] = capture.status
     if remark := pool.too_small_disk():

@@ -21,7 +21,7 @@ from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.labelling.feature_rows import file_key
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
-from edge_fl_maker.labelling.offers import Offers
+from edge_fl_maker.labelling.offers import PictureOffers
 
 KEPT_ACTIONS = 200
 UPCOMING = 3
@@ -90,7 +90,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Done:
+class ActionDone:
     """An action that can be undone, and the view after it."""
 
     action: str
@@ -114,7 +114,7 @@ class _Action:
 
 
 @dataclass
-class Session:
+class LabelSession:
     """Several people may label at once: every action names its picture and the version of its file.
 
     It is refused unless that picture was last given to this client, to no other one since, and its file is still the same.
@@ -124,7 +124,7 @@ class Session:
     moves: Moves
     learner: Learner
     clock: Callable[[], float] = time.monotonic
-    _offers: Offers = field(default_factory=Offers)
+    _offers: PictureOffers = field(default_factory=PictureOffers)
     _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -155,7 +155,7 @@ class Session:
             progress.problem,
         )
 
-    def label(self, client: str, name: str, version: str, class_name: str) -> Done:
+    def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
         """Label a picture. Raises DataError if there is no such class or picture, ArtefactError for a full disk."""
         if class_name not in self.learner.counts:
             known = ", ".join(self.learner.counts) or "none yet"
@@ -163,12 +163,12 @@ class Session:
         self._require_on_screen(client, name, version)
         return self._done(client, _Action("label", name, self.moves.label(name, class_name)))
 
-    def discard(self, client: str, name: str, version: str) -> Done:
+    def discard(self, client: str, name: str, version: str) -> ActionDone:
         """Remove a picture that shows nothing to learn from. Raises as `label`."""
         self._require_on_screen(client, name, version)
         return self._done(client, _Action("discard", name, self.moves.discard(name)))
 
-    def skip(self, client: str, name: str, version: str) -> Done:
+    def skip(self, client: str, name: str, version: str) -> ActionDone:
         """Offer a picture again after all others. Raises DataError if it is not on this client's screen."""
         self._require_on_screen(client, name, version)
         with self._lock:
@@ -236,7 +236,7 @@ class Session:
             return file_key(self.pool.folder / name).hex()
         return ""
 
-    def _done(self, client: str, action: _Action) -> Done:
+    def _done(self, client: str, action: _Action) -> ActionDone:
         id = secrets.token_hex(8)
         with self._lock:
             self._actions[id] = action
@@ -245,7 +245,7 @@ class Session:
         if action.path:
             self.learner.count()
             self.learner.look()
-        return Done(id, self.view(client))
+        return ActionDone(id, self.view(client))
 
     def _shown(self, offered: Upcoming) -> Shown:
         entry = self.pool.entry(offered.name)

@@ -51,7 +51,7 @@ LEDGERS = ("privacy.safetensors", "statistics")
 """What only grows: an older one would allow updates beyond the budget, and pictures in a second sum."""
 
 
-class Header(Struct, frozen=True, forbid_unknown_fields=True):
+class BackupHeader(Struct, frozen=True, forbid_unknown_fields=True):
     """First line of a backup. `salt`: of the passphrase, empty without one; `sha256`: of what follows."""
 
     edge_fl_backup: Annotated[int, Meta(ge=1, le=1)]
@@ -84,7 +84,9 @@ def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = 
     if passphrase:
         salt = os.urandom(16)
         payload = Fernet(_key(passphrase, salt)).encrypt(payload)
-    header = Header(1, settings.id, base64.b64encode(salt).decode(), hashlib.sha256(payload).hexdigest())
+    header = BackupHeader(
+        1, settings.id, base64.b64encode(salt).decode(), hashlib.sha256(payload).hexdigest()
+    )
     content = msgspec.json.encode(header) + b"\n" + payload
     try:
         atomic.write(file, content, private=True)
@@ -93,13 +95,13 @@ def back_up(folder: Path, settings: DeviceConfig, file: Path, passphrase: str = 
     return len(content)
 
 
-def read(file: Path, passphrase: str = "") -> tuple[Header, dict[str, bytes]]:
+def read(file: Path, passphrase: str = "") -> tuple[BackupHeader, dict[str, bytes]]:
     """The contents of a backup by name. Raises InputError for anything but a complete backup with this passphrase."""
     try:
         if file.stat().st_size > MAX_BYTES:
             raise InputError(f"{text(file)}: larger than 1 GiB, expected a backup")
         line, _, payload = file.read_bytes().partition(b"\n")
-        header = msgspec.json.decode(line[:MAX_HEADER], type=Header)
+        header = msgspec.json.decode(line[:MAX_HEADER], type=BackupHeader)
     except OSError as error:
         raise InputError(f"{text(file)}: {error.strerror}; expected a backup") from error
     except NOT_JSON as error:

@@ -15,7 +15,7 @@ from edge_fl_maker.upkeep.folder import LEARNED, LEDGERS, RECORDS, UNLABELLED, s
 
 
 @dataclass(frozen=True)
-class Plan:
+class ResetPlan:
     """What a reset deletes, in this order; the folder's settings, if it has any."""
 
     paths: tuple[Path, ...]
@@ -32,7 +32,7 @@ class Plan:
         )
 
 
-def plan(folder: Path, *, labels: bool = False, identity: bool = False) -> Plan:
+def plan(folder: Path, *, labels: bool = False, identity: bool = False) -> ResetPlan:
     """What a reset would delete. `labels`: also the pictures, with and without labels; `identity`: also identity, ledgers and trust.
 
     Raises InputError if the settings of the last run are missing and needed.
@@ -44,10 +44,10 @@ def plan(folder: Path, *, labels: bool = False, identity: bool = False) -> Plan:
         paths += [folder / UNLABELLED, *_pictures(_required(settings, folder, "--labels"))]
     if identity and (where := _required(settings, folder, "--identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
-    return Plan(tuple(path for path in paths if path.exists()), settings)
+    return ResetPlan(tuple(path for path in paths if path.exists()), settings)
 
 
-def reset(folder: Path, planned: Plan) -> None:
+def reset(folder: Path, planned: ResetPlan) -> None:
     """Delete what was planned; may be repeated after an interruption. Raises InputError if the agent runs, OSError."""
     with stopped(folder):
         settings = folder / "settings.json"  # last: a repeated reset needs it

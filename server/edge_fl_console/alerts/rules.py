@@ -36,7 +36,7 @@ _ABLE = devices.c.capability
 
 
 @dataclass(frozen=True)
-class Place:
+class RulePlace:
     """Where rules look: the registry and the server's folders on this machine; `identity` is that of the server, if any."""
 
     db: Database
@@ -50,16 +50,16 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RuleKind:
     """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold."""
 
     limit: float
     unit: str
-    find: Callable[[Place, float], Found]
+    find: Callable[[RulePlace, float], Found]
     of_devices: bool = True
 
 
-def silent(place: Place, limit: float) -> Found:
+def silent(place: RulePlace, limit: float) -> Found:
     """Devices without a connection; the time before this server was online does not count."""
     presence = servers.presence(place.db, place.fleet)
     if not presence.online:
@@ -74,7 +74,7 @@ def silent(place: Place, limit: float) -> Found:
     return found
 
 
-def drift(place: Place, limit: float) -> Found:
+def drift(place: RulePlace, limit: float) -> Found:
     """Devices whose images have drifted since the last fit."""
     drifted = func.coalesce(_ABLE["drift"].as_float(), 0.0)
     return {
@@ -83,12 +83,12 @@ def drift(place: Place, limit: float) -> Found:
     }
 
 
-def quarantine(place: Place, limit: float) -> Found:
+def quarantine(place: RulePlace, limit: float) -> Found:
     """Devices in quarantine."""
     return dict(_rows(place, devices.c.quarantine != "", devices.c.quarantine))
 
 
-def decile(place: Place, limit: float) -> Found:
+def decile(place: RulePlace, limit: float) -> Found:
     """The bottom decile of accuracy on the served release, compared with the release before on the same devices."""
     served = rollouts.served_release(place.db, place.fleet)
     before = rollouts.previous_release(place.db, place.fleet, served)
@@ -107,7 +107,7 @@ def decile(place: Place, limit: float) -> Found:
     return {f"release {served}": text}
 
 
-def certificate(place: Place, limit: float) -> Found:
+def certificate(place: RulePlace, limit: float) -> Found:
     """Devices, and identities on this machine, whose certificate ends soon; both are renewed long before."""
     until = func.coalesce(_ABLE["certificate_until"].as_integer(), 0)
     soon_s = place.now_s() + int(limit * DAY_S)
@@ -125,7 +125,7 @@ def certificate(place: Place, limit: float) -> Found:
     return found
 
 
-def disk(place: Place, limit: float) -> Found:
+def disk(place: RulePlace, limit: float) -> Found:
     """Devices and folders of this machine with little free space."""
     free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == Failure.ENOSPC
     low = full | ((free > 0) & (free < limit))  # 0: not measured
@@ -139,7 +139,7 @@ def disk(place: Place, limit: float) -> Found:
     return found
 
 
-def restarts(place: Place, limit: float) -> Found:
+def restarts(place: RulePlace, limit: float) -> Found:
     """Devices whose agent has started repeatedly."""
     counts = registered.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
     return {
@@ -147,7 +147,7 @@ def restarts(place: Place, limit: float) -> Found:
     }
 
 
-def rollout(place: Place, limit: float) -> Found:
+def rollout(place: RulePlace, limit: float) -> Found:
     """The newest roll-out, if it is paused, or was aborted by a gate."""
     newest = next(iter(rollouts.listed(place.db, place.fleet)), None)
     if newest is None or newest.state not in ("paused", "aborted"):
@@ -157,7 +157,7 @@ def rollout(place: Place, limit: float) -> Found:
     return {f"release {newest.release}": f"roll-out {newest.state}: {newest.reason or 'no reason given'}"}
 
 
-def signatures(place: Place, limit: float) -> Found:
+def signatures(place: RulePlace, limit: float) -> Found:
     """Messages of the last `limit` seconds that somebody sent in the names of devices, one condition per reason."""
     found: dict[str, str] = {}
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
@@ -168,20 +168,20 @@ def signatures(place: Place, limit: float) -> Found:
 
 
 KINDS = {
-    "silent": Kind(3600, "seconds without a connection", silent),
-    "drift": Kind(0, "standard deviations", drift),
-    "decile": Kind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
-    "quarantine": Kind(0, "", quarantine),
-    "certificate": Kind(30, "days", certificate),
-    "disk": Kind(500, "MB", disk),
-    "rollout": Kind(0, "", rollout, of_devices=False),
-    "restarts": Kind(5, "starts in an hour", restarts),
-    "signatures": Kind(3600, "seconds after the last message", signatures, of_devices=False),
+    "silent": RuleKind(3600, "seconds without a connection", silent),
+    "drift": RuleKind(0, "standard deviations", drift),
+    "decile": RuleKind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
+    "quarantine": RuleKind(0, "", quarantine),
+    "certificate": RuleKind(30, "days", certificate),
+    "disk": RuleKind(500, "MB", disk),
+    "rollout": RuleKind(0, "", rollout, of_devices=False),
+    "restarts": RuleKind(5, "starts in an hour", restarts),
+    "signatures": RuleKind(3600, "seconds after the last message", signatures, of_devices=False),
 }
 """Kind of rule -> its condition; `limit` of a rule replaces the threshold."""
 
 
-def _rows(place: Place, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
+def _rows(place: RulePlace, condition: ColumnElement[bool], *columns: ColumnElement) -> list[tuple]:
     """(name, columns ...) of the devices that meet a condition, without revoked and removed ones."""
     query = select(devices.c.device, *columns).where(of_fleet(place.fleet), ~devices.c.revoked, condition)
     return [tuple(row) for row in place.db.rows(query.order_by(devices.c.device))]

@@ -20,7 +20,7 @@ from edge_fl.errors import EdgeFLError, shortened
 from edge_fl_console.alerts import settings as alert_settings
 from edge_fl_console.alerts import stored as alerts
 from edge_fl_console.alerts.channels import Channel
-from edge_fl_console.alerts.rules import DAY_S, KINDS, Place
+from edge_fl_console.alerts.rules import DAY_S, KINDS, RulePlace
 from edge_fl_console.alerts.settings import AlertSettings
 from edge_fl_console.alerts.stored import Due
 from edge_fl_server.registry import Database
@@ -40,7 +40,7 @@ HOUR_S = 3600
 class Evaluator:
     """Compares what the rules find with the active alerts of the registry."""
 
-    def __init__(self, place: Place, settings: AlertSettings) -> None:
+    def __init__(self, place: RulePlace, settings: AlertSettings) -> None:
         self._place, self._settings = place, settings
         self._absent_s: dict[int, float] = {}  # since when the condition of an active alert has not held
         self._forgot_s = 0.0
@@ -94,7 +94,7 @@ class Evaluator:
 class Sender:
     """Sends what is due on one channel; a failed delivery is repeated after a growing pause."""
 
-    def __init__(self, place: Place, settings: AlertSettings, channel: Channel) -> None:
+    def __init__(self, place: RulePlace, settings: AlertSettings, channel: Channel) -> None:
         self._place, self._settings, self._channel = place, settings, channel
         self._failures, self._again_s = 0, 0.0
 
@@ -154,7 +154,7 @@ def watching(
     """Watch a fleet while the block runs. Raises ConfigError for unusable settings."""
     with closing(Database.open(registry)) as db:
         folders = (home, *([] if "://" in registry else [Path(registry).parent]))
-        place = Place(db, fleet, folders, identity)
+        place = RulePlace(db, fleet, folders, identity)
         settings = alert_settings.load(alert_settings.path_of(home, fleet), db, fleet)
         channels = [Channel.open(name, url) for name, url in settings.channels.items()]
         steps = [

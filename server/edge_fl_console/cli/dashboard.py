@@ -43,11 +43,11 @@ def dashboard(
     On addresses other than loopback a login is required: a personal token (edge-fl token create), or the shared one in
     EDGE_FL_DASHBOARD_TOKEN; if there is neither, a shared one is generated and printed.
     """
-    from edge_fl_console.dashboard.serve import Settings, serve
+    from edge_fl_console.dashboard.serve import DashboardSettings, serve
 
     token = os.environ.get("EDGE_FL_DASHBOARD_TOKEN", "")
     serve(
-        Settings(place.location, place.fleet, place.home, host, port, token, cert, key, login, oidc),
+        DashboardSettings(place.location, place.fleet, place.home, host, port, token, cert, key, login, oidc),
         print_status,
     )
 

@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Action:
+class PageAction:
     """`ask` states the effect on a target, `do` has it and returns a message. Both raise InputError if it is not possible any more.
 
     `require` raises InputError for a target that no button has: a browser may send any.
@@ -178,7 +178,7 @@ STEERING: dict[DesiredRolloutState, Steering] = {
 }
 
 
-def _steer(desired: DesiredRolloutState) -> Action:
+def _steer(desired: DesiredRolloutState) -> PageAction:
     """The action that requests a state of the roll-out under way."""
     steering = STEERING[desired]
 
@@ -192,7 +192,7 @@ def _steer(desired: DesiredRolloutState) -> Action:
         rollouts.steer(context.db, record.number, desired)
         return _requested(context, steering.name.format(record), record.number)
 
-    return Action(ask, do, _require_number)
+    return PageAction(ask, do, _require_number)
 
 
 def _ask_stop(context: PageContext, run: str) -> Question:
@@ -254,14 +254,14 @@ def revoke(context: PageContext, device: str) -> str:
 
 
 ACTIONS = {
-    "start": Action(_ask_start, start, _require_number),
+    "start": PageAction(_ask_start, start, _require_number),
     "pause": _steer("paused"),
     "resume": _steer("running"),
     "abort": _steer("aborted"),
     "rollback": _steer("rolled_back"),
-    "stop": Action(_ask_stop, stop, _require_run),
-    "admit": Action(_ask_admit, admit, _require_device),
-    "revoke": Action(_ask_revoke, revoke, _require_device),
+    "stop": PageAction(_ask_stop, stop, _require_run),
+    "admit": PageAction(_ask_admit, admit, _require_device),
+    "revoke": PageAction(_ask_revoke, revoke, _require_device),
 }
 """By the part of a button's `data-act` before the colon; the rest is the target."""
 

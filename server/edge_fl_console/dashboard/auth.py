@@ -43,14 +43,14 @@ FORM = (
 
 
 @dataclass(frozen=True)
-class Access:
+class PageAccess:
     """Who opened a page, and whether that still holds, which may ask the registry."""
 
     person: Person
     holds: Callable[[], bool] = lambda: True
 
 
-LOCAL = Access(Person("this machine", LOCAL_USER))
+LOCAL = PageAccess(Person("this machine", LOCAL_USER))
 FindPerson = Callable[[str], Person | None]
 
 
@@ -59,7 +59,7 @@ class SignOn(Protocol):
 
     async def answer(self, request: Request) -> Response | None: ...
 
-    def access(self, request: HTTPConnection) -> Access | None: ...
+    def access(self, request: HTTPConnection) -> PageAccess | None: ...
 
     def end(self, request: HTTPConnection) -> None: ...
 
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Login:
+class LoginMiddleware:
     """Passes requests of known people to `app`, and all to a loopback name where no login is `required`.
 
     `token` is the shared one, with all roles; `find` gives the person of a personal token.
@@ -148,11 +148,11 @@ class Login:
             return _with_cookie(request, given, f"{path}?{rest}" if rest else path)
         return None
 
-    async def _access(self, request: HTTPConnection) -> Access | None:
+    async def _access(self, request: HTTPConnection) -> PageAccess | None:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         for secret in filter(None, (bearer, request.cookies.get(COOKIE, ""))):
             if person := await self._person(secret):
-                return Access(person, partial(self._holds, secret))
+                return PageAccess(person, partial(self._holds, secret))
         return self._sign_on.access(request) if self._sign_on else None
 
     async def _person(self, secret: str) -> Person | None:

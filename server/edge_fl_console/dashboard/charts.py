@@ -40,7 +40,7 @@ class Chart(Struct, frozen=True):
     width: str = ""
 
 
-class Curve(Struct, frozen=True):
+class ChartCurve(Struct, frozen=True):
     """Accuracy 0..1 by place on the x axis, with the std over clients where there is one, and their number.
 
     The points `few` are drawn hollow and without a line: their clients are not comparable with those of the others.
@@ -55,7 +55,7 @@ class Curve(Struct, frozen=True):
 
 
 def lines(
-    curves: Sequence[Curve], step: str, height: int = 260, names: Mapping[int, str] = {}
+    curves: Sequence[ChartCurve], step: str, height: int = 260, names: Mapping[int, str] = {}
 ) -> Chart | None:
     """Accuracy in per cent by `step`: a line per curve, with a band of one std. Places have their number, or one of `names`, as label."""
     shown = [curve for curve in curves if any(map(isfinite, curve.mean.values()))]
@@ -179,7 +179,7 @@ def dots(counts: Mapping[str, Sequence[int]]) -> Chart | None:
     return Chart(options, 22 * classes + 120, f"min-width: {22 * len(counts) + 40}px")
 
 
-def _place(curves: Sequence[Curve], place: int) -> str:
+def _place(curves: Sequence[ChartCurve], place: int) -> str:
     """The label of a place, with the numbers of clients behind its points."""
     clients = sorted({n for curve in curves if (n := curve.clients.get(place))})
     if not clients:
@@ -187,7 +187,7 @@ def _place(curves: Sequence[Curve], place: int) -> str:
     return f"{place}\nn = {clients[0]}" + (f" to {clients[-1]}" if len(clients) > 1 else "")
 
 
-def _hint(curves: Sequence[Curve], places: Sequence[int], step: str) -> dict[str, str]:
+def _hint(curves: Sequence[ChartCurve], places: Sequence[int], step: str) -> dict[str, str]:
     """The text at a point: its curve, place and value, and its own number of clients where it is known."""
     if not any(curve.clients for curve in curves):
         return {
@@ -200,7 +200,7 @@ def _hint(curves: Sequence[Curve], places: Sequence[int], step: str) -> dict[str
     }
 
 
-def _range(curves: Sequence[Curve]) -> dict[str, float]:
+def _range(curves: Sequence[ChartCurve]) -> dict[str, float]:
     """The ends of the axis in per cent: multiples of 5 around all points and bands, within 0 to 100."""
     points = [(mean, curve.std.get(x, 0.0)) for curve in curves for x, mean in curve.mean.items()]
     known = [(mean, std if isfinite(std) else 0.0) for mean, std in points if isfinite(mean)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
-from edge_fl_console.dashboard.auth import LOCAL, Access
+from edge_fl_console.dashboard.auth import LOCAL, PageAccess
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location, shown
 
@@ -23,7 +23,7 @@ class PageContext:
     fleet: str
     home: Path | None = None
     registry: str = ""
-    access: Access = LOCAL
+    access: PageAccess = LOCAL
 
     def kept(self) -> frozenset[int] | None:
         """The releases whose files still exist; None where the repository is not on this machine."""

@@ -19,7 +19,7 @@ from edge_fl.wire.roles import NotPermittedError
 from edge_fl_console.dashboard.actions import ACTIONS, Question, recorded_as, require
 from edge_fl_console.dashboard.charts import Chart
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.parts import Column, cells, place
+from edge_fl_console.dashboard.parts import PageColumn, cells, place
 from edge_fl_server.registry import audit
 
 EVERY_S = 1.5
@@ -58,7 +58,7 @@ Find = Callable[[], Any]
 Address = Mapping[str, str]
 
 
-class Board:
+class PageBoard:
     """The parts of one open page, in the order in which they are added."""
 
     def __init__(self, context: PageContext) -> None:
@@ -83,7 +83,7 @@ class Board:
     def table(
         self,
         find: Find,
-        columns: Sequence[Column],
+        columns: Sequence[PageColumn],
         rows: Callable[[Any], Iterable[Any]],
         title: str = "",
         *,

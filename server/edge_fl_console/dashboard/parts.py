@@ -60,7 +60,7 @@ WRAPPED = frozenset({"Reason", "Detail", "Error", "Text", "Message"})
 """Labels of columns that wrap."""
 
 
-class Column(Struct, frozen=True):
+class PageColumn(Struct, frozen=True):
     """A column of a table: its label, the attribute of a row that it shows, and its format as markup.
 
     `cell` draws the cell from the whole row instead; `markup` then only says how it is aligned. A `minor` column is left out on a phone.
@@ -99,7 +99,7 @@ class Column(Struct, frozen=True):
         return self.markup in NUMERIC and self.markup not in (ago, share)
 
 
-def cells(columns: Sequence[Column], rows: Iterable[Any]) -> list[dict[str, Any]]:
+def cells(columns: Sequence[PageColumn], rows: Iterable[Any]) -> list[dict[str, Any]]:
     """The rows of a table for Quasar: their number as "id", and markup by column."""
     return [{"id": id} | {one.name: one.draw(row) for one in columns} for id, row in enumerate(rows)]
 

@@ -23,7 +23,7 @@ from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import prometheus
-from edge_fl_console.dashboard.auth import Login, is_loopback
+from edge_fl_console.dashboard.auth import LoginMiddleware, is_loopback
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.headers import Headers, Nonces
 from edge_fl_console.dashboard.site import build
@@ -36,7 +36,7 @@ MIN_TOKEN = 16
 
 
 @dataclass(frozen=True)
-class Settings:
+class DashboardSettings:
     """Registry, fleet and address of the dashboard.
 
     A login is required on addresses other than loopback, with a shared `token`, and on request. A shared token is generated if a login is
@@ -69,7 +69,7 @@ class Settings:
                 ) from error
 
 
-def serve(settings: Settings, status: Callable[[str], None] = lambda line: None) -> None:
+def serve(settings: DashboardSettings, status: Callable[[str], None] = lambda line: None) -> None:
     """Serve until Ctrl-C; `status` receives the address as soon as it can be opened.
 
     Raises ConfigError, ConnectError, and InputError for a fleet that the registry does not have.
@@ -98,7 +98,7 @@ def serve(settings: Settings, status: Callable[[str], None] = lambda line: None)
         reconnect_timeout=10.0,
         show_welcome_message=False,
     )
-    entrance: ASGIApp = Login(
+    entrance: ASGIApp = LoginMiddleware(
         app, token, partial(tokens.find, db, settings.fleet), required=required, sign_on=sign_on
     )
     if sign_on:  # "lax": the browser comes from the identity provider when the session is needed first

@@ -37,7 +37,7 @@ from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.log_limit import LogLimit
 from edge_fl.wire.roles import Person, PersonRole
-from edge_fl_console.dashboard.auth import Access, is_loopback, page
+from edge_fl_console.dashboard.auth import PageAccess, is_loopback, page
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ SECRET = "EDGE_FL_OIDC_SECRET"
 SESSION = "person"
 
 
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+class OidcSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The file of `--oidc`."""
 
     discovery: str
@@ -59,11 +59,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     hours: Annotated[float, Meta(gt=0, le=8760)] = 8.0
 
 
-def read(path: Path) -> tuple[Settings, str]:
+def read(path: Path) -> tuple[OidcSettings, str]:
     """The settings, and the client's secret. Raises ConfigError."""
     try:
         text = user_text.read(path)
-        settings = msgspec.convert(toml.parse(text, paths.text(path)), Settings)
+        settings = msgspec.convert(toml.parse(text, paths.text(path)), OidcSettings)
         secret = os.environ.get(SECRET, "")
         if not secret and settings.client_secret_file:
             secret = user_text.read(path.parent / settings.client_secret_file).strip()
@@ -98,13 +98,13 @@ class SignIn:
 class SingleSignOn:
     """Answers the two requests of a sign-in, and tells from the session who a request is from. `sign_ins`: those that hold, by number."""
 
-    settings: Settings
+    settings: OidcSettings
     client: Any
     sign_ins: dict[str, SignIn] = field(default_factory=dict)
     lines: LogLimit = field(default_factory=LogLimit)
 
     @classmethod
-    def of(cls, settings: Settings, secret: str) -> SingleSignOn:
+    def of(cls, settings: OidcSettings, secret: str) -> SingleSignOn:
         """The provider is asked for its metadata at the first sign-in."""
         oauth = OAuth()
         client = oauth.register(
@@ -133,11 +133,11 @@ class SingleSignOn:
                 "Sign-in failed", "The identity provider did not confirm it. <a href=/>Try again</a>", 403
             )
 
-    def access(self, request: HTTPConnection) -> Access | None:
+    def access(self, request: HTTPConnection) -> PageAccess | None:
         """Who the request is from; None without a sign-in, or after its end."""
         number = str(request.session.get(SESSION, ""))
         found = self._holding(number)
-        return Access(found.person, lambda: self._holding(number) is not None) if found else None
+        return PageAccess(found.person, lambda: self._holding(number) is not None) if found else None
 
     def end(self, request: HTTPConnection) -> None:
         """Sign out: the sign-in of the request's cookie, and of its copies, ends."""

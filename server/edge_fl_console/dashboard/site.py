@@ -16,7 +16,7 @@ from edge_fl.console.formatting import escape
 from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_console.dashboard.auth import ACCESS, LOGOUT
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.live import Address, Board
+from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, releases, run
 from edge_fl_console.dashboard.parts import server_state
 from edge_fl_server.mqtt.device_text import one_line
@@ -33,7 +33,7 @@ MENU = {
     "/data": "Data",
     "/log": "Log",
 }
-Build = Callable[[Board, Address], None]
+Build = Callable[[PageBoard, Address], None]
 ROUTES: dict[str, tuple[str, Build]] = {
     "/": ("/", overview.build),
     "/fleet": ("/fleet", fleet.build),
@@ -57,7 +57,7 @@ def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request],
     async def page(request: Request) -> None:
         given = {**request.query_params, **request.path_params}
         address = {name: one_line(text[:MAX_TEXT]) for name, text in given.items()}
-        board = Board(replace(context, access=request.scope.get(ACCESS, context.access)))
+        board = PageBoard(replace(context, access=request.scope.get(ACCESS, context.access)))
         with _frame(board, entry, str(address.get("id", MENU[entry]))):
             parts(board, address)
             await board.start()
@@ -66,7 +66,7 @@ def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request],
 
 
 @contextmanager
-def _frame(board: Board, entry: str, title: str) -> Iterator[None]:
+def _frame(board: PageBoard, entry: str, title: str) -> Iterator[None]:
     ui.add_head_html(f"<style>{STYLE.read_text()}</style>")
     ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
     ui.page_title(f"{title} · edge-fl")

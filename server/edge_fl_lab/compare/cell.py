@@ -30,7 +30,7 @@ from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_lab.compare import inputs
 from edge_fl_lab.compare.grid import Cell
-from edge_fl_lab.features import Probe, probe
+from edge_fl_lab.features import FeatureProbe, probe
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.orchestrate.execute import execute, simulated_clients
 from edge_fl_server.orchestrate.setup import torch_device
@@ -139,13 +139,13 @@ def read(cell: Cell, folder: Path) -> CellResult | None:
     return msgspec.structs.replace(result, label=cell.label)
 
 
-def read_probe(key: str, folder: Path) -> Probe | None:
+def read_probe(key: str, folder: Path) -> FeatureProbe | None:
     """Read the features stored with a cell, if any."""
     path = _path(folder, key, "npz")
     if not path.is_file():
         return None
     stored: dict[str, Any] = dict(npz.read(path))
-    return Probe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
+    return FeatureProbe(**{**stored, "clients": tuple(map(str, stored["clients"]))})
 
 
 def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
@@ -224,7 +224,7 @@ class _CellRecorder(RunHooks):
         _write_probe(features, self._key, self._folder)
 
 
-def _write_probe(probe: Probe, key: str, folder: Path) -> None:
+def _write_probe(probe: FeatureProbe, key: str, folder: Path) -> None:
     arrays = {name: np.array(value) for name, value in vars(probe).items() if value is not None}
     path = _path(folder, key, "npz")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,8 @@ from edge_fl_lab.compare import inputs, summary
 from edge_fl_lab.compare import jobs as pool
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell
-from edge_fl_lab.compare.progress import Progress
-from edge_fl_lab.compare.summary import Row
+from edge_fl_lab.compare.progress import CellProgress
+from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tuned import TunedRow
 from edge_fl_server.orchestrate import setup as setups
 from edge_fl_server.runs.provenance import commit
@@ -49,7 +49,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     todo = [cell for key, cell in unique.items() if key not in results]
     for reason, count in Counter(reason for reasons in changes.values() for reason in reasons).items():
         print_status(f"rerun of {count} cell{'s' * (count != 1)}: {reason}")
-    with Progress(todo, len(results), jobs) as progress:
+    with CellProgress(todo, len(results), jobs) as progress:
 
         def done(result: CellResult) -> None:
             results[result.key] = result
@@ -90,7 +90,7 @@ def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Map
 
 def save_rows(
     folder: Path,
-    rows: Sequence[Row],
+    rows: Sequence[MethodRow],
     cells: Sequence[Cell],
     results: Mapping[str, CellResult],
     tuning: Sequence[TunedRow] = (),

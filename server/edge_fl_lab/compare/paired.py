@@ -21,7 +21,7 @@ from edge_fl_server.runs.statistics import differences
 MIN_SEEDS = 3
 
 
-class Difference(Struct, frozen=True):
+class PairedDifference(Struct, frozen=True):
     """Mean accuracy of a method minus that of `baseline`, with its interval over `seeds` or over the `pairs` of clients."""
 
     baseline: str
@@ -36,7 +36,7 @@ class Difference(Struct, frozen=True):
 
 def difference(
     baseline: str, theirs: Mapping[int, CellResult], ours: Mapping[int, CellResult]
-) -> Difference | None:
+) -> PairedDifference | None:
     """Compare the results of two methods by seed; None without a common client. The ends are NaN for a single pair."""
     pairs = {
         seed: found
@@ -51,16 +51,16 @@ def difference(
     low, high = metrics.interval(list(means.values()) if over_seeds else every)
     mean = float(np.mean(list(means.values()) if over_seeds else every))
     over: Literal["seeds", "clients"] = "seeds" if over_seeds else "clients"
-    return Difference(baseline, mean, low, high, over, len(pairs), len(every), means)
+    return PairedDifference(baseline, mean, low, high, over, len(pairs), len(every), means)
 
 
-def text(found: Difference) -> str:
+def text(found: PairedDifference) -> str:
     """Format in percentage points: "+1.20 [-0.31, +2.71]"."""
     ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
     return f"{found.mean * 100:+.2f}{ends}"
 
 
-def meaning(found: Difference, ours: str, note: str = "") -> str:
+def meaning(found: PairedDifference, ours: str, note: str = "") -> str:
     """Explain a column of differences of `ours` in one note."""
     pairs = f"{found.pairs} pairs of client and seed"
     spread = f"{found.seeds} seeds, {pairs}" if found.over == "seeds" else pairs
@@ -70,7 +70,7 @@ def meaning(found: Difference, ours: str, note: str = "") -> str:
     )
 
 
-def record(found: Difference) -> dict[str, object]:
+def record(found: PairedDifference) -> dict[str, object]:
     """Flatten for CSV."""
     names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
     return {f"difference.{name}": getattr(found, name) for name in names}

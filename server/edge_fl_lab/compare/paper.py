@@ -43,7 +43,7 @@ class PaperTable(Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-class Figure(Struct, frozen=True):
+class PaperFigure(Struct, frozen=True):
     """One printed cell, in per cent: a method, the name of our comparable number, and one client ("": all clients)."""
 
     recipe: str
@@ -64,9 +64,9 @@ def tables() -> tuple[PaperTable, ...]:
     return tuple(msgspec.convert(tree["table"], list[PaperTable]))
 
 
-def figures(recipe: str) -> list[Figure]:
+def figures(recipe: str) -> list[PaperFigure]:
     """The papers' figures for a recipe, each number once. Raises InputError for a recipe that is in no table."""
-    known: dict[tuple[str, str, str], Figure] = {}
+    known: dict[tuple[str, str, str], PaperFigure] = {}
     for figure in _all_figures():
         if figure.recipe == recipe:
             known.setdefault((figure.method, figure.number, figure.client), figure)
@@ -106,7 +106,7 @@ def methods_of(recipe: Recipe) -> list[str]:
     return recipe.compare.methods or [recipe.method.name]
 
 
-def _all_figures() -> Iterator[Figure]:
+def _all_figures() -> Iterator[PaperFigure]:
     for table in tables():
         for row, text in table.rows.items():
             method, _, number = row.partition("@")
@@ -114,7 +114,7 @@ def _all_figures() -> Iterator[Figure]:
                 recipe, _, client = column.partition("/")
                 if cell != NONE and (match := CELL.fullmatch(cell)):
                     value, spread, doubtful = match.group("value", "spread", "doubtful")
-                    yield Figure(
+                    yield PaperFigure(
                         recipe,
                         table.title,
                         method,
@@ -132,7 +132,7 @@ def _complete(method: str, cells: Sequence[Cell], results: Mapping[str, CellResu
     return [result for result in known if not result.failure]
 
 
-def _ours(figure: Figure, results: Sequence[CellResult]) -> MeanStd | None:
+def _ours(figure: PaperFigure, results: Sequence[CellResult]) -> MeanStd | None:
     if figure.client:
         values = [result.clients.get(figure.client, {}).get(figure.number) for result in results]
     else:
@@ -141,7 +141,7 @@ def _ours(figure: Figure, results: Sequence[CellResult]) -> MeanStd | None:
     return mean_std(known) if known else None
 
 
-def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, MeanStd]]) -> tuple[str, str]:
+def _ranks(figure: PaperFigure, pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> tuple[str, str]:
     """Ranks among all figures of the same client, best first; equal values share the better rank."""
     rivals = [(theirs, ours) for theirs, ours in pairs if theirs.client == figure.client]
     mine = next(ours for theirs, ours in rivals if theirs == figure)
@@ -150,7 +150,10 @@ def _ranks(figure: Figure, pairs: Sequence[tuple[Figure, MeanStd]]) -> tuple[str
 
 
 def _notes(
-    recipe: str, cells: Sequence[Cell], printed: Sequence[Figure], pairs: Sequence[tuple[Figure, MeanStd]]
+    recipe: str,
+    cells: Sequence[Cell],
+    printed: Sequence[PaperFigure],
+    pairs: Sequence[tuple[PaperFigure, MeanStd]],
 ) -> Iterator[str]:
     changed = list(dict.fromkeys(change for cell in cells for change in _changes(recipe, cell)))
     yield f"Different from the paper's setup: {'; '.join(changed) or 'nothing'}."
@@ -175,7 +178,7 @@ def _changes(recipe: str, cell: Cell) -> list[str]:
     return differences(with_method(recipes.find(recipe), name, options), cell.recipe)
 
 
-def _disagreement(pairs: Sequence[tuple[Figure, MeanStd]]) -> str:
+def _disagreement(pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> str:
     """Count the pairs of methods whose order differs from the paper's."""
     whole = [(figure.value, ours.mean) for figure, ours in pairs if not figure.client]
     if len(whole) < 2:
@@ -186,11 +189,11 @@ def _disagreement(pairs: Sequence[tuple[Figure, MeanStd]]) -> str:
     return f"{int((agreement < 0).sum())} of {len(agreement)} pairs of methods are ordered differently in the paper."
 
 
-def _name(figure: Figure) -> str:
+def _name(figure: PaperFigure) -> str:
     word = next(word for word, number in NUMBERS.items() if number == figure.number)
     return figure.method + f" ({word})" * (word != "personal") + f" on {figure.client}" * bool(figure.client)
 
 
-def _printed(figure: Figure) -> str:
+def _printed(figure: PaperFigure) -> str:
     around = "" if figure.spread is None else f"±{figure.spread:.2f}"
     return f"{figure.value:.2f}{around}{'?' * figure.doubtful}"

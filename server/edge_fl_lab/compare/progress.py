@@ -13,7 +13,7 @@ from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell
 
 
-class Progress(progress.Progress):
+class CellProgress(progress.Progress):
     """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results."""
 
     def __init__(self, todo: Sequence[Cell], kept: int, jobs: int) -> None:

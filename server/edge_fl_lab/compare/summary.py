@@ -18,7 +18,7 @@ from edge_fl.metrics import Summary
 from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.cell import CellResult, Point
 from edge_fl_lab.compare.grid import Cell, blocks
-from edge_fl_lab.compare.paired import Difference
+from edge_fl_lab.compare.paired import PairedDifference
 
 METRICS = (
     metrics.GLOBAL_TEST,
@@ -51,7 +51,7 @@ class MeanStd(Struct, frozen=True):
     count: int
 
 
-class Row(Struct, frozen=True):
+class MethodRow(Struct, frozen=True):
     """A method on one dataset and partition. `failures` maps failed seeds to the reason; `difference` is None for the best baseline."""
 
     method: str
@@ -61,10 +61,12 @@ class Row(Struct, frozen=True):
     numbers: dict[str, MeanStd]
     failures: dict[int, str]
     keys: list[str]
-    difference: Difference | None = None
+    difference: PairedDifference | None = None
 
 
-def rows(cells: Sequence[Cell], results: Mapping[str, CellResult], target: float | None = None) -> list[Row]:
+def rows(
+    cells: Sequence[Cell], results: Mapping[str, CellResult], target: float | None = None
+) -> list[MethodRow]:
     """Build one row per method and block, in the order of `cells`; cells without a result are left out."""
     table = []
     for where, block in blocks(cells):
@@ -157,14 +159,14 @@ def _row(
     results: Sequence[CellResult],
     local: Mapping[int, float],
     target: float | None,
-) -> Row:
+) -> MethodRow:
     complete = [result for result in results if not result.failure]
     by_seed = [
         {**numbers(result, target), metrics.LOCAL_ONLY: local.get(result.recipe.seed, math.nan)}
         for result in complete
     ]
     names = dict.fromkeys(name for each in by_seed for name in each)
-    return Row(
+    return MethodRow(
         label,
         dataset,
         partition,

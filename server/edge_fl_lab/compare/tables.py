@@ -21,7 +21,7 @@ from edge_fl_lab.compare.summary import (
     UNTIL_ROUNDS,
     UNTIL_SECONDS,
     MeanStd,
-    Row,
+    MethodRow,
 )
 from edge_fl_server.recipes import partition_label
 from edge_fl_server.recipes.recipe import Recipe
@@ -30,7 +30,7 @@ Write = Callable[[MeanStd, int], str]
 
 
 @dataclass(frozen=True)
-class Column:
+class NumberColumn:
     """A column: heading, the name of its number in `summary`, format, and meaning."""
 
     heading: str
@@ -58,30 +58,30 @@ def plain(value: MeanStd, seeds: int) -> str:
 
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
 COLUMNS = (
-    Column("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
-    Column("post-local", metrics.PERSONAL_LOCAL, percent, "the client's own model after its last local update, before aggregation"),
-    Column("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the final personalisation"),
-    Column("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
-    Column("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
-    Column("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
-    Column("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
-    Column("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
-    Column("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
-    Column("unseen tuned", metrics.UNSEEN_AFTER, percent, "the same clients, after fine-tuning a head on the frozen extractor"),
-    Column("std", f"{metrics.PERSONAL_AFTER}.std", percent, "standard deviation of 'after' over clients"),
-    Column("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the lowest 10 % of the clients"),
-    Column("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
-    Column("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
-    Column("device s", DEVICE_SECONDS, plain, "processor time of a client in all: local updates and final personalisation"),
-    Column("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
-    Column("MB to target", UNTIL_BYTES, megabytes, "MB down and up of these rounds"),
-    Column("device s to target", UNTIL_SECONDS, plain, "processor time of a client until then"),
-    Column("epsilon", metrics.EPSILON, plain, "epsilon spent, mean over clients"),
-    Column("seconds", SECONDS, plain, "duration of the whole run on one thread"),
+    NumberColumn("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
+    NumberColumn("post-local", metrics.PERSONAL_LOCAL, percent, "the client's own model after its last local update, before aggregation"),
+    NumberColumn("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the final personalisation"),
+    NumberColumn("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
+    NumberColumn("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
+    NumberColumn("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
+    NumberColumn("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
+    NumberColumn("local only", metrics.LOCAL_ONLY, percent, "'after' of the same clients under Local"),
+    NumberColumn("unseen", metrics.UNSEEN_TEST, percent, "the global model, as it is, on clients that never trained"),
+    NumberColumn("unseen tuned", metrics.UNSEEN_AFTER, percent, "the same clients, after fine-tuning a head on the frozen extractor"),
+    NumberColumn("std", f"{metrics.PERSONAL_AFTER}.std", percent, "standard deviation of 'after' over clients"),
+    NumberColumn("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'after' of the lowest 10 % of the clients"),
+    NumberColumn("MB down", BYTES_DOWN, megabytes, "tensors sent to the whole cohort in a round, in 10^6 bytes"),
+    NumberColumn("MB up", BYTES_UP, megabytes, "tensors sent by the whole cohort in a round"),
+    NumberColumn("device s", DEVICE_SECONDS, plain, "processor time of a client in all: local updates and final personalisation"),
+    NumberColumn("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
+    NumberColumn("MB to target", UNTIL_BYTES, megabytes, "MB down and up of these rounds"),
+    NumberColumn("device s to target", UNTIL_SECONDS, plain, "processor time of a client until then"),
+    NumberColumn("epsilon", metrics.EPSILON, plain, "epsilon spent, mean over clients"),
+    NumberColumn("seconds", SECONDS, plain, "duration of the whole run on one thread"),
 )  # fmt: skip
 
 
-def tables(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = None) -> list[Table]:
+def tables(rows: Sequence[MethodRow], cells: Sequence[Cell], target: float | None = None) -> list[Table]:
     """Lay out one table per block, with the meaning of the columns below the last. Columns without any number are left out."""
     *others, last = [
         _table([row for row in rows if (row.dataset, row.partition) == block], inside)
@@ -90,7 +90,7 @@ def tables(rows: Sequence[Row], cells: Sequence[Cell], target: float | None = No
     return [*others, replace(last, notes=[*last.notes, *_legend([*others, last], target)])]
 
 
-def record(row: Row) -> dict[str, object]:
+def record(row: MethodRow) -> dict[str, object]:
     """Flatten a row for CSV: each mean under the number's name, the deviation over seeds under "<name>.over_seeds"."""
     flat: dict[str, object] = {
         "method": row.method,
@@ -120,17 +120,17 @@ def conditions(recipe: Recipe) -> str:
     ]))  # fmt: skip
 
 
-def _columns(rows: Sequence[Row]) -> list[Column]:
+def _columns(rows: Sequence[MethodRow]) -> list[NumberColumn]:
     """All columns, with one for each head of the recipe."""
     numbers = dict.fromkeys(number for row in rows for number in row.numbers)
     found = {metrics.head_of(number): number for number in numbers}
     return [
         *COLUMNS,
-        *(Column(f"head {kind}", number, percent, "") for kind, number in found.items() if kind),
+        *(NumberColumn(f"head {kind}", number, percent, "") for kind, number in found.items() if kind),
     ]
 
 
-def _table(rows: Sequence[Row], cells: Sequence[Cell]) -> Table:
+def _table(rows: Sequence[MethodRow], cells: Sequence[Cell]) -> Table:
     shown = [column for column in _columns(rows) if _is_shown(column.number, rows)]
     seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
     place = 2 + [column.number for column in shown].index(metrics.PERSONAL_AFTER)
@@ -167,7 +167,7 @@ def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
         yield f"- the target is {target:.0%}"
 
 
-def _is_shown(number: str, rows: Sequence[Row]) -> bool:
+def _is_shown(number: str, rows: Sequence[MethodRow]) -> bool:
     """Whether a column is shown: "after" always, "participants" if it differs from "after", others if any row has the number."""
     if number == metrics.PERSONAL_AFTER:
         return True
@@ -181,13 +181,13 @@ def _is_shown(number: str, rows: Sequence[Row]) -> bool:
     return bool(found)
 
 
-def _difference(row: Row, best: str) -> str:
+def _difference(row: MethodRow, best: str) -> str:
     if row.difference:
         return paired.text(row.difference)
     return "baseline" if row.method == best else "-"
 
 
-def _cell(row: Row, column: Column, seeds: int) -> str:
+def _cell(row: MethodRow, column: NumberColumn, seeds: int) -> str:
     if not row.numbers:
         return "failed"
     value = row.numbers.get(column.number)

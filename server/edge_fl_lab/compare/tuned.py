@@ -13,7 +13,7 @@ from edge_fl.console.tables import Table
 from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell, blocks
-from edge_fl_lab.compare.paired import Difference
+from edge_fl_lab.compare.paired import PairedDifference
 from edge_fl_lab.compare.summary import (
     BYTES,
     DEVICE_SECONDS,
@@ -21,24 +21,24 @@ from edge_fl_lab.compare.summary import (
     UNTIL_ROUNDS,
     UNTIL_SECONDS,
     MeanStd,
-    Row,
+    MethodRow,
     mean_std,
 )
-from edge_fl_lab.compare.tables import Column, conditions, megabytes, percent, plain
+from edge_fl_lab.compare.tables import NumberColumn, conditions, megabytes, percent, plain
 from edge_fl_lab.compare.tuning import Trial, Tuning, Values
 
 COLUMNS = (
-    Column("global", metrics.GLOBAL_TEST, percent, "the tuned method's global model on every client's test set"),
-    Column("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'tuned' of the lowest 10 % of the clients"),
-    Column("MB", BYTES, megabytes, "tensors to and from a client in all rounds, in 10^6 bytes"),
-    Column("device s", DEVICE_SECONDS, plain, "processor time of a client: local updates and final personalisation"),
-    Column("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
-    Column("MB to target", UNTIL_BYTES_EACH, megabytes, "MB in these rounds"),
-    Column("device s to target", UNTIL_SECONDS, plain, "processor time in these rounds"),
+    NumberColumn("global", metrics.GLOBAL_TEST, percent, "the tuned method's global model on every client's test set"),
+    NumberColumn("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'tuned' of the lowest 10 % of the clients"),
+    NumberColumn("MB", BYTES, megabytes, "tensors to and from a client in all rounds, in 10^6 bytes"),
+    NumberColumn("device s", DEVICE_SECONDS, plain, "processor time of a client: local updates and final personalisation"),
+    NumberColumn("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
+    NumberColumn("MB to target", UNTIL_BYTES_EACH, megabytes, "MB in these rounds"),
+    NumberColumn("device s to target", UNTIL_SECONDS, plain, "processor time in these rounds"),
 )  # fmt: skip
 
 
-class Outcome(Struct, frozen=True):
+class TunedOutcome(Struct, frozen=True):
     """Accuracy after the final personalisation: mean over clients, then over seeds; and mean validation accuracy."""
 
     mean: float
@@ -59,9 +59,9 @@ class TunedRow(Struct, frozen=True):
     trials: list[Trial]
     chosen: Values
     default: Values
-    tuned: Outcome
-    untuned: Outcome
-    difference: Difference | None
+    tuned: TunedOutcome
+    untuned: TunedOutcome
+    difference: PairedDifference | None
 
 
 def rows(
@@ -94,7 +94,10 @@ def rows(
 
 
 def tables(
-    tuned_rows: Sequence[TunedRow], rows: Sequence[Row], untuned: Sequence[Cell], target: float | None = None
+    tuned_rows: Sequence[TunedRow],
+    rows: Sequence[MethodRow],
+    untuned: Sequence[Cell],
+    target: float | None = None,
 ) -> list[Table]:
     """Lay out one table per dataset and partition; `rows` hold the numbers of the tuned methods, `untuned` names the settings."""
     numbers = {(row.method, row.dataset, row.partition): row.numbers for row in rows}
@@ -137,12 +140,12 @@ def value_text(value: Option) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _outcome(found: Mapping[int, CellResult]) -> Outcome:
+def _outcome(found: Mapping[int, CellResult]) -> TunedOutcome:
     clients = {seed: paired.by_client(result) for seed, result in found.items()}
     by_seed = {seed: float(np.mean(list(each.values()))) for seed, each in clients.items() if each}
     over = mean_std(by_seed.values())
     keys = {seed: result.key for seed, result in found.items()}
-    return Outcome(over.mean, over.std, paired.score(found), by_seed, clients, keys)
+    return TunedOutcome(over.mean, over.std, paired.score(found), by_seed, clients, keys)
 
 
 def _table(
@@ -174,7 +177,7 @@ def _table(
     return Table(headings, body, f"{conditions(first.recipe)}; {over}", [*failed, *notes], headings[2:])
 
 
-def _notes(rows: Sequence[TunedRow], shown: Sequence[Column], target: float | None) -> Iterator[str]:
+def _notes(rows: Sequence[TunedRow], shown: Sequence[NumberColumn], target: float | None) -> Iterator[str]:
     trials = max(len(row.trials) for row in rows)
     yield "Accuracies are in per cent, of the client's own model after the final personalisation, means over clients:"
     yield (
@@ -190,7 +193,7 @@ def _notes(rows: Sequence[TunedRow], shown: Sequence[Column], target: float | No
         yield f"- the target is {target:.0%}"
 
 
-def _accuracy(outcome: Outcome, seeds: int) -> str:
+def _accuracy(outcome: TunedOutcome, seeds: int) -> str:
     if not outcome.by_seed:
         return "failed"
     return percent(MeanStd(outcome.mean, outcome.std, len(outcome.by_seed)), seeds)

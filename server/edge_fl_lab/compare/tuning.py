@@ -82,7 +82,7 @@ def search(
     untuned = of_first_seed(cells)
     for cell in {cell.block: cell for cell in untuned}.values():
         _require_validation(cell)
-    searches = [_Search(cell, _grid(cell, grids or {}), trials) for cell in untuned]
+    searches = [_MethodSearch(cell, _grid(cell, grids or {}), trials) for cell in untuned]
     while any(todo := [each.next() for each in searches]):
         pairs = [(each, *pair) for each, batch in zip(searches, todo, strict=True) for pair in batch]
         results = run([cell for _, _, cell in pairs])
@@ -102,7 +102,7 @@ def variants(cells: Sequence[Cell], grids: Mapping[str, Grid] | None = None) -> 
     return [
         configured(cell, {**each.default, key: value}, each.default)
         for cell in of_first_seed(cells)
-        if (each := _Search(cell, _grid(cell, grids or {}), 0))
+        if (each := _MethodSearch(cell, _grid(cell, grids or {}), 0))
         for key, values in each.grid.items()
         for value in values
     ]
@@ -147,7 +147,7 @@ def parse_grids(texts: Sequence[str]) -> dict[str, Grid]:
     return dict(grids)
 
 
-class _Search:
+class _MethodSearch:
     """The search for one method on one dataset and partition."""
 
     def __init__(self, cell: Cell, grid: Grid, trials: int) -> None:

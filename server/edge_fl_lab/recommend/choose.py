@@ -18,14 +18,14 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl_lab.recommend.evidence import FINE_TUNED, LOCAL, PIXELS, Evidence, Setting, Tier
+from edge_fl_lab.recommend.evidence import FINE_TUNED, LOCAL, PIXELS, FederationSetting, StudyEvidence, Tier
 
 FEWEST = 4
 MARGIN = 0.5  # doublings
 WORST = 0.25  # share of the federations
 
 
-class Difference(Struct, frozen=True):
+class FederationDifference(Struct, frozen=True):
     """Mean of paired differences in points, with its 95 % interval over `federations`."""
 
     mean: float
@@ -34,14 +34,14 @@ class Difference(Struct, frozen=True):
     federations: int
 
 
-class Row(Struct, frozen=True):
+class RankedMethod(Struct, frozen=True):
     """A method: mean accuracy in per cent, loss in its worst federations, differences to both references, diverged runs."""
 
     method: str
     accuracy: float
     worst_loss: float
-    to_local: Difference | None
-    to_fine_tuned: Difference | None
+    to_local: FederationDifference | None
+    to_fine_tuned: FederationDifference | None
     diverged: int
 
 
@@ -56,8 +56,8 @@ class Recommendation(Struct, frozen=True):
     tier: Tier
     clients: int
     samples: int
-    rows: list[Row]
-    settings: list[Setting]
+    rows: list[RankedMethod]
+    settings: list[FederationSetting]
     federations: int
     evaluated_clients: int
     doublings: float
@@ -67,7 +67,7 @@ class Recommendation(Struct, frozen=True):
     commit: str
 
 
-def recommend(evidence: Evidence, tier: Tier, clients: int, samples: int) -> Recommendation:
+def recommend(evidence: StudyEvidence, tier: Tier, clients: int, samples: int) -> Recommendation:
     """Rank the methods for a fleet with `clients` full devices and `samples` training images each."""
     distances = [_distance(setting, clients, samples) for setting in evidence.settings]
     limit = max(min(distances) + MARGIN, sorted(distances)[min(FEWEST, len(distances)) - 1])
@@ -96,7 +96,7 @@ def recommend(evidence: Evidence, tier: Tier, clients: int, samples: int) -> Rec
     )
 
 
-def ranked(found: dict[str, np.ndarray], local: str) -> list[Row]:
+def ranked(found: dict[str, np.ndarray], local: str) -> list[RankedMethod]:
     """The methods with their accuracies per federation (NaN: diverged), smallest worst loss first."""
     best = np.nanmax(np.stack(list(found.values())), axis=0)
     rows = []
@@ -104,7 +104,7 @@ def ranked(found: dict[str, np.ndarray], local: str) -> list[Row]:
         losses = np.sort(best - np.nan_to_num(values))[::-1]
         worst = losses[: max(1, math.ceil(WORST * len(losses)))]
         rows.append(
-            Row(
+            RankedMethod(
                 name,
                 float(np.nanmean(values)) if np.isfinite(values).any() else math.nan,
                 float(worst.mean()),
@@ -116,20 +116,20 @@ def ranked(found: dict[str, np.ndarray], local: str) -> list[Row]:
     return sorted(rows, key=lambda row: row.worst_loss)
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray) -> Difference | None:
+def difference(ours: np.ndarray, theirs: np.ndarray) -> FederationDifference | None:
     """Student's t interval of the paired differences of federations; None with fewer than two pairs."""
     pairs = (ours - theirs)[np.isfinite(ours - theirs)]
     if len(pairs) < 2:
         return None
     low, high = metrics.interval(pairs.tolist())
-    return Difference(float(pairs.mean()), low, high, len(pairs))
+    return FederationDifference(float(pairs.mean()), low, high, len(pairs))
 
 
-def _distance(setting: Setting, clients: int, samples: int) -> float:
+def _distance(setting: FederationSetting, clients: int, samples: int) -> float:
     return abs(math.log2(clients / setting.clients)) + abs(math.log2(samples / setting.samples))
 
 
-def _references_ahead(rows: Sequence[Row], chosen: Row) -> list[str]:
+def _references_ahead(rows: Sequence[RankedMethod], chosen: RankedMethod) -> list[str]:
     return [
         f"{row.method}, which needs no federated training, loses less there ({row.worst_loss:.1f} points)"
         for row in rows
@@ -141,7 +141,7 @@ def _values(table: Sequence[Sequence[float | None]], rows: Sequence[int]) -> np.
     return np.array([math.nan if value is None else value for row in rows for value in table[row]], float)
 
 
-def _out_of_range(evidence: Evidence, clients: int, samples: int) -> list[str]:
+def _out_of_range(evidence: StudyEvidence, clients: int, samples: int) -> list[str]:
     counts = [setting.clients for setting in evidence.settings]
     sizes = [round(setting.samples) for setting in evidence.settings]
     return [

@@ -16,7 +16,7 @@ LOCAL, PIXELS, FINE_TUNED = "local", "pixels", "fedavg+ft"
 FILE = Path(__file__).with_name("evidence.json")
 
 
-class Setting(Struct, frozen=True, forbid_unknown_fields=True):
+class FederationSetting(Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of federation: `clients` train with `samples` training images each on average, `head_only` further clients do not."""
 
     dataset: str
@@ -26,7 +26,7 @@ class Setting(Struct, frozen=True, forbid_unknown_fields=True):
     samples: float
 
 
-class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
+class StudyEvidence(Struct, frozen=True, forbid_unknown_fields=True):
     """Mean accuracy over clients in per cent, by method, setting and seed (equal seeds for all methods); None where training diverged.
 
     `full` is of the clients that trained, after the final personalisation; `head` of the head-only clients, with a head on the exported
@@ -35,7 +35,7 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
 
     commit: str
     budget: str
-    settings: list[Setting]
+    settings: list[FederationSetting]
     full: dict[str, list[list[float | None]]]
     head: dict[str, list[list[float | None]]]
     chosen: dict[str, dict[str, str]]
@@ -45,6 +45,6 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True):
         return self.full if tier == "full" else self.head
 
 
-def load(path: Path = FILE) -> Evidence:
+def load(path: Path = FILE) -> StudyEvidence:
     """Read the evidence that is part of the package, or another file."""
-    return msgspec.json.decode(path.read_bytes(), type=Evidence)
+    return msgspec.json.decode(path.read_bytes(), type=StudyEvidence)

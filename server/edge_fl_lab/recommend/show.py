@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_fl.console import units
 from edge_fl.console.output import terminal_lines
 from edge_fl.console.tables import Table
-from edge_fl_lab.recommend.choose import Difference, Recommendation, Row
+from edge_fl_lab.recommend.choose import FederationDifference, RankedMethod, Recommendation
 from edge_fl_lab.recommend.evidence import FINE_TUNED, LOCAL, PIXELS
 
 SHOWN = 6
@@ -38,19 +38,19 @@ def text(found: Recommendation) -> str:
     return "\n".join(lines)
 
 
-def difference_text(found: Difference | None) -> str:
+def difference_text(found: FederationDifference | None) -> str:
     """Mean and interval of a difference, such as "+1.2 (-0.3 to +2.7)"."""
     return "-" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 
 
-def _shown(rows: list[Row]) -> list[Row]:
+def _shown(rows: list[RankedMethod]) -> list[RankedMethod]:
     """The first ones, and the references."""
     return [
         row for number, row in enumerate(rows) if number < SHOWN or row.method in (LOCAL, PIXELS, FINE_TUNED)
     ]
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: RankedMethod) -> list[str]:
     return [
         row.method,
         units.percent(row.accuracy / 100),

@@ -15,7 +15,7 @@ from edge_fl.console.tables import Table
 from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import ALWAYS, Cell, blocks
-from edge_fl_lab.compare.paired import Difference
+from edge_fl_lab.compare.paired import PairedDifference
 from edge_fl_lab.compare.summary import MeanStd, mean_std
 from edge_fl_lab.compare.tables import conditions
 from edge_fl_lab.report import comparison_plots, gains, page, style
@@ -29,7 +29,7 @@ class Compared(Struct, frozen=True):
     method: str
     accuracy: MeanStd
     clients: int
-    difference: Difference | None
+    difference: PairedDifference | None
 
 
 class Block(Struct, frozen=True):
@@ -114,7 +114,7 @@ def verdict(found: Block) -> str:
     return f"Of {len(found.rows)} methods {found.chosen} has the highest validation accuracy and classifies {reached} correctly{gain}."
 
 
-def difference_text(found: Difference) -> str:
+def difference_text(found: PairedDifference) -> str:
     """Format a paired difference with its interval and n."""
     n = f"n = {found.seeds} seeds" if found.over == "seeds" else f"n = {found.pairs} clients"
     low, high = (None if isnan(end) else end for end in (found.low, found.high))

@@ -17,7 +17,7 @@ from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.summary import FINAL, MEGABYTE, Cost, cumulative, mean_std
-from edge_fl_lab.features import Features, Probe
+from edge_fl_lab.features import FeatureProbe, Features
 from edge_fl_lab.report import plots, style
 from edge_fl_lab.report.plots import Curve, Drawn, Mark, Points
 from edge_fl_lab.report.run_plots import labels_by_client, similarities
@@ -153,7 +153,7 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
             f"Labels by client, {where}",
             f"Images of each class at each client of {where}.",
         )
-    seen: dict[str, list[Probe]] = {}
+    seen: dict[str, list[FeatureProbe]] = {}
     for label, each in runs.items():
         if found := [one for cell, _ in each if (one := cells_of.read_probe(cell.key, folder))]:
             seen[label] = found

@@ -1,4 +1,4 @@
-"""The contents of a report, read from a run's folder: every number is a `Figure`, which names its lines of round_metrics.jsonl.
+"""The contents of a report, read from a run's folder: every number is a `ReportFigure`, which names its lines of round_metrics.jsonl.
 
 The headline of a group of clients is their mean accuracy on the newest line that evaluated them; gains are paired (`gains`).
 
@@ -19,8 +19,8 @@ from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from edge_fl_lab import recipe_changes
 from edge_fl_lab.report import gains, sent
-from edge_fl_lab.report.gains import Figure, Group
-from edge_fl_lab.report.sent import Sent, SentMessage
+from edge_fl_lab.report.gains import ClientGroup, ReportFigure
+from edge_fl_lab.report.sent import SentBytes, SentMessage
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import round_metrics, statistics
 from edge_fl_server.runs.results import Results, RunManifest, data_name
@@ -30,7 +30,7 @@ SHOWN_ELSEWHERE = ("name", "method.name", "data.dataset", "data.data_dir", "brok
 """Settings that are in the heading, or belong to the machine."""
 FIELDS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
-Points = tuple[tuple[int, Figure, Figure, Figure], ...]
+Points = tuple[tuple[int, ReportFigure, ReportFigure, ReportFigure], ...]
 """(round or labels per class, mean over clients, std over clients, number of clients), ascending."""
 
 
@@ -40,10 +40,10 @@ class Accuracy(Struct, frozen=True):
     metric: str
     which: str
     round: int
-    figures: tuple[Figure, ...]
+    figures: tuple[ReportFigure, ...]
 
 
-class Setting(Struct, frozen=True):
+class ChangedSetting(Struct, frozen=True):
     """A setting of the run that is not the default."""
 
     value: str
@@ -71,18 +71,18 @@ class RunReport(Struct, frozen=True):
     method: str
     dataset: str
     verdict: str
-    groups: tuple[Group, ...]
+    groups: tuple[ClientGroup, ...]
     worse: tuple[WorseRound, ...]
-    changed: dict[str, Setting]
+    changed: dict[str, ChangedSetting]
     settings: dict[str, str]
     egress: tuple[SentMessage, ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[SentBytes, ...]
     kept: str
     accuracy: tuple[Accuracy, ...]
     curves: dict[str, Points]
     labels: dict[str, Points]
     bytes_by_round: dict[int, float]
-    totals: dict[str, Figure]
+    totals: dict[str, ReportFigure]
     versions: dict[str, str]
 
 
@@ -112,7 +112,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         groups=groups,
         worse=_worse(lines),
         changed={
-            name: Setting(settings.get(name, "none"), defaults.get(name, "none"))
+            name: ChangedSetting(settings.get(name, "none"), defaults.get(name, "none"))
             for name in {**settings, **defaults}
             if settings.get(name) != defaults.get(name) and name not in SHOWN_ELSEWHERE
         },
@@ -170,9 +170,9 @@ def _row(name: str, which: str, line: RoundLine) -> Accuracy:
     return Accuracy(name, which, line.round, figures)
 
 
-def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> Figure:
+def _figure(summary: Summary, line: RoundLine, field: str, metric: str) -> ReportFigure:
     value = getattr(summary, field)
-    return Figure(value if isfinite(value) else None, str(line.line), field, metric)
+    return ReportFigure(value if isfinite(value) else None, str(line.line), field, metric)
 
 
 def _curves(lines: Sequence[RoundLine]) -> dict[str, Points]:
@@ -198,7 +198,7 @@ def _by_labels(lines: Sequence[RoundLine]) -> dict[str, Points]:
     return {}
 
 
-def _point(at: int, line: RoundLine, metric: str) -> tuple[int, Figure, Figure, Figure]:
+def _point(at: int, line: RoundLine, metric: str) -> tuple[int, ReportFigure, ReportFigure, ReportFigure]:
     mean, std, clients = (
         _figure(line.metrics[metric], line, field, metric) for field in ("mean", "std", "clients")
     )
@@ -215,19 +215,22 @@ def _bytes_by_round(lines: Sequence[RoundLine]) -> dict[int, float]:
     return found
 
 
-def _totals(lines: Sequence[RoundLine]) -> dict[str, Figure]:
+def _totals(lines: Sequence[RoundLine]) -> dict[str, ReportFigure]:
     rounds = [line for line in lines if not line.final]
     numbers = ",".join(str(line.line) for line in rounds)
-    totals = {"rounds": Figure(len(rounds), numbers, "round")}
+    totals = {"rounds": ReportFigure(len(rounds), numbers, "round")}
     for field in ("seconds", "bytes_down", "bytes_up"):
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
-            totals[field] = Figure(sum(values), numbers, field)
+            totals[field] = ReportFigure(sum(values), numbers, field)
     for field in ("selected", "responded"):
-        totals[field] = Figure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
+        totals[field] = ReportFigure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
     for line in reversed(lines):
         if spent := [
             report[metrics.EPSILON] for report in line.clients.values() if metrics.EPSILON in report
         ]:
-            return {**totals, "largest_epsilon": Figure(max(spent), str(line.line), "max", metrics.EPSILON)}
+            return {
+                **totals,
+                "largest_epsilon": ReportFigure(max(spent), str(line.line), "max", metrics.EPSILON),
+            }
     return totals

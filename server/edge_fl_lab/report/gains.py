@@ -41,7 +41,7 @@ NO_BASELINE = "Neither training alone nor the shared model was measured, so this
 ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
 
 
-class Figure(Struct, frozen=True):
+class ReportFigure(Struct, frozen=True):
     """A number and where it comes from: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines.
 
     With `against` it is over the clients of `group` that have both metrics, which paired differences are about.
@@ -56,40 +56,40 @@ class Figure(Struct, frozen=True):
     against: str = ""
 
 
-class Gain(Struct, frozen=True):
+class GroupGain(Struct, frozen=True):
     """The headline accuracy minus that of a baseline, paired; the ends of the 95 % interval are None for one client."""
 
     over: str
-    baseline: Figure
-    accuracy: Figure
-    difference: Figure
-    low: Figure
-    high: Figure
-    n: Figure
+    baseline: ReportFigure
+    accuracy: ReportFigure
+    difference: ReportFigure
+    low: ReportFigure
+    high: ReportFigure
+    n: ReportFigure
 
 
-class Device(Struct, frozen=True):
+class ClientAccuracy(Struct, frozen=True):
     """A client's accuracy, its test samples, and its training samples if known."""
 
-    accuracy: Figure
-    test_samples: Figure
+    accuracy: ReportFigure
+    test_samples: ReportFigure
     samples: int | None
 
 
-class Group(Struct, frozen=True):
+class ClientGroup(Struct, frozen=True):
     """Clients of one kind: their newest accuracy by `metric` with its mean, n and gains, and the lowest of them."""
 
     name: str
     metric: str
     round: int
-    mean: Figure
-    n: Figure
-    gains: tuple[Gain, ...]
-    devices: dict[str, Device]
+    mean: ReportFigure
+    n: ReportFigure
+    gains: tuple[GroupGain, ...]
+    devices: dict[str, ClientAccuracy]
     worst: tuple[str, ...]
 
 
-def of_lines(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> tuple[Group, ...]:
+def of_lines(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> tuple[ClientGroup, ...]:
     """The groups that were evaluated; `devices` are the rows of devices.csv."""
     tiers = {row["device"]: row["tier"] for row in devices}
     samples = {row["device"]: int(row["samples"]) for row in devices}
@@ -103,7 +103,7 @@ def of_lines(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -
     return tuple(group for group in found if group)
 
 
-def verdict(method: str, state: str, round: int, groups: Sequence[Group]) -> str:
+def verdict(method: str, state: str, round: int, groups: Sequence[ClientGroup]) -> str:
     """One sentence: what the run reached, over how many clients, and what it gained."""
     end = f" The run {ENDS[state]} after round {round}." if state in ENDS else ""
     if not groups:
@@ -113,7 +113,7 @@ def verdict(method: str, state: str, round: int, groups: Sequence[Group]) -> str
     return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{alone}{end}"
 
 
-def has_baseline(groups: Sequence[Group]) -> bool:
+def has_baseline(groups: Sequence[ClientGroup]) -> bool:
     """Whether training alone or the shared model was measured, too."""
     known = {BASELINES[metrics.LOCAL_ONLY], BASELINES[metrics.GLOBAL_TEST]}
     return any(
@@ -122,7 +122,7 @@ def has_baseline(groups: Sequence[Group]) -> bool:
     )
 
 
-def lowest(groups: Sequence[Group]) -> str:
+def lowest(groups: Sequence[ClientGroup]) -> str:
     """One sentence: the client with the lowest accuracy, and of how many test images; "" if nothing was measured."""
     devices = {name: device for group in groups for name, device in group.devices.items()}
     if not devices:
@@ -140,14 +140,14 @@ def interval_text(low: float | None, high: float | None) -> str:
     return f"{_signed(low)} to {_signed(high)}"
 
 
-def counted(group: Group) -> str:
+def counted(group: ClientGroup) -> str:
     """Format as "8 head-only devices"."""
     return f"{group.n.value} {group.name.removesuffix('s') if group.n.value == 1 else group.name}"
 
 
 def _group(
     name: str, members: set[str], lines: Sequence[RoundLine], samples: Mapping[str, int]
-) -> Group | None:
+) -> ClientGroup | None:
     for line in reversed(lines):
         found = {metric: _values(line, members, metric) for metric in HEADLINES}
         largest = max(map(len, found.values()))
@@ -156,17 +156,17 @@ def _group(
         metric = next(metric for metric in HEADLINES if statistics.is_enough(len(found[metric]), largest))
         values = found[metric]
         at = str(line.line)
-        return Group(
+        return ClientGroup(
             name,
             metric,
             line.round,
-            Figure(float(np.mean(list(values.values()))), at, "mean", metric, group=name),
-            Figure(len(values), at, "clients", metric, group=name),
+            ReportFigure(float(np.mean(list(values.values()))), at, "mean", metric, group=name),
+            ReportFigure(len(values), at, "clients", metric, group=name),
             tuple(_gains(name, metric, values, line, members)),
             {
-                client: Device(
-                    Figure(value, at, "value", metric, client),
-                    Figure(
+                client: ClientAccuracy(
+                    ReportFigure(value, at, "value", metric, client),
+                    ReportFigure(
                         line.clients[client].get(metrics.TEST_SAMPLES),
                         at,
                         "value",
@@ -192,7 +192,7 @@ def _values(line: RoundLine, members: set[str], metric: str) -> dict[str, float]
 
 def _gains(
     name: str, metric: str, after: Mapping[str, float], line: RoundLine, members: set[str]
-) -> Iterator[Gain]:
+) -> Iterator[GroupGain]:
     for against, meaning in BASELINES.items():
         before = {} if against == metric else _values(line, members, against)
         if (found := statistics.paired(before, after)) is None:
@@ -205,7 +205,7 @@ def _gains(
 
 def _gain(
     over: str, found: Paired, means: Sequence[float], at: str, metric: str, group: str, against: str
-) -> Gain:
+) -> GroupGain:
     values = {
         "baseline": means[0],
         "accuracy": means[1],
@@ -214,16 +214,16 @@ def _gain(
         "high": None if isnan(found.high) else found.high,
         "n": found.n,
     }
-    return Gain(
+    return GroupGain(
         over,
         **{
-            field: Figure(value, at, f"paired.{field}", metric, group=group, against=against)
+            field: ReportFigure(value, at, f"paired.{field}", metric, group=group, against=against)
             for field, value in values.items()
         },
     )
 
 
-def _reached(group: Group) -> str:
+def _reached(group: ClientGroup) -> str:
     text = f"a mean accuracy of {units.percent(group.mean.value)} over {counted(group)}"
     gain = next((gain for gain in group.gains if gain.difference.value or gain.low.value), None)
     if gain is None:

@@ -16,7 +16,7 @@ from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
 from edge_fl_lab.report import facts, figures, gains, style
 from edge_fl_lab.report.facts import RunReport
-from edge_fl_lab.report.gains import Figure
+from edge_fl_lab.report.gains import ReportFigure
 from edge_fl_lab.report.plots import Drawn
 from edge_fl_server.runs.results import Results
 
@@ -155,13 +155,13 @@ def _table(headings: Sequence[str], numeric: Sequence[str], rows: Sequence[Seque
     return tables.markdown(Table([*headings, *numeric], rows, numeric=numeric)) if rows else ""
 
 
-def _show(figure: Figure) -> str:
+def _show(figure: ReportFigure) -> str:
     """Accuracies in per cent with one decimal, counts unchanged."""
     is_count = figure.metric in metrics.COUNTS or figure.field in ("clients", "paired.n")
     return formatting.number(figure.value) if is_count else units.percent(figure.value)
 
 
-def _attributes(figure: Figure) -> Markup:
+def _attributes(figure: ReportFigure) -> Markup:
     """Attributes that name the lines of a number."""
     fields = {
         "line": figure.lines,

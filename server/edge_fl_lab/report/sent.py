@@ -17,7 +17,7 @@ class SentMessage(Struct, frozen=True):
     content: str
 
 
-class Sent(Struct, frozen=True):
+class SentBytes(Struct, frozen=True):
     """What a device sent in this run: all bytes, and those for sums of class statistics."""
 
     device: str
@@ -25,10 +25,10 @@ class Sent(Struct, frozen=True):
     statistics_bytes: int
 
 
-def by_device(results: Results) -> tuple[Sent, ...]:
+def by_device(results: Results) -> tuple[SentBytes, ...]:
     """What each device sent; empty for simulated clients."""
     return tuple(
-        Sent(row["device"], int(row["bytes_up"]), int(row.get("statistics_bytes", 0)))
+        SentBytes(row["device"], int(row["bytes_up"]), int(row.get("statistics_bytes", 0)))
         for row in results.devices()
         if row["tier"] != "simulated"
     )

@@ -19,7 +19,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_console.alerts import stored as alerts
 from edge_fl_console.alerts import watcher
 from edge_fl_console.alerts.channels import Channel
-from edge_fl_console.alerts.rules import Place
+from edge_fl_console.alerts.rules import RulePlace
 from edge_fl_console.alerts.settings import AlertSettings, Rule
 from edge_fl_console.alerts.watcher import Evaluator, Sender
 from edge_fl_server.children import Children
@@ -45,10 +45,10 @@ def stripped(received: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> RulePlace:
     db = Database.open(tmp_path / "server" / "registry.sqlite")
     devices.record(db, [DeviceRecord("main", f"pi-{number:02}", "ready") for number in range(30)])
-    return Place(db, "main")
+    return RulePlace(db, "main")
 
 
 def configure(tmp_path: Path, *urls: str) -> Path:
@@ -60,7 +60,7 @@ def configure(tmp_path: Path, *urls: str) -> Path:
 
 
 def test_an_alert_reaches_mail_and_webhook_once_also_after_a_restart(
-    place: Place, mail: tuple[MailSink, str], hook: tuple[HookSink, str], tmp_path: Path
+    place: RulePlace, mail: tuple[MailSink, str], hook: tuple[HookSink, str], tmp_path: Path
 ) -> None:
     home, registry = configure(tmp_path, mail[1], hook[1]), str(tmp_path / "server" / "registry.sqlite")
     sinks = (mail[0].received, hook[0].received)
@@ -77,7 +77,7 @@ def test_an_alert_reaches_mail_and_webhook_once_also_after_a_restart(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_server_sends_no_alert_again(
-    place: Place,
+    place: RulePlace,
     mail: tuple[MailSink, str],
     hook: tuple[HookSink, str],
     own_mosquitto: Mosquitto,
@@ -102,7 +102,7 @@ def test_a_killed_server_sends_no_alert_again(
 
 
 def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_later(
-    place: Place, hook: tuple[HookSink, str], capsys: pytest.CaptureFixture[str]
+    place: RulePlace, hook: tuple[HookSink, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     back = HookSink()
     down = Channel.open("chat", f"json://user:secret@127.0.0.1:{back.port}/alerts")
@@ -122,7 +122,7 @@ def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_late
 
 
 @pytest.mark.broker
-def test_an_alert_is_published_over_mqtt(place: Place, own_mosquitto: Mosquitto) -> None:
+def test_an_alert_is_published_over_mqtt(place: RulePlace, own_mosquitto: Mosquitto) -> None:
     received: list[bytes] = []
 
     def on_event(event: object) -> None:
@@ -141,7 +141,9 @@ def test_an_alert_is_published_over_mqtt(place: Place, own_mosquitto: Mosquitto)
     assert received[0].decode().splitlines() == list(RAISED)
 
 
-def test_alerts_of_many_devices_are_one_line_of_one_message(place: Place, hook: tuple[HookSink, str]) -> None:
+def test_alerts_of_many_devices_are_one_line_of_one_message(
+    place: RulePlace, hook: tuple[HookSink, str]
+) -> None:
     for number in range(25):
         devices.quarantine(place.db, "main", f"pi-{number:02}", "flooding")
     evaluator, sender = Evaluator(place, AT_ONCE), Sender(place, AT_ONCE, Channel.open("hook", hook[1]))
@@ -157,7 +159,7 @@ def test_alerts_of_many_devices_are_one_line_of_one_message(place: Place, hook: 
 
 
 def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
-    place: Place, hook: tuple[HookSink, str]
+    place: RulePlace, hook: tuple[HookSink, str]
 ) -> None:
     evaluator, sender = Evaluator(place, AT_ONCE), Sender(place, AT_ONCE, Channel.open("hook", hook[1]))
     for name in ("pi-07", "pi-08"):
@@ -175,7 +177,7 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
     assert hook[0].received == [RAISED]
 
 
-def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(place: Place) -> None:
+def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(place: RulePlace) -> None:
     evaluator = Evaluator(place, AlertSettings(rules=RULES, settle_s=3600))
     devices.quarantine(place.db, "main", "pi-07", "flooding")
     evaluator.look()
@@ -190,7 +192,7 @@ def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(p
 def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_killed(
     database_url: str,
 ) -> None:
-    place = Place(Database.open(database_url), "main")
+    place = RulePlace(Database.open(database_url), "main")
     devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     claimed: list[alerts.Due] = []
@@ -226,7 +228,7 @@ def test_a_url_of_no_service_is_an_error_without_the_url() -> None:
 
 
 def test_alerts_are_listed_silenced_and_channels_tested_by_command(
-    place: Place, hook: tuple[HookSink, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: RulePlace, hook: tuple[HookSink, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusing = HookSink()
     home = configure(tmp_path, hook[1], f"json://127.0.0.1:{refusing.port}")

@@ -12,7 +12,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules, settings
-from edge_fl_console.alerts.rules import KINDS, Place
+from edge_fl_console.alerts.rules import KINDS, RulePlace
 from edge_fl_server.registry import Database, devices, reports, rollouts, servers
 from edge_fl_server.registry.records import DeviceRecord, Rejection
 from edge_fl_server.registry.tables import devices as table
@@ -22,31 +22,31 @@ HOUR_S, DAY_S = 3600, 86_400
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place(Database.open(), "main")
+def place() -> RulePlace:
+    return RulePlace(Database.open(), "main")
 
 
-def add(place: Place, device: str, status: str = "ready", **fields: object) -> None:
+def add(place: RulePlace, device: str, status: str = "ready", **fields: object) -> None:
     devices.record(place.db, [DeviceRecord("main", device, status, **fields)])  # type: ignore[arg-type]
 
 
-def seen(place: Place, device: str, ago_s: float) -> None:
+def seen(place: RulePlace, device: str, ago_s: float) -> None:
     at = datetime.now(UTC) - timedelta(seconds=ago_s)
     with place.db.writing() as connection:
         connection.execute(table.update().where(table.c.device == device).values(seen_at=at.isoformat()))
 
 
-def server_online(place: Place, since_s: int) -> None:
+def server_online(place: RulePlace, since_s: int) -> None:
     servers.begin(place.db, "main", 1)
     with place.db.writing() as connection:
         connection.execute(presence.update().values(since_s=int(time.time()) - since_s))
 
 
-def found(place: Place, kind: str, limit: float | None = None) -> rules.Found:
+def found(place: RulePlace, kind: str, limit: float | None = None) -> rules.Found:
     return KINDS[kind].find(place, KINDS[kind].limit if limit is None else limit)
 
 
-def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: Place) -> None:
+def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: RulePlace) -> None:
     for name, status, ago_s in (
         ("a", "lost", 7200),
         ("b", "lost", 60),
@@ -68,7 +68,7 @@ def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: 
     )
 
 
-def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_named(place: Place) -> None:
+def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_named(place: RulePlace) -> None:
     soon, later = int(time.time()) + 5 * DAY_S, int(time.time()) + 300 * DAY_S
     add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon})
     add(place, "b", why="enospc", capability={"drift": 0.0, "disk_free_mb": 9000, "certificate_until": later})
@@ -81,7 +81,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     assert (found(place, "certificate") or {}).keys() == {"a"}
 
 
-def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: Place) -> None:
+def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: RulePlace) -> None:
     assert found(place, "signatures") == {}
     for name in ("a", "b", "c", "d", "e"):
         reports.reject(place.db, Rejection("main", name, "state", "", 0, "replayed", "older"))
@@ -94,7 +94,7 @@ def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place:
 
 def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: Path) -> None:
     Authority.make(tmp_path / "ca")
-    place = Place(Database.open(), "main", (tmp_path,), tmp_path / "ca" / "server")
+    place = RulePlace(Database.open(), "main", (tmp_path,), tmp_path / "ca" / "server")
     assert found(place, "certificate", 30) == {} == found(place, "disk", 0)
     # the operator's certificate is for 90 days, those of server and broker for five years
     assert (found(place, "certificate", 100) or {}).keys() == {"operator"}
@@ -102,7 +102,7 @@ def test_the_servers_disk_and_the_certificates_next_to_it_are_watched(tmp_path: 
     assert "MB free at " in (found(place, "disk", 1e12) or {})["server"]
 
 
-def test_an_agent_that_starts_again_and_again_is_named(place: Place) -> None:
+def test_an_agent_that_starts_again_and_again_is_named(place: RulePlace) -> None:
     for number in range(7):
         add(place, "a", boot=f"boot-{number}")
         add(place, "a", "lost", boot=f"boot-{number}")
@@ -112,7 +112,7 @@ def test_an_agent_that_starts_again_and_again_is_named(place: Place) -> None:
     assert found(place, "restarts") == {}
 
 
-def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: Place) -> None:
+def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: RulePlace) -> None:
     number = rollouts.begin(place.db, "main", 7)
     for state, reason, expected in (
         ("running", "", {}),
@@ -132,7 +132,7 @@ def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: 
     assert found(place, "rollout") == {}
 
 
-def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: Place) -> None:
+def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: RulePlace) -> None:
     for release, lost in ((1, 0.0), (2, 0.2)):
         for device in range(20):
             accuracy = 0.9 - (lost if device < 4 else 0.0)

@@ -11,7 +11,7 @@ from edge_fl.errors import InputError, RunError
 from edge_fl.wire.roles import Person
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.dashboard import actions
-from edge_fl_console.dashboard.auth import Access
+from edge_fl_console.dashboard.auth import PageAccess
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import releases
@@ -160,7 +160,7 @@ NOT_DEVICES = [
 @pytest.mark.parametrize("action", ["revoke", "admit"])
 def test_an_operator_acts_on_devices_of_the_fleet_only(context: PageContext, action: str, name: str) -> None:
     """The identities of servers and people are the administrator's, and another name may be an option of the command."""
-    bo = replace(context, access=Access(Person("bo", "token", frozenset({"operator"}))))
+    bo = replace(context, access=PageAccess(Person("bo", "token", frozenset({"operator"}))))
     with pytest.raises(InputError, match=r"expected|no device of fleet main"):
         actions.require(bo, action, name)
     (row,) = audit.listed(context.db, "main")

@@ -28,7 +28,7 @@ from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
 from edge_fl_console.dashboard import actions, charts, parts, prometheus
-from edge_fl_console.dashboard.auth import Login, is_loopback
+from edge_fl_console.dashboard.auth import LoginMiddleware, is_loopback
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import data as data_page
 from edge_fl_console.dashboard.pages import device as device_page
@@ -36,10 +36,10 @@ from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.pages import log as log_page
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.pages import run as run_page
-from edge_fl_console.dashboard.parts import Column
+from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.queries import data, device, fleet, log, releases, run
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
-from edge_fl_console.dashboard.serve import Settings
+from edge_fl_console.dashboard.serve import DashboardSettings
 from edge_fl_server.registry import Database, reports, rollouts, runs
 from edge_fl_server.registry import devices as registered
 from edge_fl_server.registry.records import DeviceRecord, ReportRecord
@@ -64,7 +64,7 @@ def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> 
     assert (last.page, len(last.rows)) == (2, 20)
 
 
-def cells(columns: Sequence[Column], rows: Iterable[Any]) -> str:
+def cells(columns: Sequence[PageColumn], rows: Iterable[Any]) -> str:
     """The markup of all cells of a table."""
     return " ".join(str(cell) for row in parts.cells(columns, rows) for cell in row.values())
 
@@ -285,7 +285,7 @@ def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> 
 
 
 def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response:
-    app = Login(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
+    app = LoginMiddleware(Starlette(routes=[Route("/", lambda request: PlainTextResponse("inside"))]), token)
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(app)
@@ -313,7 +313,7 @@ def test_elsewhere_the_token_is_required_and_leaves_the_address() -> None:
     assert "HttpOnly" in cookie and visit(token=TOKEN, cookie=cookie.partition(";")[0]).text == "inside"
     assert visit(token=TOKEN, authorization=f"Bearer {TOKEN}").text == "inside"
     with pytest.raises(ConfigError, match="expected at least 16"):
-        Settings("x", token="short")
+        DashboardSettings("x", token="short")
 
 
 def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:

@@ -92,17 +92,17 @@ def test_a_mean_over_few_clients_is_no_point_of_the_line(db: Database) -> None:
 
 
 def test_a_point_says_its_own_number_of_clients_and_the_axis_ends_at_100() -> None:
-    personal = charts.Curve("personal", {1: 0.9, 2: 1.0}, {1: 0.02, 2: 0.03}, clients={1: 3, 2: 7})
-    chart = charts.lines([personal, charts.Curve("global", {1: 0.8}, clients={1: 27})], "round")
+    personal = charts.ChartCurve("personal", {1: 0.9, 2: 1.0}, {1: 0.02, 2: 0.03}, clients={1: 3, 2: 7})
+    chart = charts.lines([personal, charts.ChartCurve("global", {1: 0.8}, clients={1: 27})], "round")
     assert chart is not None
     assert '{"personal": [3, 7], "global": [27, null]}' in chart.options["tooltip"][":formatter"]
     assert (chart.options["yAxis"]["min"], chart.options["yAxis"]["max"]) == (80, 100)
-    same = charts.lines([charts.Curve("after", {1: 1.0, 2: 1.0})], "report")
+    same = charts.lines([charts.ChartCurve("after", {1: 1.0, 2: 1.0})], "report")
     assert same is not None and (same.options["yAxis"]["min"], same.options["yAxis"]["max"]) == (95, 100)
 
 
 def test_equal_ends_have_one_label_and_places_have_their_names() -> None:
-    equal = [charts.Curve("after", {1: 0.8, 2: 0.9}), charts.Curve("before", {1: 0.7, 2: 0.9})]
+    equal = [charts.ChartCurve("after", {1: 0.8, 2: 0.9}), charts.ChartCurve("before", {1: 0.7, 2: 0.9})]
     chart = charts.lines(equal, "", names={1: "release 1", 2: "release 2"})
     assert chart is not None and chart.options["xAxis"]["data"] == ["release 1", "release 2"]
     assert [one["endLabel"]["show"] for one in chart.options["series"]] == [True, False]

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import actions
-from edge_fl_console.dashboard.auth import ACCESS, Login
+from edge_fl_console.dashboard.auth import ACCESS, LoginMiddleware
 from edge_fl_server.registry import Database, audit, devices, rollouts
 from edge_fl_server.registry.tables import tokens as table
 from tests.browsing import dashboard, visiting
@@ -47,7 +47,9 @@ def ask(db: Database, method: str = "GET", path: str = "/", **request: Any) -> h
         person = request.scope[ACCESS].person
         return PlainTextResponse(f"{person.name} {person.known_by} {','.join(sorted(person.roles))}")
 
-    app = Login(Starlette(routes=[Route("/", page)]), "", partial(tokens.find, db, "main"), required=True)
+    app = LoginMiddleware(
+        Starlette(routes=[Route("/", page)]), "", partial(tokens.find, db, "main"), required=True
+    )
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HOST) as client:

@@ -22,7 +22,7 @@ from nicegui import Client
 from nicegui.page import page as page_of
 
 from edge_fl import metrics
-from edge_fl_console.dashboard.live import Board, PageContext
+from edge_fl_console.dashboard.live import PageBoard, PageContext
 from edge_fl_console.dashboard.pages import device as device_page
 from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.site import ROUTES
@@ -139,7 +139,7 @@ def statements(db: Database, path: str, address: dict[str, str]) -> Iterator[str
         client = Client(page_of(path))
         try:
             with client:
-                board = Board(PageContext(db, "main"))
+                board = PageBoard(PageContext(db, "main"))
                 ROUTES[path][1](board, address)
                 await board.refresh()
             return [dict(element.props) for element in client.elements.values() if element.visible]

@@ -16,7 +16,7 @@ from edge_fl import metrics
 from edge_fl.wire.roles import Person
 from edge_fl_console.dashboard import actions, parts
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.live import Board
+from edge_fl_console.dashboard.live import PageBoard
 from edge_fl_console.dashboard.pages import overview as overview_page
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import fleet, log, overview, releases
@@ -166,13 +166,13 @@ def test_a_simulated_local_only_baseline_of_the_run_is_shown(db: Database, tmp_p
 
 
 def test_a_dialog_whose_tab_is_closed_ends_without_an_error(db: Database) -> None:
-    async def press(slot: Slot, board: Board) -> None:
+    async def press(slot: Slot, board: PageBoard) -> None:
         with slot:  # as NiceGUI calls handlers: it keeps no page alive
             await board._pressed(SimpleNamespace(args="start:2"))
 
     async def closed() -> None:
         client = Client(page_of("/"))
-        task = asyncio.create_task(press(client.content.default_slot, Board(PageContext(db, "main"))))
+        task = asyncio.create_task(press(client.content.default_slot, PageBoard(PageContext(db, "main"))))
         while not any(isinstance(element, ui.dialog) for element in client.elements.values()):
             assert not task.done(), task
             await asyncio.sleep(0.01)

@@ -18,7 +18,7 @@ from edge_fl_lab.compare import cell as cells_of
 from edge_fl_lab.compare import comparison, jobs, paper, summary, tables
 from edge_fl_lab.compare.cell import CellResult, Point
 from edge_fl_lab.compare.grid import ALWAYS, Cell, cells, parse_method
-from edge_fl_lab.compare.progress import Progress, about
+from edge_fl_lab.compare.progress import CellProgress, about
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server import recipes
 from edge_fl_server.recipes.recipe import Recipe, with_settings
@@ -297,7 +297,7 @@ def test_remaining_time_is_estimated_from_each_methods_own_duration(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     grid = [cell for cell in cells(TINY, ["fedrep"], seeds=2) if cell.label in ("local", "fedrep")]
-    with Progress(grid, kept=3, jobs=1) as progress:
+    with CellProgress(grid, kept=3, jobs=1) as progress:
         progress.done(result(grid[0], 0.5, seconds=10.0))
         assert progress.seconds_left() == 30.0  # three more, as far as one can know
         progress.done(result(grid[1], 0.5, seconds=100.0))

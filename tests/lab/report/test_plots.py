@@ -247,6 +247,6 @@ def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> N
 def test_separation_is_measured_within_each_client() -> None:
     """Networks that differ, not classes, would part the clients' images: within a client nothing is separated here."""
     z = np.repeat(np.eye(2, dtype=np.float32), 4, axis=0)
-    seen = features.Probe(z, np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.repeat([0, 1], 4), ("c0", "c1"))
+    seen = features.FeatureProbe(z, np.array([0, 0, 1, 1, 2, 2, 3, 3]), np.repeat([0, 1], 4), ("c0", "c1"))
     assert features.separation(z, seen.y) > 0.9
     assert all(not value > 0 for value in seen.separation().values())

@@ -16,7 +16,7 @@ from PIL import Image
 from edge_fl.errors import DataError
 from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_maker.capture import pool as pools
-from edge_fl_maker.capture.pool import INDEX, Entry, Pool
+from edge_fl_maker.capture.pool import INDEX, Pool, PoolEntry
 from tests.maker.capture.scenes import encoded, pixels, scene
 
 CHILD = [sys.executable, "-m", "tests.maker.capture.add_pictures"]
@@ -164,7 +164,7 @@ def test_damaged_lines_of_the_index_are_skipped_and_old_ones_forgotten(
 
 def test_a_line_that_another_process_is_writing_is_read_when_it_is_whole(pool: Pool) -> None:
     first = pool.add(scene(1), "a").name
-    line = msgspec.json.encode(Entry("b" * 16 + ".png", "b", 1.0, "00ff" * 4))
+    line = msgspec.json.encode(PoolEntry("b" * 16 + ".png", "b", 1.0, "00ff" * 4))
     (pool.folder / ("b" * 16 + ".png")).write_bytes(scene(2))
     with (pool.folder / INDEX).open("ab", buffering=0) as file:
         file.write(b"\n" + line[:20])
@@ -180,7 +180,7 @@ def test_a_pool_of_twenty_thousand_pictures_is_listed_once_and_its_index_not_wri
     for number in range(20_000):
         name = f"{number:016x}.png"
         os.mknod(tmp_path / name)
-        lines.append(msgspec.json.encode(Entry(name, f"s{number}", 1.0, rng.bytes(8).hex())))
+        lines.append(msgspec.json.encode(PoolEntry(name, f"s{number}", 1.0, rng.bytes(8).hex())))
     (tmp_path / INDEX).write_bytes(b"\n".join(lines))
     pool = Pool(tmp_path, msgspec.convert({"max_pictures": 25_000, "max_mb": 50_000}, CaptureConfig))
     looks, reads = [], []

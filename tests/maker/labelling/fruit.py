@@ -24,11 +24,11 @@ from edge_fl.wire.transport import JSON
 from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.storage.slots import Slots
-from edge_fl_maker.access import HEADER, Access
+from edge_fl_maker.access import HEADER, HttpAccess
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.http_server import Service
 from edge_fl_maker.labelling.serve import labelling
-from edge_fl_maker.labelling.session import Session, View
+from edge_fl_maker.labelling.session import LabelSession, View
 from tests.devices import graphs
 
 CLASSES = ["apple", "banana", "blueberry", "carrot", "leaf", "plum"]
@@ -120,7 +120,7 @@ class Desk:
     """A running service with its label page."""
 
     service: Service
-    session: Session
+    session: LabelSession
     config: DeviceConfig
 
     @property
@@ -164,7 +164,7 @@ class Desk:
 
 
 @contextmanager
-def desk(config: DeviceConfig, access: Access | None = None) -> Iterator[Desk]:
+def desk(config: DeviceConfig, access: HttpAccess | None = None) -> Iterator[Desk]:
     """Serve a device's folder until the block ends."""
     with (
         Service(Path(config.folder), access=access, optional=True) as service,

@@ -15,7 +15,7 @@ import pytest
 
 from edge_fl.data import pictures
 from edge_fl_devices.serving.predict import Predictor
-from edge_fl_maker.access import Access
+from edge_fl_maker.access import HttpAccess
 from tests.browsing import Visit, visiting
 from tests.maker.labelling import fruit
 from tests.maker.labelling.fruit import CLASSES, INPUT, Desk, desk, device, fill
@@ -140,7 +140,7 @@ def test_fifty_pictures_by_touch_on_a_phone(browser: Any, tmp_path: Path) -> Non
 def test_a_new_class_undo_and_the_token_of_the_address(browser: Any, tmp_path: Path) -> None:
     config = device(tmp_path)
     fill(config, 2)
-    with desk(config, Access("secret")) as site, visiting(browser, site.home) as visit:
+    with desk(config, HttpAccess("secret")) as site, visiting(browser, site.home) as visit:
         page = visit.page
         visit.go("/label#token=secret", wait_for="#picture:visible")
         assert page.evaluate("location.hash") == "" and "secret" not in page.evaluate("document.cookie")

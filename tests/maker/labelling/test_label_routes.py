@@ -15,7 +15,7 @@ import pytest
 from edge_fl.wire import identity
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_maker import access
-from edge_fl_maker.access import COOKIE, MAX_FAILURES, Access
+from edge_fl_maker.access import COOKIE, MAX_FAILURES, HttpAccess
 from edge_fl_maker.http_server import Service
 from edge_fl_maker.labelling.serve import serving
 from tests.maker.labelling.fruit import desk, device, fill, fruit, name_of
@@ -189,7 +189,7 @@ def test_a_client_on_the_network_needs_the_token(tmp_path: Path) -> None:
     config = device(tmp_path)
     fill(config, 1)
     clock = [0.0]
-    with desk(config, Access("secret", clock=lambda: clock[0])) as site:
+    with desk(config, HttpAccess("secret", clock=lambda: clock[0])) as site:
         name = site.session.pool.names()[0]
         picture, bearer = f"/api/label/picture?name={name}", {"Authorization": "Bearer secret"}
         assert site.request("GET", "/label")[0] == 200  # the page itself says nothing

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl_maker.http_server import Request, Route
+from edge_fl_maker.http_server import HttpRequest, Route
 from tests.browsing import Visit, visiting
 from tests.maker.labelling.fruit import CLASSES, Desk, desk, device, fill, fruit
 from tests.maker.labelling.test_label_page import shown
@@ -37,12 +37,12 @@ def gated(site: Desk) -> Iterator[Gate]:
     gate.is_open.set()
     picture = routes["GET", "/api/label/picture"]
 
-    def slow(request: Request) -> Any:
+    def slow(request: HttpRequest) -> Any:
         gate.is_open.wait(60)
         return picture.respond(request)
 
     def counted(action: str, route: Route) -> Route:
-        def respond(request: Request) -> Any:
+        def respond(request: HttpRequest) -> Any:
             gate.actions.append(action)
             return route.respond(request)
 
@@ -321,7 +321,7 @@ def test_an_answer_that_is_older_than_the_last_action_is_dropped(browser: Any, t
         asked, answered = threading.Event(), threading.Event()
         look = routes["GET", "/api/label/view"]
 
-        def late(request: Request) -> Any:
+        def late(request: HttpRequest) -> Any:
             view = look.respond(request)
             asked.set()
             answered.wait(60)

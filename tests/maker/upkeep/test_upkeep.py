@@ -169,7 +169,7 @@ def archive(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
     payload = made.getvalue()
-    header = backups.Header(1, "pi-01", sha256=backups.hashlib.sha256(payload).hexdigest())
+    header = backups.BackupHeader(1, "pi-01", sha256=backups.hashlib.sha256(payload).hexdigest())
     return msgspec.json.encode(header) + b"\n" + payload
 
 

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from edge_fl.console.formatting import number
 from edge_fl_console.dashboard import charts
-from edge_fl_console.dashboard.live import Address, Board, update
+from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import empty, facts, heading, place
 from edge_fl_console.dashboard.queries import data
 from edge_fl_console.dashboard.queries.data import DataPage
@@ -32,7 +32,7 @@ def body(page: DataPage) -> str:
     )
 
 
-def build(board: Board, address: Address) -> None:
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
     shown = place(address.get("page", ""))
 

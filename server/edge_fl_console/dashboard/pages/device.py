@@ -20,9 +20,9 @@ from edge_fl.console.formatting import (
 from edge_fl.failures import Failure
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console.dashboard import charts, reasons
-from edge_fl_console.dashboard.charts import Chart, Curve
-from edge_fl_console.dashboard.live import Address, Board
-from edge_fl_console.dashboard.parts import Column, button, empty, facts, heading, outlier, word
+from edge_fl_console.dashboard.charts import Chart, ChartCurve
+from edge_fl_console.dashboard.live import Address, PageBoard
+from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
 from edge_fl_console.dashboard.queries import device
 from edge_fl_console.dashboard.queries.device import DevicePage
 from edge_fl_server.mqtt.devices.settings_list import shown
@@ -43,38 +43,38 @@ CHANCE = 0.025
 CHECK = "On the device, 'edge-fl device doctor' checks its data, and 'edge-fl device predict' shows the class of a picture that you know."
 FEW_SAMPLES = 0.5  # of the fleet's median
 REPORTS = (
-    Column("Received, UTC", "received_at", clock),
-    Column("Kind", "kind"),
-    Column("Run", "run"),
-    Column("Round", "round", number),
-    Column("Release", "release", positive),
-    Column("Before %", "before", share),
-    Column("After %", "after", share),
-    Column("Took", "seconds", seconds),
-    Column("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
-    Column("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
+    PageColumn("Received, UTC", "received_at", clock),
+    PageColumn("Kind", "kind"),
+    PageColumn("Run", "run"),
+    PageColumn("Round", "round", number),
+    PageColumn("Release", "release", positive),
+    PageColumn("Before %", "before", share),
+    PageColumn("After %", "after", share),
+    PageColumn("Took", "seconds", seconds),
+    PageColumn("Bytes", "bytes", size, cell=lambda report: size(report.bytes_down + report.bytes_up)),
+    PageColumn("Error", "error", lambda text: f'<span class="text-bad">{escape(text)}</span>'),
 )
 REQUESTS = (
-    Column("Requested, UTC", "requested_at", clock),
-    Column("Mode", "mode"),
-    Column("Run", "run"),
-    Column("Round", "round", number),
-    Column("State", "state", word),
-    Column("Reason", "reason"),
+    PageColumn("Requested, UTC", "requested_at", clock),
+    PageColumn("Mode", "mode"),
+    PageColumn("Run", "run"),
+    PageColumn("Round", "round", number),
+    PageColumn("State", "state", word),
+    PageColumn("Reason", "reason"),
 )
 SETTINGS = (
-    Column("Setting", "setting"),
-    Column("Desired", "desired", lambda value: escape(shown(value))),
-    Column("Actual", "actual", lambda value: escape(shown(value))),
-    Column("Origin", "origin"),
-    Column("State", "state"),
+    PageColumn("Setting", "setting"),
+    PageColumn("Desired", "desired", lambda value: escape(shown(value))),
+    PageColumn("Actual", "actual", lambda value: escape(shown(value))),
+    PageColumn("Origin", "origin"),
+    PageColumn("State", "state"),
 )
 REJECTIONS = (
-    Column("Received, UTC", "received_at", clock),
-    Column("Run", "run"),
-    Column("Round", "round", positive),
-    Column("Reason", "reason", lambda reason: escape(reasons.rejected(reason))),
-    Column("Detail", "detail"),
+    PageColumn("Received, UTC", "received_at", clock),
+    PageColumn("Run", "run"),
+    PageColumn("Round", "round", positive),
+    PageColumn("Reason", "reason", lambda reason: escape(reasons.rejected(reason))),
+    PageColumn("Detail", "detail"),
 )
 
 
@@ -184,7 +184,7 @@ def history(page: DevicePage) -> Chart | None:
     numbered = dict(enumerate(measured, 1))
     after = {place: one.after for place, one in numbered.items() if one.after is not None}
     before = {place: one.before for place, one in numbered.items() if one.before is not None}
-    curves = [Curve("after", after), Curve("before", before, dashed=True)]
+    curves = [ChartCurve("after", after), ChartCurve("before", before, dashed=True)]
     names = {
         place: (f"release {one.release}" if one.release else f"round {one.round}")
         + f"\n{clock(one.received_at)[5:16]}"
@@ -197,7 +197,7 @@ def cold_start(page: DevicePage) -> Chart | None:
     """Accuracy by labels per class for each kind of head, as a device whose head is `auto` measured it last."""
     measured = filter(None, (by_labels(report.metrics) for report in page.reports))
     newest: dict[str, dict[int, float]] = next(measured, {})
-    curves = [Curve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
+    curves = [ChartCurve(kind, dict(sorted(curve.items()))) for kind, curve in newest.items()]
     return charts.lines(curves, "labels per class", 200)
 
 
@@ -206,7 +206,7 @@ def spread(page: DevicePage) -> Chart | None:
     return charts.columns((page.record.capability or {}).get("samples_per_class", ()))
 
 
-def build(board: Board, address: Address) -> None:
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
     find = partial(device.page, board.context.db, board.context.fleet, address["id"])
     board.html(find, title, absent(address["id"]))

@@ -11,10 +11,10 @@ from nicegui import ui
 
 from edge_fl.console.formatting import NOTHING, ago, escape, number, positive, share
 from edge_fl_console.dashboard import reasons
-from edge_fl_console.dashboard.live import Address, Board, update
+from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import (
     TOGGLE,
-    Column,
+    PageColumn,
     button,
     decimal,
     device_link,
@@ -67,20 +67,20 @@ def _message(row: FleetRow) -> str:
 
 
 COLUMNS = (
-    Column("Device", "device", device_link, True),
-    Column("Status", "status", sortable=True, cell=_status),
-    Column("Before %", "before", share, True, minor=True),
-    Column("Accuracy after %", "after", share, True),
-    Column("Message", "attention", number, True, _message),
-    Column("Release", "release", positive, True),
-    Column("Tier", "tier", _named, True, minor=True),
-    Column("Head", "head", _named, True, minor=True),
-    Column("Head age", "head_at", ago, True, minor=True),
-    Column("Samples", "samples", number, True, minor=True),
-    Column("Last seen", "seen_at", ago, True, minor=True),
-    Column("Drift", "drift", sigmas, True, minor=True),
-    Column("Outlier", "outlier_score", outlier, True, minor=True),
-    Column("Epsilon", "epsilon", decimal, True, minor=True),
+    PageColumn("Device", "device", device_link, True),
+    PageColumn("Status", "status", sortable=True, cell=_status),
+    PageColumn("Before %", "before", share, True, minor=True),
+    PageColumn("Accuracy after %", "after", share, True),
+    PageColumn("Message", "attention", number, True, _message),
+    PageColumn("Release", "release", positive, True),
+    PageColumn("Tier", "tier", _named, True, minor=True),
+    PageColumn("Head", "head", _named, True, minor=True),
+    PageColumn("Head age", "head_at", ago, True, minor=True),
+    PageColumn("Samples", "samples", number, True, minor=True),
+    PageColumn("Last seen", "seen_at", ago, True, minor=True),
+    PageColumn("Drift", "drift", sigmas, True, minor=True),
+    PageColumn("Outlier", "outlier_score", outlier, True, minor=True),
+    PageColumn("Epsilon", "epsilon", decimal, True, minor=True),
 )
 SORTS = {"": "needs attention first"} | {column.name: column.label for column in COLUMNS if column.sortable}
 FALLING = frozenset(column.name for column in COLUMNS if column.falling)
@@ -143,7 +143,7 @@ def visible(page: FleetPage) -> list[str]:
     return [column.name for column in COLUMNS if not absent.get(column.name)]
 
 
-def build(board: Board, address: Address) -> None:
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
     query = query_of(address)
 

@@ -8,8 +8,8 @@ from nicegui import ui
 
 from edge_fl.console.formatting import clock, escape
 from edge_fl_console.dashboard import reasons
-from edge_fl_console.dashboard.live import Address, Board
-from edge_fl_console.dashboard.parts import TOGGLE, Column, device_link, empty, heading, run_link, word
+from edge_fl_console.dashboard.live import Address, PageBoard
+from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
 from edge_fl_console.dashboard.queries import log
 from edge_fl_console.dashboard.queries.log import LEVELS, Event
 
@@ -43,16 +43,16 @@ def subject(event: Event) -> str:
 
 
 COLUMNS = (
-    Column("Time, UTC", "at", clock),
-    Column("Level", "level", word),
-    Column("Kind", "kind"),
-    Column("Subject", "subject", cell=subject),
-    Column("Text", "text", cell=text),
+    PageColumn("Time, UTC", "at", clock),
+    PageColumn("Level", "level", word),
+    PageColumn("Kind", "kind"),
+    PageColumn("Subject", "subject", cell=subject),
+    PageColumn("Text", "text", cell=text),
 )
 NOTE = empty("No events", "Runs, rounds, releases, rejections and failures are listed here.")
 
 
-def build(board: Board, address: Address) -> None:
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
     level = address.get("level", "")
 

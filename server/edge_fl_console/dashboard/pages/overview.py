@@ -12,12 +12,12 @@ from nicegui import ui
 from edge_fl import metrics
 from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, share
 from edge_fl.console.units import counted
-from edge_fl_console.dashboard.live import Address, Board
+from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
 from edge_fl_console.dashboard.pages import log
 from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, run_link, word
 from edge_fl_console.dashboard.queries import overview
-from edge_fl_console.dashboard.queries.overview import FullDevices, Gain, Overview
+from edge_fl_console.dashboard.queries.overview import FleetGain, FullDevices, Overview
 from edge_fl_console.dashboard.reasons import alerted
 from edge_fl_server.registry.records import AlertRecord
 
@@ -143,11 +143,11 @@ def gained(page: Overview) -> str:
     return f'<h2>Personalisation gain</h2><ul class="sheet padded items">{"".join(rows)}</ul>'
 
 
-def _is_local(one: Gain) -> bool:
+def _is_local(one: FleetGain) -> bool:
     return one.baseline == metrics.LOCAL_ONLY
 
 
-def _gain(who: str, one: Gain, full: FullDevices) -> str:
+def _gain(who: str, one: FleetGain, full: FullDevices) -> str:
     means = f"{share(one.before)} → {mean(one.after, one.found.n)}"
     baseline = BASELINES[one.baseline] + (" (simulated)" if one.simulated else "")
     return (
@@ -210,7 +210,7 @@ def _run(page: Overview) -> str:
     return f'{run_link(page.run.run)}<div class="quiet">{word(page.run.state)}, {reached}</div>'
 
 
-def build(board: Board, _: Address) -> None:
+def build(board: PageBoard, _: Address) -> None:
     """Add the page's parts."""
     context = board.context
     find = partial(overview.page, context.db, context.fleet)

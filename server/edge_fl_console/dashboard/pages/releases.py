@@ -9,9 +9,9 @@ from nicegui import ui
 
 from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, share, size
 from edge_fl_console.dashboard.actions import command_words
-from edge_fl_console.dashboard.live import Address, Board
+from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import (
-    Column,
+    PageColumn,
     button,
     empty,
     facts,
@@ -37,15 +37,17 @@ REQUESTED = {
 """Desired state -> its name."""
 
 ROLLOUTS = (
-    Column("No.", "record.number", number),
-    Column("Release", "record.release", number),
-    Column("Replaces", "record.previous", positive),
-    Column("State", "record.state", word),
-    Column("Stage", "record.stage", cell=lambda row: f"{row.record.stage + 1} of {len(row.record.shares)}"),
-    Column("Started, UTC", "record.created_at", clock),
-    Column("Changed, UTC", "record.changed_at", clock),
-    Column("Asked by", "asked_by"),
-    Column("Reason", "record.explanation"),
+    PageColumn("No.", "record.number", number),
+    PageColumn("Release", "record.release", number),
+    PageColumn("Replaces", "record.previous", positive),
+    PageColumn("State", "record.state", word),
+    PageColumn(
+        "Stage", "record.stage", cell=lambda row: f"{row.record.stage + 1} of {len(row.record.shares)}"
+    ),
+    PageColumn("Started, UTC", "record.created_at", clock),
+    PageColumn("Changed, UTC", "record.changed_at", clock),
+    PageColumn("Asked by", "asked_by"),
+    PageColumn("Reason", "record.explanation"),
 )
 
 
@@ -92,16 +94,16 @@ def _start(row: ReleaseRow) -> str:
 
 
 RELEASES = (
-    Column("Release", "record.release", number),
-    Column("Action", "start", cell=_start),
-    Column("Running", "running", number, cell=_running),
-    Column("Failed", "reports.failed", number),
-    Column("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
-    Column("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
-    Column("Method", "record.method", minor=True),
-    Column("Run", "record.run", cell=_origin, minor=True),
-    Column("Size", "record.bytes", size, minor=True),
-    Column("Published, UTC", "record.published_at", lambda moment: clock(moment)[:16], minor=True),
+    PageColumn("Release", "record.release", number),
+    PageColumn("Action", "start", cell=_start),
+    PageColumn("Running", "running", number, cell=_running),
+    PageColumn("Failed", "reports.failed", number),
+    PageColumn("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
+    PageColumn("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
+    PageColumn("Method", "record.method", minor=True),
+    PageColumn("Run", "record.run", cell=_origin, minor=True),
+    PageColumn("Size", "record.bytes", size, minor=True),
+    PageColumn("Published, UTC", "record.published_at", lambda moment: clock(moment)[:16], minor=True),
 )
 
 
@@ -191,7 +193,7 @@ def _served(page: ReleasesPage) -> str:
     return head + shown
 
 
-def build(board: Board, _: Address) -> None:
+def build(board: PageBoard, _: Address) -> None:
     """Add the page's parts."""
 
     def find() -> ReleasesPage:

@@ -19,11 +19,11 @@ from edge_fl.console.formatting import (
     size,
 )
 from edge_fl_console.dashboard import charts
-from edge_fl_console.dashboard.charts import Chart, Curve
-from edge_fl_console.dashboard.live import Address, Board, update
-from edge_fl_console.dashboard.parts import Column, button, empty, facts, heading, run_link, word
+from edge_fl_console.dashboard.charts import Chart, ChartCurve
+from edge_fl_console.dashboard.live import Address, PageBoard, update
+from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, word
 from edge_fl_console.dashboard.queries import run
-from edge_fl_console.dashboard.queries.run import PERSONAL, Mean, RoundRow, RunPage
+from edge_fl_console.dashboard.queries.run import PERSONAL, MetricMean, RoundRow, RunPage
 from edge_fl_server.runs.statistics import too_few
 
 CURVES = {
@@ -35,7 +35,7 @@ CURVES = {
 }
 
 
-def _mean(found: Mean | None) -> str:
+def _mean(found: MetricMean | None) -> str:
     return mean(found.value, found.clients) if found else NOTHING
 
 
@@ -55,29 +55,29 @@ def _dropped(row: RoundRow) -> str:
 
 
 ROUNDS = (
-    Column("Round", "record.round", number),
-    Column("Personal mean %", "personal", share, cell=lambda row: _personal(row)),
-    Column("Std", "spread.std", share, minor=True),
-    Column("Bottom decile %", "spread.bottom_decile", share, minor=True),
-    Column("Global mean %", "global", share, cell=lambda row: _mean(row.mean(metrics.GLOBAL_TEST))),
-    Column("Local only, mean %", "local", share, cell=lambda row: _mean(row.mean(metrics.LOCAL_ONLY))),
-    Column("Selected", "record.selected", number),
-    Column("Responded", "record.responded", number),
-    Column("Dropped out", "dropped", cell=_dropped),
-    Column("Rejected", "rejected", lambda counts: _counts(counts) or NOTHING),
-    Column("Took", "record.seconds", seconds),
-    Column("Bytes", "bytes", size),
-    Column("Ended, UTC", "record.ended_at", lambda moment: clock(moment)[11:]),
+    PageColumn("Round", "record.round", number),
+    PageColumn("Personal mean %", "personal", share, cell=lambda row: _personal(row)),
+    PageColumn("Std", "spread.std", share, minor=True),
+    PageColumn("Bottom decile %", "spread.bottom_decile", share, minor=True),
+    PageColumn("Global mean %", "global", share, cell=lambda row: _mean(row.mean(metrics.GLOBAL_TEST))),
+    PageColumn("Local only, mean %", "local", share, cell=lambda row: _mean(row.mean(metrics.LOCAL_ONLY))),
+    PageColumn("Selected", "record.selected", number),
+    PageColumn("Responded", "record.responded", number),
+    PageColumn("Dropped out", "dropped", cell=_dropped),
+    PageColumn("Rejected", "rejected", lambda counts: _counts(counts) or NOTHING),
+    PageColumn("Took", "record.seconds", seconds),
+    PageColumn("Bytes", "bytes", size),
+    PageColumn("Ended, UTC", "record.ended_at", lambda moment: clock(moment)[11:]),
 )
 RUNS = (
-    Column("Run", "run", run_link),
-    Column("State", "state", word),
-    Column("Method", "method"),
-    Column("Dataset", "dataset"),
-    Column("Source", "source"),
-    Column("Rounds", "rounds", number),
-    Column("Started, UTC", "created_at", clock),
-    Column("Reason", "reason"),
+    PageColumn("Run", "run", run_link),
+    PageColumn("State", "state", word),
+    PageColumn("Method", "method"),
+    PageColumn("Dataset", "dataset"),
+    PageColumn("Source", "source"),
+    PageColumn("Rounds", "rounds", number),
+    PageColumn("Started, UTC", "created_at", clock),
+    PageColumn("Reason", "reason"),
 )
 
 
@@ -144,7 +144,7 @@ def curves(page: RunPage) -> Chart | None:
         std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
         clients = {round: one.clients for round, one in found.items()}
         values = {round: one.value for round, one in found.items()}
-        drawn.append(Curve(name, values, std, metric == metrics.LOCAL_ONLY, clients, too_few(clients)))
+        drawn.append(ChartCurve(name, values, std, metric == metrics.LOCAL_ONLY, clients, too_few(clients)))
     return charts.lines(drawn, "round", 300)
 
 
@@ -157,7 +157,7 @@ def visible(page: RunPage) -> list[str]:
     return [column.name for column in ROUNDS if column.name not in absent]
 
 
-def build(board: Board, address: Address) -> None:
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
     find = partial(run.page, board.context.db, board.context.fleet, address.get("id", ""))
     board.html(find, title, absent(address.get("id", "")))

@@ -34,7 +34,7 @@ Measured = Mapping[str, Mapping[str, float]]
 EMPTY: Measured = MappingProxyType({})
 
 
-class Gain(Struct, frozen=True):
+class FleetGain(Struct, frozen=True):
     """The personal accuracy of devices compared with a baseline on the same ones; means before and after.
 
     `simulated`: the baseline was not measured by the devices, but simulated on their data.
@@ -57,8 +57,8 @@ class FullDevices(Struct, frozen=True):
     round: int
     personal: float | None
     n: int
-    gains: tuple[Gain, ...]
-    heads: Gain | None = None
+    gains: tuple[FleetGain, ...]
+    heads: FleetGain | None = None
 
 
 class Overview(Struct, frozen=True):
@@ -147,12 +147,12 @@ def full_devices(
 
 def _gain(
     baseline: str, other: Mapping[str, float], personal: Mapping[str, float], *, simulated: bool = False
-) -> Gain | None:
+) -> FleetGain | None:
     if (difference := paired(other, personal)) is None:
         return None
     both = other.keys() & personal.keys()
     before, after = (fmean(values[device] for device in both) for values in (other, personal))
-    return Gain(baseline, before, after, difference, simulated)
+    return FleetGain(baseline, before, after, difference, simulated)
 
 
 def _of(measured: Measured, metric: str) -> dict[str, float]:

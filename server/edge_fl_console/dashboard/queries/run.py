@@ -32,7 +32,7 @@ DROPPED = case(
 """Why a request had no success; "" for all others."""
 
 
-class Mean(Struct, frozen=True):
+class MetricMean(Struct, frozen=True):
     """A mean over `clients` clients."""
 
     value: float
@@ -52,13 +52,13 @@ class RoundRow(Struct, frozen=True):
         """Bytes transferred in both directions."""
         return self.record.bytes_down + self.record.bytes_up
 
-    def mean(self, *names: str) -> Mean | None:
+    def mean(self, *names: str) -> MetricMean | None:
         """The first of these metrics that was measured."""
         for name in names:
             if name in self.summaries:
-                return Mean(self.summaries[name].mean, self.summaries[name].clients)
+                return MetricMean(self.summaries[name].mean, self.summaries[name].clients)
             if (value := self.record.metrics.get(name)) is not None:
-                return Mean(value, self.record.clients.get(name, 0))
+                return MetricMean(value, self.record.clients.get(name, 0))
         return None
 
     @property
@@ -82,11 +82,11 @@ class RunPage(Struct, frozen=True):
     heads: Mapping[str, Summary] = {}
     online: bool = True
 
-    def newest(self, *names: str) -> tuple[Mean, str] | None:
+    def newest(self, *names: str) -> tuple[MetricMean, str] | None:
         """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
         for name in names:
             if name in self.final:
-                return Mean(self.final[name].mean, self.final[name].clients), "final"
+                return MetricMean(self.final[name].mean, self.final[name].clients), "final"
         for row in reversed(self.rounds):
             if mean := row.mean(*names):
                 return mean, f"round {row.record.round}"
