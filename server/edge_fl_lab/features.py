@@ -60,10 +60,9 @@ def probe(
     personal: Iterable[tuple[str, Parts]],
     data: Mapping[str, ClientData],
     device: str = "cpu",
-    images: int = MAX_IMAGES,
 ) -> FeatureProbe:
-    """Features of up to `images` test images, the same number per client if available, by each client's own network."""
-    share = max(images // max(len(data), 1), 1)
+    """Features of up to MAX_IMAGES test images, the same number per client if available, by each client's own network."""
+    share = max(MAX_IMAGES // max(len(data), 1), 1)
     rows: list[tuple[Tensor, Tensor | None, NDArray[np.int64], int]] = []
     clients = tuple(sorted(data))
     for id, own in personal:

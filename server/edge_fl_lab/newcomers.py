@@ -78,7 +78,7 @@ def newcomers_model(
     in `samples` count, weighted by their training samples. Where only BatchNorm is personal, the new client measures its own statistics.
     """
     if method.has_global:
-        return lambda _: lambda x: _required(steps.predict_global(method, shared, x))
+        return lambda _: lambda x: steps.predict_global(method, shared, x)
     if method.batch_norm is BatchNorm.LOCAL_BN:
         return lambda pixels: partial(method.predict, norm.newcomer(method, shared, pixels))
     if (head := _mean_head(method, own, samples)) is None:
@@ -224,8 +224,3 @@ def features(method: Method, shared: Parts, samples: Samples, device: str) -> Te
 def _standardised(z: Tensor, train: Tensor) -> Tensor:
     """Standardise features by a client's training data, to a length of about 1, as the step size expects (`edge_fl.heads.mlp`)."""
     return (z - train.mean(0)) / (train.std(0, correction=0).clamp(min=1e-6) * z.shape[1] ** 0.5)
-
-
-def _required(logits: Tensor | None) -> Tensor:
-    assert logits is not None
-    return logits

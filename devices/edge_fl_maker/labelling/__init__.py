@@ -1,1 +1,1 @@
-"""Labels given by people on the device, and what follows from them."""
+"""The label page of a device: its routes, who labels which picture, where it moves, and a head fitted after each label."""

@@ -17,11 +17,12 @@ from edge_fl_maker import access
 SYSTEMCTL_S = 60.0
 
 
-def require_installed(units: Path = Path(UNITS)) -> None:
+def require_installed() -> None:
     """Raise InputError where no label page is installed, or for another user than root."""
-    if not (units / LABEL_SERVICE).is_file():
+    unit = Path(UNITS) / LABEL_SERVICE
+    if not unit.is_file():
         raise InputError(
-            f"{text(units / LABEL_SERVICE)}: missing; expected a board of 'edge-fl flash' whose data are a folder of pictures"
+            f"{text(unit)}: missing; expected a board of 'edge-fl flash' whose data are a folder of pictures"
             " (elsewhere: edge-fl device serve)"
         )
     if os.geteuid() != 0:

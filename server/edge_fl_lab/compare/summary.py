@@ -52,7 +52,10 @@ class MeanStd(Struct, frozen=True):
 
 
 class MethodRow(Struct, frozen=True):
-    """A method on one dataset and partition. `failures` maps failed seeds to the reason; `difference` is None for the best baseline."""
+    """A method on one dataset and partition, over `clients` pairs of client and seed.
+
+    `failures` maps failed seeds to the reason; `difference` is None for the best baseline.
+    """
 
     method: str
     dataset: str
@@ -61,7 +64,13 @@ class MethodRow(Struct, frozen=True):
     numbers: dict[str, MeanStd]
     failures: dict[int, str]
     keys: list[str]
+    clients: int
     difference: PairedDifference | None = None
+
+    @property
+    def accuracy(self) -> MeanStd:
+        """Accuracy after the final personalisation."""
+        return self.numbers.get(metrics.PERSONAL_AFTER) or mean_std([])
 
 
 def rows(
@@ -174,6 +183,7 @@ def _row(
         numbers={name: mean_std(each[name] for each in by_seed if name in each) for name in names},
         failures={result.recipe.seed: result.failure for result in results if result.failure},
         keys=[result.key for result in complete],
+        clients=sum(len(paired.by_client(result)) for result in complete),
     )
 
 

@@ -12,24 +12,15 @@ from edge_fl import metrics
 from edge_fl.console import units
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.console.tables import Table
-from edge_fl_lab.compare import paired
+from edge_fl_lab.compare import paired, summary
 from edge_fl_lab.compare.cell import CellResult
 from edge_fl_lab.compare.grid import ALWAYS, Cell, blocks
 from edge_fl_lab.compare.paired import PairedDifference
-from edge_fl_lab.compare.summary import MeanStd, mean_std
+from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tables import conditions
 from edge_fl_lab.report import comparison_plots, gains, page, style
 
 NAME = "comparison.html"
-
-
-class Compared(Struct, frozen=True):
-    """A method: final accuracy over `seeds` seeds and `clients` pairs of client and seed, and its difference to the best baseline."""
-
-    method: str
-    accuracy: MeanStd
-    clients: int
-    difference: PairedDifference | None
 
 
 class Block(Struct, frozen=True):
@@ -37,7 +28,7 @@ class Block(Struct, frozen=True):
 
     where: str
     conditions: str
-    rows: tuple[Compared, ...]
+    rows: tuple[MethodRow, ...]
     chosen: str
     baseline: str
 
@@ -79,24 +70,11 @@ def write(
 def block(cells: Sequence[Cell], results: Mapping[str, CellResult], where: tuple[str, str]) -> Block:
     """Compare the methods of one dataset and partition with the baseline of the highest validation accuracy."""
     inside = [cell for cell in cells if cell.block == where]
-    best = paired.best_baseline(where, cells, results)
-    theirs = paired.of_method(best, where, cells, results)
-    rows, scores = [], {}
-    for label in dict.fromkeys(cell.label for cell in inside):
-        ours = paired.of_method(label, where, cells, results)
-        means = [
-            result.last[metrics.PERSONAL_AFTER].mean
-            for result in ours.values()
-            if metrics.PERSONAL_AFTER in result.last
-        ]
-        if not means:
-            continue
-        scores[label] = paired.score(ours)
-        pairs = sum(len(paired.by_client(result)) for result in ours.values())
-        different = None if label == best else paired.difference(best, theirs, ours)
-        rows.append(Compared(label, mean_std(means), pairs, different))
+    rows = tuple(row for row in summary.rows(inside, results) if metrics.PERSONAL_AFTER in row.numbers)
+    scores = {row.method: paired.score(paired.of_method(row.method, where, inside, results)) for row in rows}
     chosen = max(scores, key=lambda label: scores[label]) if any(scores.values()) else ""
-    return Block(", ".join(where), conditions(inside[0].recipe), tuple(rows), chosen, best)
+    best = paired.best_baseline(where, inside, results)
+    return Block(", ".join(where), conditions(inside[0].recipe), rows, chosen, best)
 
 
 def verdict(found: Block) -> str:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -138,7 +138,7 @@ class Data:
             shares = partition.assigned(dataset, every, recipe.data, recipe.seed)
             return {_numbered(number, len(shares) - 1): share for number, share in enumerate(shares)}
         trained = (
-            len(dataset.samples) if self.test is None else int(np.sum(~_required(dataset.original_test)))
+            len(dataset.samples) if self.test is None else int(np.sum(~cast(Array, dataset.original_test)))
         )
         ids = _ids("clients", self.clients, trained)
         if self.test is not None:
@@ -197,7 +197,7 @@ def _sets(
     if not separate:
         _require(client, "", len(order), 2)
         return partition.cut(order, recipe.data.test_fraction, recipe.data.validation_fraction)
-    held_out = _required(dataset.original_test)[order]
+    held_out = cast(Array, dataset.original_test)[order]
     train, test = order[~held_out], order[held_out]
     for kind, part in (("training ", train), ("test ", test)):
         _require(client, kind, len(part), 1)
@@ -215,11 +215,6 @@ def _require(client: str, kind: str, count: int, least: int) -> None:
 
 def _numbered(number: int, largest: int) -> str:
     return f"c{number:0{max(3, len(str(largest)))}d}"
-
-
-def _required(held_out: Any) -> Any:
-    assert held_out is not None
-    return held_out
 
 
 def _write(path: Path, dataset: Dataset) -> None:

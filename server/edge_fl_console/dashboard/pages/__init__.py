@@ -1,1 +1,1 @@
-"""The pages: functions from values to markup, table rows and charts, and for each page the parts that it consists of."""
+"""The dashboard's pages, a module each: the parts of a page, and functions from values to their markup, rows and charts."""

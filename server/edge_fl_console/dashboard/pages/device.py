@@ -106,8 +106,7 @@ def absent(id: str) -> str:
 
 def summary(page: DevicePage) -> str:
     """The device's main figures."""
-    able = page.record.capability or {}
-    newest = next((report for report in page.reports if report.after is not None), None)
+    able, newest = page.able, page.measured
     images = newest.metrics.get(TEST_SAMPLES) if newest else None
     return facts(
         {
@@ -128,10 +127,10 @@ def summary(page: DevicePage) -> str:
 
 def standing(page: DevicePage) -> str:
     """How the device's accuracy compares with that of all devices on its release, and the likely cause where it is lower."""
-    newest = next((report for report in page.reports if report.after is not None), None)
+    newest = page.measured
     if newest is None or newest.after is None or page.fleet.after is None:
         return ""
-    able, images = page.record.capability or {}, int(newest.metrics.get(TEST_SAMPLES, 0))
+    able, images = page.able, int(newest.metrics.get(TEST_SAMPLES, 0))
     counts, samples = able.get("samples_per_class") or (), int(able.get("samples", 0))
     of = f" of {number(images)} test images (one image is {100 / images:.1f} points)" if images else ""
     said = [
@@ -147,7 +146,7 @@ def standing(page: DevicePage) -> str:
 
 def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int) -> str:
     """Why the accuracy may be below the mean, from what the device reports."""
-    if (page.record.capability or {}).get("drift"):
+    if page.able.get("drift"):
         return "Likely cause: its images have changed since its head was fitted."
     said = ""
     if images:
@@ -163,7 +162,7 @@ def _cause(page: DevicePage, own: float, mean: float, images: int, samples: int)
 
 def description(page: DevicePage) -> str:
     """The hardware and software of the device, and its notes."""
-    able = page.record.capability or {}
+    able = page.able
     values = {name: able[key] for key, name in DESCRIPTION.items() if able.get(key)}
     shown = {name: number(v) if isinstance(v, int) else escape(v) for name, v in values.items()}
     if update := able.get("update"):
@@ -203,7 +202,7 @@ def cold_start(page: DevicePage) -> Chart | None:
 
 def spread(page: DevicePage) -> Chart | None:
     """Samples by class."""
-    return charts.columns((page.record.capability or {}).get("samples_per_class", ()))
+    return charts.columns(page.able.get("samples_per_class", ()))
 
 
 def build(board: PageBoard, address: Address) -> None:

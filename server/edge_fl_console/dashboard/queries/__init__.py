@@ -1,1 +1,1 @@
-"""The values that each page shows: frozen structs, read, sorted and paged by the database."""
+"""Queries of the registry for the dashboard's pages: a module with a frozen struct per page, sorted and paged by the database."""

@@ -32,6 +32,16 @@ class DevicePage(Struct, frozen=True):
     median_samples: int = 0
     settings: tuple[SettingRow, ...] = ()
 
+    @property
+    def able(self) -> dict[str, Any]:
+        """The capability of the device; empty if it has sent none."""
+        return self.record.capability or {}
+
+    @property
+    def measured(self) -> ReportRecord | None:
+        """The newest report with an accuracy."""
+        return next((report for report in self.reports if report.after is not None), None)
+
 
 def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     """A device of the fleet; None if it never connected."""
