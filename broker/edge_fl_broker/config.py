@@ -6,7 +6,6 @@ access list is derived from `edge_fl.wire.topics`. It requires authenticated nam
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import PORT
+from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.topics import RESERVED, access_rules, checked, role_of
 from edge_fl_broker.find import Program
 
@@ -84,14 +84,6 @@ class Settings:
     @property
     def log_path(self) -> Path:
         return self.folder / "mosquitto.log"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is reachable from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def render(settings: Settings, program: Program) -> str:

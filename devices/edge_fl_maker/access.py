@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from email.message import Message
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
+from edge_fl.wire.hosts import is_loopback
 
 TOKEN_FILE, COOKIE, HEADER = "token", "edge_fl_token", "X-Edge-FL"
 TOKEN_BYTES = 24
@@ -117,14 +117,6 @@ def tls(folder: Path | str) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(found.folder / identity.CERT_FILE, found.folder / identity.KEY_FILE)
     return context
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name or address."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _host_name(host: str) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from edge_fl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 ANYWHERE = frozenset({"0.0.0.0", "::"})
 """Addresses to listen on, not to connect to."""
@@ -25,6 +27,14 @@ def address(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
         return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is always this machine."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() == "localhost"
 
 
 def canonical(host: str) -> str:
@@ -50,6 +60,8 @@ def canonical(host: str) -> str:
 
 def certified(certificate: x509.Certificate) -> tuple[str, ...]:
     """The names and addresses of a certificate, sorted."""
+    from cryptography import x509  # here: it takes 9 MB, which a service on loopback saves
+
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -57,7 +57,7 @@ STATUS: dict[Why, HTTPStatus] = {
 }
 """Status of the answer to POST /frame: whether the picture was added, and why not."""
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 class PictureAction(Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,4 +142,4 @@ def _body(request: HttpRequest, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(request.body, type=kind)
     except NOT_JSON as error:
-        raise DataError(f"request: {error}; expected {', '.join(kind.__annotations__)}") from error
+        raise DataError(f"request: {error}; expected {', '.join(kind.__struct_fields__)}") from error

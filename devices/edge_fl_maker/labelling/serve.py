@@ -11,6 +11,7 @@ from typing import Any
 from edge_fl.console.output import print_status
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
+from edge_fl.wire.hosts import is_loopback
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.serving.show import print_threshold
@@ -37,7 +38,7 @@ def serving(
     """
     labels = config is not None and config.reads_folder
     allowed, tls, line = HttpAccess(), None, ""
-    if not access.is_loopback(host):
+    if not is_loopback(host):
         token, is_new = access.token(folder)
         tls = access.tls(config.broker.identity) if config else None
         allowed = HttpAccess(token, secure=tls is not None)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
 from html import escape
-from ipaddress import ip_address
 from typing import Protocol
 from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
@@ -23,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
+from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.roles import LOCAL_USER, Person
 
 COOKIE = "edge_fl_token"
@@ -64,16 +64,6 @@ class SignOn(Protocol):
     def end(self, request: HTTPConnection) -> None: ...
 
     def link(self) -> str: ...
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address is always this machine."""
-    if host.rstrip(".").lower() == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class LoginMiddleware:

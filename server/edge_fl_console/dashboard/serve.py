@@ -21,9 +21,10 @@ from starlette.types import ASGIApp
 
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
+from edge_fl.wire.hosts import is_loopback
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import prometheus
-from edge_fl_console.dashboard.auth import LoginMiddleware, is_loopback
+from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.headers import Headers, Nonces
 from edge_fl_console.dashboard.site import build

@@ -36,8 +36,9 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.log_limit import LogLimit
+from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.roles import Person, PersonRole
-from edge_fl_console.dashboard.auth import PageAccess, is_loopback, page
+from edge_fl_console.dashboard.auth import PageAccess, page
 
 log = logging.getLogger(__name__)
 

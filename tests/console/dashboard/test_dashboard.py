@@ -26,9 +26,10 @@ from edge_fl import metrics
 from edge_fl.console import formatting
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
+from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.messages import Capability
 from edge_fl_console.dashboard import actions, charts, parts, prometheus
-from edge_fl_console.dashboard.auth import LoginMiddleware, is_loopback
+from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import data as data_page
 from edge_fl_console.dashboard.pages import device as device_page
