@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.errors import ConnectError, DeadlineError, InputError, RunError
+from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release_rollouts
@@ -256,3 +256,13 @@ def test_what_to_publish_is_checked_before_anything_else(arguments, said, capsys
     assert main(["release", "publish", *arguments]) == 4
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_a_rollout_takes_settings_by_the_keys_of_a_recipe() -> None:
+    given = ["release.rollout.gates.false_abort=0.1", "release.rollout.success=0.8"]
+    plan = release_rollouts.rollout_plan("0.5,1", given, stage_wait_s=5.0)
+    assert (plan.stages, plan.success, plan.stage_wait_s) == ((0.5, 1.0), 0.8, 5.0)
+    assert plan.gates.false_abort == 0.1
+    for wrong, named in (("rounds=3", "--set rounds=3: expected only"), ("release.rollout.stage=1", "stage")):
+        with pytest.raises(ConfigError, match=named):
+            release_rollouts.rollout_plan("", [wrong])
