@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,12 @@ from edge_fl import cli
 from edge_fl.cli import INTERRUPTED
 from edge_fl.console.help import PANELS
 from tests.leftovers import processor_s
+
+SEVERAL_KINDS = {
+    "--format",  # not every result is a table
+    "--identity",  # `device reset --identity` deletes it
+    "--since",  # a time of the registry, an age on a device's clock
+}
 
 EDGE_FL = [sys.executable, "-m", "edge_fl"]
 ROOT: Any = get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)
@@ -157,3 +164,13 @@ def test_ctrl_c_in_the_first_second_gives_one_line(after_s: float, tmp_path: Pat
         assert child.returncode in SHELLS_130 and "Traceback" not in error
     else:  # Python itself was starting, or ending
         assert child.returncode in (1, *SHELLS_130) and "edge_fl" not in error
+
+
+def test_an_option_takes_the_same_on_every_command() -> None:
+    kinds: dict[str, dict[str | None, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path, command in tree(get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)):
+        for parameter in command.params:
+            for name in parameter.opts if parameter.param_type_name == "option" else ():
+                kinds[name][parameter.metavar].append(path)
+    several = {name: dict(found) for name, found in kinds.items() if len(found) > 1}
+    assert several.keys() == SEVERAL_KINDS, several

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
-from typer.main import get_command
 
 from edge_fl import cli
 from edge_fl.cli import App
 from edge_fl.options import DATA, Connection, argument, option
-
-SEVERAL_KINDS = {
-    "--format",  # not every result is a table
-    "--identity",  # `device reset --identity` deletes it
-    "--since",  # a time of the registry, an age on a device's clock
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,19 +73,3 @@ def test_a_list_of_commands_reads_no_options() -> None:
     app.group("group").add(broken, "edge-fl group broken")
     assert run(app, "group") == 0
     assert run(app, "group", "broken") == 1
-
-
-def tree(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from tree(inner, f"{path} {name}".strip())
-
-
-def test_an_option_takes_the_same_on_every_command() -> None:
-    kinds: dict[str, dict[str | None, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for path, command in tree(get_command(cli.load(metadata.entry_points(group=cli.ENTRY_POINTS)).root)):
-        for parameter in command.params:
-            for name in parameter.opts if parameter.param_type_name == "option" else ():
-                kinds[name][parameter.metavar].append(path)
-    several = {name: dict(found) for name, found in kinds.items() if len(found) > 1}
-    assert several.keys() == SEVERAL_KINDS, several

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 
+from edge_fl.cli import main
 from edge_fl.errors import MethodError
 from edge_fl.methods import METHODS, names
+from edge_fl.wire.egress import Egress
 from edge_fl_lab import catalogue
 from tools.site import methods_table
 
@@ -38,3 +43,16 @@ def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -
 def test_an_unknown_method_is_named_with_the_nearest_known_one() -> None:
     with pytest.raises(MethodError, match="fedrep"):
         catalogue.describe("fedrepp")
+
+
+def test_methods_show_prints_what_leaves_a_device_for_people_and_for_machines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["methods", "show", "fedper"]) == 0
+    shown = capsys.readouterr().out
+    assert "leaves a full device with its update report: extractor" in shown
+    assert "leaves a head device with its head report: nothing" in shown
+    assert main(["methods", "show", "fedcrl", "--egress"]) == 0
+    found = msgspec.convert(json.loads(capsys.readouterr().out), list[Egress])
+    assert [egress.tier for egress in found] == ["full", "head"]
+    assert found[1].parts == {"head": ["prototypes"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import msgspec
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from edge_fl import metrics
-from edge_fl.cli import main
 from edge_fl.config import CompressionConfig, MethodConfig, MethodSpec, ModelConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
@@ -104,14 +102,3 @@ def test_no_personal_part_of_any_method_may_leave(name: str) -> None:
         }
     assert set(head_plan(method, 8).uploads) <= set(of_head(method.head_tier.updates).parts["head"])
     assert of_full(method).parts["update"] == of_full(method).parts["personal"]
-
-
-def test_methods_show_prints_it_for_people_and_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods", "show", "fedper"]) == 0
-    shown = capsys.readouterr().out
-    assert "leaves a full device with its update report: extractor" in shown
-    assert "leaves a head device with its head report: nothing" in shown
-    assert main(["methods", "show", "fedcrl", "--egress"]) == 0
-    found = msgspec.convert(json.loads(capsys.readouterr().out), list[Egress])
-    assert [egress.tier for egress in found] == ["full", "head"]
-    assert found[1].parts == {"head": ["prototypes"]}
