@@ -15,7 +15,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.children import Children
-from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.registry import Database, fleets, reports, rollouts
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -41,6 +41,7 @@ def release(stage: Stage, home: Path, db: Database) -> None:
     publisher = Publisher(transport, Topics("main"), Repository(home / "main"))
     publisher.publish(manifest, {manifest.extractor.sha256: payload})
     transport.close()
+    fleets.claim(db, "main")
     record = rollouts.get(db, rollouts.begin(db, "main", 1))
     assert record is not None
     rollouts.advance(db, record, state="completed")
