@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from edge_fl.cli import main
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.accounts import local_user
 from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.cli.connection import acting_as
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, audit, devices, rollouts
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry import Database, audit, rollouts
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 
 ANN = Person("ann", "token", frozenset({"viewer"}))
@@ -83,39 +81,3 @@ def test_a_refused_roll_out_is_in_the_log_before_anything_connects(tmp_path: Pat
     ]
     assert operator.steer("paused")() == number and rollouts.get(db, number).desired == "paused"
     assert audit.listed(db, "main")[0].result == audit.DONE
-
-
-def test_tokens_and_admissions_by_command_are_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    db = Database.open(registry := "runs/server/registry.sqlite")
-    devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
-    where = ["--database", registry]
-    assert (
-        main(["token", "create", "ann", "--role", "viewer", "--role", "operator", "--days", "3", *where]) == 0
-    )
-    secret = capsys.readouterr().out.strip()
-    assert main(["token", "create", "ann", "--role", "viewer", *where]) == 4
-    assert main(["token", "create", "bo", "--role", "boss", *where]) == 4
-    assert main(["token", "create", "A b", "--role", "viewer", *where]) == 4
-    assert "boss: expected viewer, operator, releaser" in capsys.readouterr().err
-    assert main(["token", "renew", "ann", *where]) == 0
-    assert main(["token", "revoke", "ann", *where]) == 0
-    assert main(["fleet", "admit", "pi-1", *where]) == 0
-    assert main(["token", "list", *where]) == 0
-    printed = capsys.readouterr().out
-    assert "revoked" in printed and secret not in printed
-    assert main(["fleet", "audit", "--who", local_user(), "--since", "2020-01-01", *where]) == 0
-    lines = capsys.readouterr().out
-    for said in (
-        "token create",
-        "ann: viewer, operator",
-        "has a valid token",
-        "token renew",
-        "token revoke",
-        "admit",
-    ):
-        assert said in lines
-    assert main(["fleet", "audit", "--since", "yesterday", *where]) == 4
-    db.close()

@@ -15,7 +15,6 @@ from edge_fl_server.registry import Database
 @pytest.mark.parametrize(
     "command",
     [
-        ["server", "dashboard", "--port", "0"],
         ["fleet", "admit", "pi-07"],
         ["fleet", "list", "--host", "nowhere"],
         ["release", "list"],

@@ -269,7 +269,7 @@ def test_a_postgresql_that_cannot_be_reached_is_an_error_of_the_connection(opene
 
 def test_a_command_without_its_postgresql_ends_with_2_and_words(capsys):
     url = "postgresql://somebody@127.0.0.1:1/none"
-    assert main(["fleet", "audit", "--database", url]) == 2
+    assert main(["fleet", "admit", "pi-1", "--database", url]) == 2
     assert main(["server", "up", "--database", url]) == 2
     said = capsys.readouterr().err
     assert said.count("expected a PostgreSQL that runs there") == 2 and "Traceback" not in said
