@@ -111,7 +111,7 @@ def test_the_accuracy_of_few_scenes_is_that_of_new_scenes_and_precision_is_not_p
 
 
 def test_without_groups_the_same_frames_would_show_100_percent(tmp_path: Path) -> None:
-    """The measurement of before, on the same data: it shows that the frames are the trap that they should be."""
+    """Accuracy measured without groups, on the same data: it shows that the frames are the trap that they should be."""
     config = device(tmp_path)
     bursts.write(tmp_path / "images", 3, 12)
     stream = streamer(config)(tuple(CLASSES), INPUT)

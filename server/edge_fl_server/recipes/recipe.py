@@ -100,7 +100,8 @@ class GateConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class RolloutConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Stages of a roll-out: growing shares of the devices, the last one 1 ([1.0]: all devices at once).
 
-    "auto" is 5 %, 25 % and 100 % with at least 20 head-only devices online and an earlier release to go back to, otherwise all at once.
+    "auto" is 5 %, 25 % and 100 % with at least 12 head-only devices online (`release.rollout.stages.CAREFUL_FROM`) and an earlier release
+    to go back to, otherwise all at once.
     The next stage begins when `success` of the devices succeeded; an online device has `stage_wait_s` to respond. Devices that `where`
     does not select keep their release (docs/tags.md; "": all are selected).
     """
