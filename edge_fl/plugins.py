@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from edge_fl.errors import InputError
@@ -47,3 +50,12 @@ def imported(name: str, what: str, error: type[InputError]) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as cause:
         raise error(f"{what} {name!r}: cannot be imported ({cause})") from cause
+
+
+def allow_working_folder() -> None:
+    """Let this process and its children import a user's own modules from the working folder, after the installed packages.
+
+    For commands started by a person. A device builds what a server names, so it imports installed packages only.
+    """
+    if (here := os.fspath(Path.cwd())) not in sys.path:
+        sys.path.append(here)

@@ -46,11 +46,6 @@ PLANTED_IMPORTS = [
     ("the makers' extension imports its side", "devices/edge_fl_maker/access.py", "edge_fl_server.services"),
     ("broker, devices and server do not", "broker/edge_fl_broker/child.py", "edge_fl_server.children"),
     ("torch, timm, peft and onnx are", "devices/edge_fl_devices/board/health.py", "torch"),
-    (
-        "fault injection is added",
-        "devices/edge_fl_devices/simulated/fleet.py",
-        "edge_fl_devices.simulated.chaos",
-    ),
     (CIRCLE, "edge_fl/data/limits.py", "edge_fl.data.pictures"),
     (CIRCLE, "broker/edge_fl_broker/config.py", "edge_fl_broker.mosquitto"),
     (CIRCLE, "devices/edge_fl_devices/agent/state.py", "edge_fl_devices.agent.step"),

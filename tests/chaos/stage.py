@@ -31,9 +31,6 @@ from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
-from edge_fl_devices.simulated.chaos.injector import FaultInjector
-from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
@@ -43,6 +40,9 @@ from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
+from tools.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport
+from tools.chaos.injector import FaultInjector
+from tools.chaos.profile import Chaos, Devices, Restarts
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 TOPICS = Topics("main")

@@ -15,11 +15,11 @@ from edge_fl import heads, toml
 from edge_fl.errors import ConfigError
 from edge_fl_devices import config as device_config
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.simulated.chaos import profile
-from edge_fl_devices.simulated.chaos.profile import Chaos
 from edge_fl_server.recipes.recipe import Recipe, dump, load, parse, with_settings
 from tests.fuzz.mutate import NO_TOML, mutated_text, mutated_trees, to_toml
 from tests.fuzz.valid import structs
+from tools.chaos import profile
+from tools.chaos.profile import Chaos
 
 
 @given(data=st.data())

@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from edge_fl import plugins
 from edge_fl.console import units
 from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
@@ -105,10 +105,11 @@ def up(
     wait_s: Annotated[
         float, option("--wait SECONDS", "Maximum seconds to wait for the broker.", "Roll-out", min=0)
     ] = 60.0,
-    chaos: Annotated[
+    faults: Annotated[
         str,
         option(
-            "--chaos FAULTS", "Faults to inject: a TOML file, or lossy, slow, crashes, restarts, everything."
+            "--faults MODULE:OBJECT",
+            "Faults to inject, such as tools.chaos:lossy in a clone (docs/chaos.md).",
         ),
     ] = "",
     *,
@@ -120,7 +121,6 @@ def up(
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
     from edge_fl_devices.runtime.connector import connector, fleet_connector
-    from edge_fl_devices.simulated.chaos import injector, profile
     from edge_fl_devices.simulated.fleet import run_fleet
     from edge_fl_devices.simulated.fleet_config import FleetConfig, SimulatedData, tier_counts
     from edge_fl_devices.simulated.fleet_status import DeviceResult, unmeasured
@@ -163,17 +163,20 @@ def up(
         ids=ids,
         identities=identities,
     )
-    faults = partial(injector.FaultInjector, profile.load(chaos)) if chaos else None
+    inject = None
+    if faults:
+        plugins.allow_working_folder()
+        inject = plugins.imported(faults, "--faults", ConfigError)
     log_warnings()
     worker = full_worker() if trains else None
     print_status(
         f"{head_only + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
-        f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', chaos {chaos}' if chaos else ''}"
+        f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', faults {faults}' if faults else ''}"
     )
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
         results = run_fleet(
-            config, connect, full_worker=worker, show=show, on_start=stop_on_signal, faults=faults
+            config, connect, full_worker=worker, show=show, on_start=stop_on_signal, faults=inject
         )
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)

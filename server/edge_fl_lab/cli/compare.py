@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from edge_fl import plugins
 from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
 from edge_fl_lab.cli.options import RecipeOptions
-from edge_fl_server.cli import user_imports
 from edge_fl_server.cli.options import RUNS
 
 EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
@@ -89,7 +89,7 @@ def compare(
     if not tune and (tune_trials or tune_values):
         raise InputError("--tune-trials, --tune-values: only with --tune")
     grids = tuning.parse_grids(tune_values or [])
-    user_imports.allow()
+    plugins.allow_working_folder()
     base = recipe.applied(recipe.base("compare"), recipe.changes(), "compare")
     if not (methods or recipe.recipe):
         raise InputError("compare: no methods, expected --methods or --recipe")

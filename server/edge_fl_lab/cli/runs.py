@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from edge_fl import plugins
 from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
@@ -11,7 +12,7 @@ from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
 from edge_fl.options import DATA, DATA_DIR, FormatOption, option
 from edge_fl_lab.cli.options import RunArgument, run_folder
-from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli import options
 from edge_fl_server.cli.options import RUNS, RunsOption
 
 
@@ -29,7 +30,7 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
     from edge_fl_lab.report import run_plots
     from edge_fl_server.runs.results import Results
 
-    user_imports.allow()
+    plugins.allow_working_folder()
     drawn = run_plots.of_run(Results.open(run_folder(run, runs)))
     show_paths({path.name: path for path in drawn.files}, format)
     for why, names in drawn.absent.items():
@@ -69,7 +70,7 @@ def newtask(
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import study as studies
 
-    user_imports.allow()
+    plugins.allow_working_folder()
     old = trained.load(Results.open(run_folder(run, runs)))
     given = {
         "data.dataset": to,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from edge_fl import plugins
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl.options import DATA, TRAINING, FormatOption, option
 from edge_fl_lab.cli.options import RecipeOptions, simulated
-from edge_fl_server.cli import user_imports
 from edge_fl_server.cli.options import RUNS, RunsOption, TrackOption
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def simulate(
     from edge_fl_server.training import study as studies
     from edge_fl_server.training.engines import processes
 
-    user_imports.allow()
+    plugins.allow_working_folder()
     processes.prepare()  # before any thread starts
     changes = recipe.changes(data__dataset=dataset)
     if resume:

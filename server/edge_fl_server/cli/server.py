@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from edge_fl import logs
+from edge_fl import logs, plugins
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
 from edge_fl.options import CONNECTION, FOLDERS, Broker, Connection, argument, fleet_name, option
-from edge_fl_server.cli import options, user_imports
+from edge_fl_server.cli import options
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
     RUNS,
@@ -108,7 +108,7 @@ def run(
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.orchestrate.access import FleetAccess
 
-    user_imports.allow()
+    plugins.allow_working_folder()
     logs.configure(serving.log_format)
     access = FleetAccess(
         connect,

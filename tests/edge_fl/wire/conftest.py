@@ -14,7 +14,7 @@ import pytest
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet, Transport
-from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, FaultyTransport
+from tools.chaos.faulty_transport import NO_FAULTS, FaultyTransport
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event

@@ -79,7 +79,7 @@ class _Busy:
         server = children.start("server", "server", "run", str(recipe), *folders)
         wait_until(lambda: children.has_printed("server", "waiting for"), server, READY_S)
         base = {"server, in rounds": resident_bytes(server.pid)}
-        shape = ["--full", str(self.full), "--chaos", str(chaos)]
+        shape = ["--full", str(self.full), "--faults", f"tools.chaos:{chaos}"]
         fleet = children.start("fleet", *fleet_of(folder, port, self.devices), *shape)
         wait_until(lambda: children.has_printed("fleet", "full, on"), fleet, READY_S)
         return server, fleet, {**base, "fleet": resident_bytes(fleet.pid)}

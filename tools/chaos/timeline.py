@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edge_fl.seeds import generator
-from edge_fl_devices.simulated.chaos.profile import Chaos
+from tools.chaos.profile import Chaos
 
 Kind = Literal["crash", "cut", "broker", "server"]
 

@@ -21,9 +21,9 @@ from edge_fl.wire.transport import Listener, Packet, Transport
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.simulated.chaos.faulty_transport import FaultyTransport
-from edge_fl_devices.simulated.chaos.profile import Chaos, Restarts
-from edge_fl_devices.simulated.chaos.timeline import Outage, skew_s, timeline
+from tools.chaos.faulty_transport import FaultyTransport
+from tools.chaos.profile import Chaos, Restarts
+from tools.chaos.timeline import Outage, skew_s, timeline
 
 log = logging.getLogger(__name__)
 

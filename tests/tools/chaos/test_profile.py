@@ -9,10 +9,10 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
-from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS
-from edge_fl_devices.simulated.chaos.injector import FaultInjector
-from edge_fl_devices.simulated.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
-from edge_fl_devices.simulated.chaos.timeline import skew_s, timeline
+from tools.chaos.faulty_transport import NO_FAULTS
+from tools.chaos.injector import FaultInjector
+from tools.chaos.profile import PROFILES, Chaos, Devices, Restarts, load
+from tools.chaos.timeline import skew_s, timeline
 
 IDS = [f"sim-{number:03d}" for number in range(400)]
 
@@ -44,7 +44,7 @@ def test_a_mistake_in_a_profile_is_rejected_with_its_place(tmp_path: Path, text:
 
 
 def test_a_name_that_is_none_is_rejected_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quiet", "fleet", "up", "--chaos", "lossi"]) == 4
+    assert main(["--quiet", "fleet", "up", "--faults", "tools.chaos:lossi"]) == 4
     assert "did you mean 'lossy'" in capsys.readouterr().err
 
 

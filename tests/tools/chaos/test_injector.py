@@ -12,12 +12,12 @@ import pytest
 
 from edge_fl.data.partition import DataConfig
 from edge_fl_devices.agent.state import AgentLimits
-from edge_fl_devices.simulated.chaos.injector import FaultInjector
-from edge_fl_devices.simulated.chaos.profile import Chaos, Devices, Restarts
 from edge_fl_devices.simulated.fleet import run_fleet
 from edge_fl_devices.simulated.fleet_config import FleetConfig, names
 from edge_fl_devices.simulated.fleet_status import DeviceResult
 from tests.devices.scripted import ScriptedServer, eventually
+from tools.chaos.injector import FaultInjector
+from tools.chaos.profile import Chaos, Devices, Restarts
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 DEVICES = 3

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from edge_fl.errors import DeadlineError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
-from edge_fl_devices.simulated.chaos.faulty_transport import (
+from tools.chaos.faulty_transport import (
     NO_FAULTS,
     Faults,
     FaultyTransport,

@@ -1,4 +1,4 @@
-"""Chaos profile: the faults of a simulated fleet, as a TOML file or a built-in profile (`edge-fl fleet up --chaos FILE`).
+"""Chaos profile: the faults of a simulated fleet, as a TOML file or a built-in profile (`edge-fl fleet up --faults tools.chaos:FILE`).
 
 The same profile and seed give the same faults: which devices crash and when, and the fault of the n-th packet of a kind.
 """
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from edge_fl import toml
 from edge_fl.errors import ConfigError, nearest
-from edge_fl_devices.simulated.chaos.faulty_transport import NO_FAULTS, Chance, Faults
+from tools.chaos.faulty_transport import NO_FAULTS, Chance, Faults
 
 PROFILES = Path(__file__).parent / "profiles"
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
