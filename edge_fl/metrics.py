@@ -43,7 +43,7 @@ TEST_GAINED = "test_samples.gained"
 VALIDATION_LOST = "validation_samples.lost"
 VALIDATION_GAINED = "validation_samples.gained"
 """Images that became wrong, and that became right: test images with another release, validation images with the candidate of a round. Of
-test images a device counts groups of images that belong together (`edge_fl.data.groups`)."""
+test images a device counts groups of images that belong together (`edge_fl.data.grouping`)."""
 
 HEAD = "head."
 """Prefix of `of_head`."""

@@ -21,7 +21,7 @@ from typing import Any
 import edge_fl
 
 LIBRARIES = """torch torchvision onnx sklearn.linear_model sklearn.svm sklearn.neural_network matplotlib.figure jinja2 alembic.command
-    sqlalchemy tuf.api.metadata nicegui edge_fl.methods edge_fl_server.training.study""".split()
+    sqlalchemy tuf.api.metadata nicegui edge_fl.methods edge_fl_server.training.studies""".split()
 """Without onnxruntime: its import starts a thread, which a forked child would lack."""
 
 CLONE_NEWNET = 0x40000000

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl import metrics
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
-from edge_fl.heads.calibration import UNCALIBRATED, Calibration
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.heads.head import Features, Head
+from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 
 AUTO = "auto"
 CANDIDATES = ("nearest", "cosine", "logistic", "mlp", "svm")

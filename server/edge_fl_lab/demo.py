@@ -40,8 +40,8 @@ from edge_fl_server.registry.database import location
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
-from edge_fl_server.training import study as studies
-from edge_fl_server.training.study import Study
+from edge_fl_server.training import studies
+from edge_fl_server.training.studies import Study
 
 DEADLINE_S = 900.0
 SAMPLES_PER_DEVICE = 250

@@ -32,7 +32,7 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import BatchNorm, Method
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks, merged
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_lab import newcomers
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 log = logging.getLogger(__name__)
 

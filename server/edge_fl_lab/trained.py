@@ -11,8 +11,8 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results
-from edge_fl_server.training import study as studies
-from edge_fl_server.training.study import Study
+from edge_fl_server.training import studies
+from edge_fl_server.training.studies import Study
 
 
 @dataclass(frozen=True)

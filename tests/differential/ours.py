@@ -17,10 +17,10 @@ from edge_fl.learn.batches import Batches, as_tensor, pixels
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.training import rounds, study
+from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.rounds import Plan
 
 Hits = list[Tensor]
@@ -60,8 +60,8 @@ class Ours:
             RECIPE.method, name=setting.method, epochs=setting.epochs, options=dict(setting.options)
         )
         model = replace(RECIPE.model, options={"norm": setting.norm})
-        self.study = study.prepare(replace(RECIPE, method=config, model=model))
-        self._setup = setups.of_study(self.study)
+        self.study = studies.prepare(replace(RECIPE, method=config, model=model))
+        self._setup = run_setup.of_study(self.study)
         self._personalises = setting.personalises
 
     @property

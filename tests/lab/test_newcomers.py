@@ -19,10 +19,9 @@ from edge_fl_lab import newcomers as newclients
 from edge_fl_lab.newcomers import HeadTraining, learn_new_task, meet, newcomers_model
 from edge_fl_server.orchestrate.execute import RunResult, simulate
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
-from edge_fl_server.training import cohort
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import cohort, studies
 from edge_fl_server.training.rounds import RoundResult
-from edge_fl_server.training.study import draw_unseen
+from edge_fl_server.training.studies import draw_unseen
 from tests.rounds_seen import RoundsSeen
 
 TINY = with_settings(

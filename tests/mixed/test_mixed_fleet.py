@@ -20,8 +20,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode
 from edge_fl_server.recipes.recipe import Recipe, ReleaseConfig
 from edge_fl_server.runs import round_metrics
-from edge_fl_server.training import rounds
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of

@@ -26,8 +26,7 @@ from edge_fl_devices.workers.full import FullWorker
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint
-from edge_fl_server.training import rounds
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.clients import Downs, Step
 from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.gate import SMALLEST_PANEL

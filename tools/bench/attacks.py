@@ -28,11 +28,10 @@ from edge_fl.learn.tree import BUFFER, Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe, with_settings
-from edge_fl_server.training import gate, rounds
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import gate, rounds, studies
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.rounds import Plan, RoundResult, RunHooks
@@ -392,7 +391,7 @@ class Fleets:
     def run(self, seed: int, defence: Defence, attack: str = "", attackers: int = 0) -> Outcome:
         """Run one fleet in which the first `attackers` clients of a random order attack, or without an attack send nothing."""
         recipe = self.recipe(seed)
-        setup = setups.of_study(studies.prepare(recipe))
+        setup = run_setup.of_study(studies.prepare(recipe))
         method, fleet = setup.method, simulated_clients(setup)
         order = [str(client) for client in np.random.default_rng(seed).permutation(sorted(fleet.ids()))]
         bad = order[:attackers]

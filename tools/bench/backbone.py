@@ -28,7 +28,7 @@ from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.release.export import ReleaseOrigin, release
-from edge_fl_server.training.study import without_data
+from edge_fl_server.training.studies import without_data
 from tools.bench.figures import PLAIN, Figure
 from tools.bench.measure import take_turns
 

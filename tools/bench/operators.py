@@ -9,7 +9,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.processes import keep_memory, threads
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import workloads
 from tools.bench.figures import Figure
 from tools.bench.measure import gemm_peak, products, take_turns

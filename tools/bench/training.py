@@ -19,7 +19,7 @@ from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import Broadcasts, Plan
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import plain, workloads
 from tools.bench.figures import PLAIN, Figure
 from tools.bench.measure import Times, gemm_peak, products, settle, take_turns

@@ -16,7 +16,7 @@ from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import Dataset, Samples
 from edge_fl.inputs import InputSpec
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 CLASSES = 10
 LR = 0.005  # as in PFLlib; at ten times this rate rounding errors exceed the tolerance

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
-from edge_fl.data import datasets, groups, pictures
+from edge_fl.data import datasets, grouping, pictures
 from edge_fl.data.samples import Images
 
 SETS = ("fashion-mnist", "mnist", "pacs-photo", "pacs-art_painting", "pacs-cartoon", "pacs-sketch")
@@ -104,9 +104,11 @@ def table(every: dict[str, Images], most: int, copies: int = 300, scenes: int = 
     return Table(columns, lines, "Near duplicates", [])
 
 
-def _numbers(x: Images) -> groups.Groups:
+def _numbers(x: Images) -> grouping.Groups:
     sides = np.full(len(x), min(x.shape[2:]))
-    return groups.numbers(groups.near_duplicates(groups.thumbnails(x), groups.nearness(sides)), len(x))
+    return grouping.numbers(
+        grouping.near_duplicates(grouping.thumbnails(x), grouping.nearness(sides)), len(x)
+    )
 
 
 def _together(x: Images, changed: Images) -> float:

@@ -36,7 +36,7 @@ from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import FinalResult, RunHooks
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 HEAD_ONLY = "head_only.test_acc"
 """Test accuracy of a client that never trained, with a head fitted on the exported extractor."""

@@ -1,6 +1,6 @@
 """Origins of pictures: when one was taken, and of which recording it is a frame, from its file's name, EXIF data, or the file's time.
 
-Pictures of one minute, and frames of one recording, belong together (`edge_fl.data.groups`).
+Pictures of one minute, and frames of one recording, belong together (`edge_fl.data.grouping`).
 
 - A name may contain the time (IMG_20240131_142530.jpg, 2024-01-31 14.25.30.png), or be NAME_frame_0001.jpg: NAME is the recording.
 - EXIF: DateTimeOriginal of a JPEG, if it is later than 1990 (cameras without a clock write less).
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from edge_fl.data import groups
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 
 if TYPE_CHECKING:  # the agent itself decodes no pictures
     from edge_fl.data.pictures import Header
@@ -45,7 +45,7 @@ class Origin(NamedTuple):
     seconds: float
     certain: bool = False
     recording: str = ""
-    side: int = groups.SMALL
+    side: int = grouping.SMALL
 
 
 def origin(path: Path, header: Header) -> Origin:
@@ -58,7 +58,7 @@ def origin(path: Path, header: Header) -> Origin:
 def grouped(origins: Sequence[Origin]) -> Groups:
     """Group pictures by minute and recording."""
     if not origins:
-        return groups.alone()
+        return grouping.alone()
     seconds = np.array([each.seconds for each in origins])
     certain = np.array([each.certain for each in origins])
     minutes = (seconds // MINUTE_S).astype(np.int64)
@@ -69,7 +69,7 @@ def grouped(origins: Sequence[Origin]) -> Groups:
             uncertain[rows] = -1
     numbers = {name: number for number, name in enumerate({each.recording for each in origins} - {""})}
     recordings = np.array([numbers.get(each.recording, -1) for each in origins], np.int64)
-    return groups.joined(np.where(certain, minutes, -1), uncertain, recordings)
+    return grouping.joined(np.where(certain, minutes, -1), uncertain, recordings)
 
 
 def _seconds(found: re.Match[str] | None) -> float:

@@ -22,8 +22,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from edge_fl.data import groups
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Images
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
@@ -45,7 +45,7 @@ FRAME = struct.Struct("<II")  # length and CRC-32 of a row
 class PictureFacts(Struct, frozen=True):
     """What the split and the fit need of a picture: key of its pixels (`data.split.key`) and position in the split.
 
-    reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`edge_fl.data.groups.thumbnails`) and origin,
+    reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
     None for an image of an array, tell which pictures belong together.
     bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
     itself (`edge_fl.data.depth.Used`).
@@ -66,11 +66,11 @@ def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None
 
     side: the shorter side in pixels of images without an origin.
     """
-    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), np.uint8).reshape(-1, groups.SIDE**2)
+    thumbs = np.frombuffer(b"".join(each.thumbnail for each in facts), np.uint8).reshape(-1, grouping.SIDE**2)
     known = [each.origin for each in facts if each.origin]
     sides = [each.side for each in known] or [side] * len(facts)
-    alike = groups.near_duplicates(thumbs, groups.nearness(np.array(sides)))
-    return groups.joined(alike, origins.grouped(known), groups.alone() if given is None else given)
+    alike = grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
+    return grouping.joined(alike, origins.grouped(known), grouping.alone() if given is None else given)
 
 
 class _Row(Struct, frozen=True):

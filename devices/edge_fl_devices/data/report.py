@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.samples import Labels
 from edge_fl.files import paths
@@ -45,7 +45,7 @@ class DataReport:
     """Samples per class over all three sets, and skipped files by reason.
 
     `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
-    skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.groups`), 0 before they were decoded;
+    skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.grouping`), 0 before they were decoded;
     `single` are classes whose images are all of one; `depth` is that of the 16-bit pictures.
     """
 

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from edge_fl.data import arrays, depth, npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
-from edge_fl.data.groups import Groups
+from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.data.samples import Array, Images, Samples

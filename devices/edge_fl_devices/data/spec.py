@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edge_fl.data.groups import Groups, alone
+from edge_fl.data.grouping import Groups, alone
 from edge_fl.data.limits import LIMITS, UNKNOWN_DEPTH, Depth, PictureLimits
 from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed

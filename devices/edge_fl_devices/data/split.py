@@ -1,7 +1,7 @@
 """Split a device's images into train, validation and test set.
 
 The set of an image that is alone depends only on its pixels and the seed: new images never move it from test to train, and copies of one
-image are always in the same set. Images of one group (`edge_fl.data.groups`) are in the same set: that of the group's first image, by
+image are always in the same set. Images of one group (`edge_fl.data.grouping`) are in the same set: that of the group's first image, by
 capture time, else by a second hash. So a group stays where it is as later images join it; without times it may move with each new image,
 with a probability of one divided by its size.
 """
@@ -16,8 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Array, Indices
 from edge_fl.errors import DataError
 from edge_fl.seeds import seed_for

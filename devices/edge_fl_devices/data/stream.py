@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import LIMITS
 from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import DataError

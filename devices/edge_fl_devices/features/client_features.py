@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data.groups import Groups, alone, count
+from edge_fl.data.grouping import Groups, alone, count
 from edge_fl_devices.storage.slots import Installed
 
 

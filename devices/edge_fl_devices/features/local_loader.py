@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data.groups import Groups
+from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_fl.heads import Head
-from edge_fl.heads.calibration import Calibration
+from edge_fl.heads.probability_calibration import Calibration
 from edge_fl_devices.storage.slots import Installed, Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 

@@ -41,9 +41,8 @@ from edge_fl.files.accounts import not_allowed
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl.heads import Head
-from edge_fl.heads import calibration as calibrations
-from edge_fl.heads.calibration import UNCALIBRATED, Calibration
+from edge_fl.heads import Head, probability_calibration
+from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.storage import allowed, listed, read_json
@@ -313,7 +312,7 @@ def _read_head(path: Path, extractor_sha256: str) -> tuple[Head, Calibration, di
     calibrated = {name.removeprefix(CALIBRATION): arrays.pop(name) for name in prefixed}
     head = heads.from_arrays(arrays, metadata)
     head.require(extractor_sha256)
-    return head, calibrations.from_arrays(calibrated), metadata
+    return head, probability_calibration.from_arrays(calibrated), metadata
 
 
 def _head_bytes(head: Head, calibration: Calibration, metadata: dict[str, str]) -> bytes:

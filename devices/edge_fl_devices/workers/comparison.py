@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl import metrics
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet

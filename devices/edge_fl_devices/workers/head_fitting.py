@@ -19,9 +19,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl import heads
-from edge_fl.data.groups import Groups, alone
-from edge_fl.heads import HeadPlan
-from edge_fl.heads import calibration as calibrations
+from edge_fl.data.grouping import Groups, alone
+from edge_fl.heads import HeadPlan, probability_calibration
 from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
 from edge_fl.heads.head import Array, Extras
 from edge_fl_devices.board import imports
@@ -102,7 +101,7 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
     )
     if not spec.calibrate:
         return choice
-    calibration = calibrations.calibrate(
+    calibration = probability_calibration.calibrate(
         partial(fit, choice.kind), data.z, data.y, data.groups, budget_s=spec.budget_s
     )
     return replace(choice, calibration=calibration)
@@ -121,7 +120,9 @@ class ChildFitter:
             response = self._children.request(encode((spec, data)), self._deadline_s)
         fitted = decode(response, FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)
-        return Choice(head, fitted.numbers, calibration=calibrations.from_arrays(fitted.calibration))
+        return Choice(
+            head, fitted.numbers, calibration=probability_calibration.from_arrays(fitted.calibration)
+        )
 
     def close(self) -> None:
         """End the idle children."""

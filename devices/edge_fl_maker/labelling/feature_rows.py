@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import groups
-from edge_fl.data.groups import Groups, Thumbnails
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups, Thumbnails
 from edge_fl.data.limits import FULL_BITS
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
@@ -138,7 +138,7 @@ def _digest(content: bytes) -> bytes:
 def _record(dim: int) -> np.dtype[np.void]:
     origin = [("seconds", "<f8"), ("certain", "?"), ("side", "<u4"), ("recording", f"V{KEY_BYTES}")]
     return np.dtype(
-        [("key", f"V{KEY_BYTES}"), ("thumbnail", "u1", (groups.SIDE**2,)), *origin, ("z", "<f4", (dim,))]
+        [("key", f"V{KEY_BYTES}"), ("thumbnail", "u1", (grouping.SIDE**2,)), *origin, ("z", "<f4", (dim,))]
     )
 
 

@@ -14,9 +14,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from edge_fl import heads
-from edge_fl.data.groups import alone
-from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
-from edge_fl.heads import calibration as calibrations
+from edge_fl.data.grouping import alone
+from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest, probability_calibration
 from edge_fl.heads.head import Array
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
@@ -86,7 +85,7 @@ def fit(request: ImmediateFit) -> FittedHead:
     return fitted(choice.head, choice.calibration)
 
 
-def fitted(head: heads.Head, calibration: calibrations.Calibration) -> FittedHead:
+def fitted(head: heads.Head, calibration: probability_calibration.Calibration) -> FittedHead:
     """Return head and calibration as they travel."""
     return FittedHead(head.to_arrays(), head.describe(), {}, calibration.to_arrays())
 
@@ -98,7 +97,7 @@ def order(request: Ordering) -> Array:
     probabilities = None
     if request.head:
         head = heads.from_arrays(request.head.arrays, request.head.description)
-        calibration = calibrations.from_arrays(request.head.calibration)
+        calibration = probability_calibration.from_arrays(request.head.calibration)
         probabilities = calibration.probabilities(head.logits(z))
     return informative(z, probabilities, labelled, len(z), generator(0, "informative"))
 

@@ -24,15 +24,14 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl import heads, threads
-from edge_fl.data import groups as grouping
-from edge_fl.data import pictures
+from edge_fl.data import grouping, pictures
 from edge_fl.data.class_names import class_of
-from edge_fl.data.groups import Groups
+from edge_fl.data.grouping import Groups
 from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
-from edge_fl.heads import calibration as calibrations
+from edge_fl.heads import probability_calibration
 from edge_fl.release.manifest import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
@@ -359,7 +358,7 @@ class Learner:
         )
         fitted = decode(self._ask(request, fingerprint), FittedHead)
         head = heads.from_arrays(fitted.arrays, fitted.description)
-        calibration = calibrations.from_arrays(fitted.calibration)
+        calibration = probability_calibration.from_arrays(fitted.calibration)
         self._store.keep_immediate_head(
             ImmediateHead(head, calibration, fingerprint, agent_key, release.bits)
         )

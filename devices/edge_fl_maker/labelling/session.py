@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from edge_fl import errors
-from edge_fl.data import groups
+from edge_fl.data import grouping
 from edge_fl.errors import DataError
-from edge_fl.heads.calibration import Calibration
+from edge_fl.heads.probability_calibration import Calibration
 from edge_fl_devices.data.report import MOST_NAMED
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.labelling.feature_rows import file_key
@@ -259,7 +259,7 @@ def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: 
     """What is to be said of a measured accuracy: few scenes, or classes and pictures that it leaves out."""
     if calibration is None:
         return ""
-    remarks = [groups.few(len(calibration.right), calibration.scenes)]
+    remarks = [grouping.few(len(calibration.right), calibration.scenes)]
     if single:
         remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
     if unreadable:

@@ -68,7 +68,7 @@ def newtask(
     from edge_fl_lab import recipe_heads as heads_of
     from edge_fl_server.recipes.recipe import with_settings
     from edge_fl_server.runs.results import Results
-    from edge_fl_server.training import study as studies
+    from edge_fl_server.training import studies
 
     plugins.allow_working_folder()
     old = trained.load(Results.open(run_folder(run, runs)))

@@ -48,7 +48,7 @@ def simulate(
     from edge_fl_server.orchestrate import run as orchestrator
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
-    from edge_fl_server.training import study as studies
+    from edge_fl_server.training import studies
     from edge_fl_server.training.engines import processes
 
     plugins.allow_working_folder()

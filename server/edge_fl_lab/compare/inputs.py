@@ -22,8 +22,8 @@ from edge_fl.config import ModelConfig
 from edge_fl.data.samples import Dataset
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import backbones, frozen, lora
-from edge_fl_server.orchestrate.setup import torch_device
-from edge_fl_server.training.study import Study
+from edge_fl_server.orchestrate.run_setup import torch_device
+from edge_fl_server.training.studies import Study
 
 LIBRARIES = ("torch", "numpy")
 PLACES = (

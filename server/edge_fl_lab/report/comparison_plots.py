@@ -21,7 +21,7 @@ from edge_fl_lab.features import FeatureProbe, Features
 from edge_fl_lab.report import plots, style
 from edge_fl_lab.report.plots import Curve, Drawn, Mark, Points
 from edge_fl_lab.report.run_plots import labels_by_client, similarities
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import studies
 
 Runs = Mapping[str, Sequence[tuple[Cell, CellResult]]]
 """The complete cells of each method."""

@@ -19,7 +19,7 @@ from edge_fl_lab.report import figures, page, plots, style
 from edge_fl_lab.report.plots import Points
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server.runs.results import Results
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 ABSENT = {
     "accuracy": "fewer than two rounds were evaluated",

@@ -23,7 +23,7 @@ from edge_fl_lab.research.settings import Settings, recipe_of, require_importabl
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import studies
 
 
 def run(

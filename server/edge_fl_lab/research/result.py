@@ -21,10 +21,10 @@ from edge_fl.methods.contract import steps
 from edge_fl.metrics import Summary
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server.orchestrate.execute import RunResult
-from edge_fl_server.orchestrate.setup import torch_device
+from edge_fl_server.orchestrate.run_setup import torch_device
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 Values = NDArray[np.float64]
 ACCURACIES = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)

@@ -83,9 +83,9 @@ def new(
 def _missing(recipe: Recipe) -> str:
     """What this machine lacks to build the recipe's model; "" if nothing. Raises MethodError for an unknown model."""
     from edge_fl.models import build_net
-    from edge_fl_server.training import study
+    from edge_fl_server.training import studies
 
-    _, spec = study.without_data(recipe)
+    _, spec = studies.without_data(recipe)
     try:
         build_net(spec.model, spec.input, len(spec.classes))
     except DataError as error:

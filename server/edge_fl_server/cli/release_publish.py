@@ -40,7 +40,7 @@ def made_by_model(
     from edge_fl.models import backbone_input
     from edge_fl_server.recipes.recipe import Recipe
     from edge_fl_server.release import export
-    from edge_fl_server.training import study
+    from edge_fl_server.training import studies
 
     config = ModelConfig(model, weights=weights, train="none")
     if backbone_input(config) is None:
@@ -50,7 +50,7 @@ def made_by_model(
         input = backbone_input(config)
     input = replace(input, resize=resize) if input else None
     data = DataConfig(classes=classes)
-    _, spec = study.without_data(Recipe(source="none", data=data, model=config, input=input))
+    _, spec = studies.without_data(Recipe(source="none", data=data, model=config, input=input))
     method = build_method(spec)
     return export.export(method, steps.start(method)), export.describe(method, spec)
 

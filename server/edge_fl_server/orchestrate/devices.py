@@ -19,8 +19,8 @@ from edge_fl_server.orchestrate.advice import Advice
 from edge_fl_server.orchestrate.deployment import Deployment, WaitForDevices
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import Releases
+from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.screening import Screening
-from edge_fl_server.orchestrate.setup import RunSetup
 from edge_fl_server.orchestrate.statistics import StatisticsCollector
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.release import website

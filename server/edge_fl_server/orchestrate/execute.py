@@ -15,8 +15,8 @@ from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
-from edge_fl_server.orchestrate import setup as setups
-from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.orchestrate import run_setup
+from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.runs import statistics
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import rounds
@@ -25,7 +25,7 @@ from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.delayed import DelayedClients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Reports, RunHooks
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from edge_fl_server.training.unreliable import UnreliableClients, drawn
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ def simulate(
     say: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Simulate a study in this process. Raises as `execute`; `say` receives which engine was chosen, and why."""
-    setup = setups.of_study(study)
+    setup = run_setup.of_study(study)
     return execute(setup, simulated_clients(setup, say), hooks or RunHooks(), watch)
 
 

@@ -17,7 +17,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.advice import MAX_NAMES
-from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED
 from edge_fl_server.registry import releases
 from edge_fl_server.release import quantise
@@ -27,7 +27,7 @@ from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, Rollo
 from edge_fl_server.release.rollout.stages import cause
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import studies
 
 
 class Releases:

@@ -24,9 +24,9 @@ from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.orchestrate import setup as setups
+from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
-from edge_fl_server.orchestrate.setup import RunSetup
+from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
@@ -63,7 +63,7 @@ def run(
     """
     begun = Results.open(resume) if resume else None
     saved = _checkpoint(begun, recipe) if begun else None
-    setup = setups.prepare(recipe)
+    setup = run_setup.prepare(recipe)
     if begun:
         setup = _continued(begun, setup)
     with ExitStack() as stack:

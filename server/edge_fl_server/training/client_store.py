@@ -18,7 +18,7 @@ from edge_fl.data.partition import Split
 from edge_fl.data.samples import ClientData, Images, Labels, Samples
 from edge_fl.methods.contract.client import Client
 from edge_fl_server.training.clients import ClientId
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import groups, pictures
+from edge_fl.data import grouping, pictures
 from edge_fl_devices.data import origins
 from edge_fl_devices.data.origins import Origin, grouped
 
@@ -31,7 +31,7 @@ def origin(path: Path) -> Origin:
 
 
 def numbers(*given: Origin) -> list[int]:
-    return groups.numbers(grouped(given), len(given)).tolist()
+    return grouping.numbers(grouped(given), len(given)).tolist()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image, ImageOps
 
-from edge_fl.data import datasets, pictures
-from edge_fl.data import groups as grouping
+from edge_fl.data import datasets, grouping, pictures
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.data.limits import PictureLimits
 from edge_fl.data.pictures import PictureError

@@ -18,7 +18,7 @@ from edge_fl import heads
 from edge_fl.blob import describe
 from edge_fl.errors import InputError
 from edge_fl.heads import Head
-from edge_fl.heads.calibration import UNCALIBRATED, Calibration
+from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel

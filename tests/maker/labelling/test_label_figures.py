@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data.groups import thumbnails
+from edge_fl.data.grouping import thumbnails
 from edge_fl_devices import config as settings
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.origins import Origin

@@ -15,7 +15,7 @@ import pytest
 
 from edge_fl import heads
 from edge_fl.data import pictures
-from edge_fl.data.groups import SIDE
+from edge_fl.data.grouping import SIDE
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.release.manifest import scale

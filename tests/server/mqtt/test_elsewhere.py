@@ -17,7 +17,7 @@ from edge_fl.learn import tree
 from edge_fl.methods import names
 from edge_fl_server.orchestrate.execute import RunResult, simulate
 from edge_fl_server.recipes.recipe import Recipe, with_settings
-from edge_fl_server.training import study
+from edge_fl_server.training import studies
 from tests.sample import sample
 from tests.server.mqtt.elsewhere import ELSEWHERE, There, elsewhere, held
 from tests.server.training.engines.test_engines import Build, outcome, sequential, store, vectorised
@@ -38,7 +38,7 @@ CLOSE = 0.02  # the layout of images in memory, and with it rounding, is a devic
 
 def run(device: str, *settings: str) -> RunResult:
     recipe = with_settings(TINY, list(settings))
-    return simulate(study.prepare(with_fields(recipe, device=device)))
+    return simulate(studies.prepare(with_fields(recipe, device=device)))
 
 
 def cases() -> Iterator[Any]:

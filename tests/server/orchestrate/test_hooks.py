@@ -9,10 +9,10 @@ import pytest
 from edge_fl.errors import ConfigError
 from edge_fl_server.orchestrate.execute import HOOKS, simulate
 from edge_fl_server.recipes.recipe import Recipe, with_settings
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import studies
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Reports, RunHooks
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tests.rounds_seen import RoundsSeen
 
 SETTINGS = ["data.clients=3", "data.fraction=0.2", "rounds=1", "model.options={feature_dim=8, width=4}"]

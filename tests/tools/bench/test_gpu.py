@@ -13,7 +13,7 @@ import torch
 
 from edge_fl.errors import InputError
 from edge_fl.methods import build_method
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import cli
 from tools.bench.accelerator import items, limits, pfllib, published, quickstart, rounds, steps
 from tools.bench.accelerator.scale import TINY

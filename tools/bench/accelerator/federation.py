@@ -18,7 +18,7 @@ from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.choice import ENGINES
 from edge_fl_server.training.rounds import Plan, Reports
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import workloads
 from tools.bench.measure import settle
 

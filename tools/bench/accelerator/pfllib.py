@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edge_fl.errors import InputError
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 DATASET = "MNIST"
 DEADLINE_S = 1800.0

@@ -14,7 +14,7 @@ from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
 from edge_fl.inputs import InputSpec
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench.accelerator import federation
 from tools.bench.accelerator.scale import Scale, forget_peak, peak_mb
 from tools.bench.figures import Figure

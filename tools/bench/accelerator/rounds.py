@@ -10,7 +10,7 @@ import msgspec
 from torch.profiler import ProfilerActivity, profile
 
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import plain, training, workloads
 from tools.bench.accelerator.scale import Scale, forget_peak, peak_mb
 from tools.bench.figures import Figure

@@ -18,7 +18,7 @@ from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 from tools.bench import plain, workloads
 from tools.bench.peers import split
 from tools.bench.peers.cases import Case

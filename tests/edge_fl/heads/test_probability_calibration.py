@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
-from edge_fl.heads import calibration
+from edge_fl.heads import probability_calibration
 from edge_fl.heads.auto import CANDIDATES
-from edge_fl.heads.calibration import LEAST, UNCALIBRATED, Calibration, calibrate
 from edge_fl.heads.head import Features, Head
 from edge_fl.heads.linear import direction
+from edge_fl.heads.probability_calibration import LEAST, UNCALIBRATED, Calibration, calibrate
 
 DIM, CLASSES = 64, 5
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))
@@ -110,17 +110,17 @@ def test_a_single_class_is_not_calibrated() -> None:
 def test_the_budget_ends_after_a_fold() -> None:
     z, y = some(40, 1)
     calibrated = calibrate(lambda z, y: fit("cosine", z, y), z, y, budget_s=-1)
-    assert len(calibrated.right) == len(y) / calibration.FOLDS
+    assert len(calibrated.right) == len(y) / probability_calibration.FOLDS
 
 
 def test_arrays_describe_the_calibration_and_an_old_file_has_none() -> None:
     _, calibrated = fitted("cosine")
-    again = calibration.from_arrays(calibrated.to_arrays())
+    again = probability_calibration.from_arrays(calibrated.to_arrays())
     z, _ = some(5, 2)
     assert again.threshold(0.9) == calibrated.threshold(0.9)
     assert np.isclose(again.temperature, calibrated.temperature)
     assert np.array_equal(again.percentiles(z), calibrated.percentiles(z))
-    assert calibration.from_arrays({}) is UNCALIBRATED
+    assert probability_calibration.from_arrays({}) is UNCALIBRATED
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_arrays_describe_the_calibration_and_an_old_file_has_none() -> None:
 def test_damaged_arrays_are_rejected(damage: dict[str, np.ndarray]) -> None:
     _, calibrated = fitted("cosine")
     with pytest.raises(ArtefactError, match="calibration"):
-        calibration.from_arrays({**calibrated.to_arrays(), **damage})
+        probability_calibration.from_arrays({**calibrated.to_arrays(), **damage})
 
 
 def test_the_cosine_head_solves_the_regression_in_either_form() -> None:
@@ -173,11 +173,11 @@ def test_scenes_count_once_and_are_kept_in_the_file() -> None:
     assert calibrated.scenes == len(y) and len(calibrated.right) == 10 * len(y)
     assert abs(calibrated.accuracy - alone.accuracy) < 0.1 and calibrated.accuracy < 1
     assert calibrated.interval[1] - calibrated.interval[0] > 0.1
-    again = calibration.from_arrays(calibrated.to_arrays())
+    again = probability_calibration.from_arrays(calibrated.to_arrays())
     assert again.scenes == len(y) and again.threshold(0.8) == calibrated.threshold(0.8)
     assert "groups" not in alone.to_arrays()
     with pytest.raises(ArtefactError, match="differ in length"):
-        calibration.from_arrays({**calibrated.to_arrays(), "groups": scenes[1:]})
+        probability_calibration.from_arrays({**calibrated.to_arrays(), "groups": scenes[1:]})
 
 
 def test_precision_is_not_reachable_with_few_scenes_however_many_frames_there_are() -> None:

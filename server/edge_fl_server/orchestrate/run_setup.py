@@ -16,12 +16,11 @@ from edge_fl.learn.network import precision
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.training import cohort
-from edge_fl_server.training import study as studies
+from edge_fl_server.training import cohort, studies
 from edge_fl_server.training.engine_timing import EngineTiming
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.study import Study
+from edge_fl_server.training.studies import Study
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Calibration of a head on out-of-fold predictions: temperature, threshold for a target precision, rejection by feature distance.
 
 The labelled samples are divided into FOLDS folds; a head fitted on the others predicts each of them, so no sample is needed for this alone.
-No fold cuts a group (`edge_fl.data.groups`), and every group counts once, so that frames of one scene do not count as many.
+No fold cuts a group (`edge_fl.data.grouping`), and every group counts once, so that frames of one scene do not count as many.
 
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import groups as grouping
-from edge_fl.data.groups import Groups
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import Array, Features, Head

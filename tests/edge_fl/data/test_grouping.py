@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edge_fl.data import datasets, groups
-from edge_fl.data.groups import alone, folds, joined, near_duplicates, nearness, thumbnails
+from edge_fl.data import datasets, grouping
+from edge_fl.data.grouping import alone, folds, joined, near_duplicates, nearness, thumbnails
 
 SIDE = 96
 
@@ -32,7 +32,7 @@ def jpeg(picture: np.ndarray) -> np.ndarray:
 def found(images: np.ndarray, side: int = SIDE) -> list[int]:
     """The number of each image's group."""
     given = near_duplicates(thumbnails(images), nearness(np.full(len(images), side)))
-    return groups.numbers(given, len(images)).tolist()
+    return grouping.numbers(given, len(images)).tolist()
 
 
 def test_changed_copies_of_a_picture_are_grouped_with_it_and_others_are_not() -> None:
@@ -54,7 +54,7 @@ def test_changed_copies_of_a_picture_are_grouped_with_it_and_others_are_not() ->
 def test_chains_of_near_duplicates_are_one_group_in_any_order_and_across_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups, "BLOCK", 8)
+    monkeypatch.setattr(grouping, "BLOCK", 8)
     frames = [np.roll(photo(scene), (step, 0), (1, 2)) for scene in (1, 2) for step in range(20)]
     order = np.random.default_rng(1).permutation(40)
     given = np.array(found(np.stack(frames)[order]))
@@ -115,26 +115,26 @@ def test_groups_of_a_class_are_spread_over_the_folds() -> None:
 
 def test_every_group_counts_once() -> None:
     right, given = np.array([True, True, True, False]), np.array([0, 0, 0, 1])
-    assert groups.mean(right, given) == 0.5 and groups.mean(right, alone()) == 0.75
-    assert groups.weights(given, 4).tolist() == pytest.approx([1 / 3] * 3 + [1])
-    assert groups.count(given, 4) == 2 and groups.count(alone(), 4) == 4
+    assert grouping.mean(right, given) == 0.5 and grouping.mean(right, alone()) == 0.75
+    assert grouping.weights(given, 4).tolist() == pytest.approx([1 / 3] * 3 + [1])
+    assert grouping.count(given, 4) == 2 and grouping.count(alone(), 4) == 4
 
 
 @pytest.mark.parametrize(
     "share, count, low, high", [(1.0, 4, 0.51, 1.0), (0.5, 100, 0.404, 0.596), (0.0, 0, 0.0, 1.0)]
 )
 def test_the_interval_is_wide_for_few_groups(share: float, count: int, low: float, high: float) -> None:
-    assert groups.interval(share, count) == pytest.approx((low, high), abs=0.001)
+    assert grouping.interval(share, count) == pytest.approx((low, high), abs=0.001)
 
 
 def test_few_groups_are_remarked_and_few_pictures_are_not() -> None:
     assert (
-        groups.few(120, 4) == "120 pictures come from 4 scenes: the accuracy is an estimate from few scenes"
+        grouping.few(120, 4) == "120 pictures come from 4 scenes: the accuracy is an estimate from few scenes"
     )
-    assert "1 scene:" in groups.few(9, 1)
-    assert not groups.few(8, 8) and not groups.few(900, 300) and not groups.few(12, 0)
+    assert "1 scene:" in grouping.few(9, 1)
+    assert not grouping.few(8, 8) and not grouping.few(900, 300) and not grouping.few(12, 0)
 
 
 def test_classes_of_a_single_group_cannot_be_measured() -> None:
     y, given = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 1, 2, 3])
-    assert groups.single(y, given).tolist() == [0] and not len(groups.single(y, alone()))
+    assert grouping.single(y, given).tolist() == [0] and not len(grouping.single(y, alone()))
