@@ -16,7 +16,7 @@ from mcp.types import ToolAnnotations
 
 from edge_fl import __version__
 from edge_fl.errors import EdgeFLError, InputError
-from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard.queries import device as devices
 from edge_fl_console.dashboard.queries import fleet as fleets
 from edge_fl_console.dashboard.queries import log, overview, releases, run
@@ -71,7 +71,7 @@ class Tools:
 
     def list_alerts(self) -> dict[str, Any]:
         """The alerts whose condition holds now: rule, subject, text, and since when (seconds since 1970)."""
-        return {"alerts": _plain(alerts.active(self._db, self._fleet))}
+        return {"alerts": _plain(stored.active(self._db, self._fleet))}
 
     def list_events(self, level: str = "") -> dict[str, Any]:
         """The newest events; `level` is "info", "warning" or "error", or empty for all."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts import stored
 from edge_fl_server.registry import Database, devices, rollouts
 from tests.console.dashboard import filled
 
@@ -51,7 +51,7 @@ def test_an_assistant_reads_the_fleet_and_changes_nothing(tmp_path: Path) -> Non
         filled.fill(db, 20, tmp_path)
         devices.quarantine(db, "main", filled.name(3), "3 reports rejected")
         rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 1.0]})
-        alerts.update_active(db, "main", [("silent", filled.name(4), "no message for 2 h")], [], 1)
+        stored.update_active(db, "main", [("silent", filled.name(4), "no message for 2 h")], [], 1)
         before = rollouts.listed(db, "main"), devices.listed(db, "main")
         with ThreadPoolExecutor(1) as thread:  # a browser of an earlier test occupies this one's event loop
             answers = thread.submit(asyncio.run, ask(registry)).result(100)

@@ -18,15 +18,14 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import EdgeFLError, shortened
 from edge_fl_console.alerts import settings as alert_settings
-from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts import stored
 from edge_fl_console.alerts.channels import Channel
 from edge_fl_console.alerts.rules import DAY_S, KINDS, RulePlace
 from edge_fl_console.alerts.settings import AlertSettings
 from edge_fl_console.alerts.stored import Due
 from edge_fl_server.registry import Database
 from edge_fl_server.registry import devices as registered
-from edge_fl_server.selectors import SelectorError
-from edge_fl_server.selectors import fleet as selectors
+from edge_fl_server.selectors import SelectorError, selection
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class Evaluator:
         """Raise and resolve alerts. Raises RunError when the registry fails."""
         place, now_s = self._place, self._place.now_s()
         found, unknown = self._found()
-        active = {(alert.rule, alert.subject): alert for alert in alerts.active(place.db, place.fleet)}
+        active = {(alert.rule, alert.subject): alert for alert in stored.active(place.db, place.fleet)}
         raised = [
             (rule, subject, text) for (rule, subject), text in found.items() if (rule, subject) not in active
         ]
@@ -65,10 +64,10 @@ class Evaluator:
         }
         self._absent_s = {number: since_s for number, since_s in absent.items() if number not in resolved}
         if raised or resolved:
-            alerts.update_active(place.db, place.fleet, raised, resolved, now_s)
+            stored.update_active(place.db, place.fleet, raised, resolved, now_s)
         if time.monotonic() - self._forgot_s > HOUR_S or not self._forgot_s:
             self._forgot_s = time.monotonic()
-            alerts.forget(place.db, place.fleet, now_s)
+            stored.forget(place.db, place.fleet, now_s)
             registered.forget_boots(place.db, place.fleet, now_s - DAY_S)
 
     def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
@@ -82,7 +81,7 @@ class Evaluator:
             chosen: Collection[str] = conditions
             if rule.where:
                 try:
-                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
+                    chosen = set(selection.selected(self._place.db, self._place.fleet, rule.where))
                 except SelectorError as error:  # a group was removed
                     log.warning("alert rule %r: %s", name, error.message)
                     unknown.add(name)
@@ -105,7 +104,7 @@ class Sender:
         place, name = self._place, self._channel.name
         now_s = place.now_s()
         before_s = int(now_s - self._settings.group_s)
-        due = alerts.claim(
+        due = stored.claim(
             place.db, place.fleet, name, self._settings.rules_of(name), before_s=before_s, now_s=now_s
         )
         if not due:
@@ -120,7 +119,7 @@ class Sender:
             if self._failures == 1:
                 print_status(f"{error.message}; {len(due)} alert{'s' * (len(due) > 1)} to send, trying again")
         finally:
-            alerts.settle(place.db, name, due, sent=sent)
+            stored.settle(place.db, name, due, sent=sent)
         if sent and self._failures:
             print_status(f"alert channel {name!r}: works again")
             self._failures = 0

@@ -46,14 +46,14 @@ def list_alerts(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the alerts whose condition holds, newest first, and the channels on which they were sent."""
-    from edge_fl_console.alerts import stored as alerts
+    from edge_fl_console.alerts import stored
 
     now_s = int(time.time())
     since_s = now_s - int(units.parse_duration(resolved, "--resolved"))
     with registry(place) as db:
-        quiet, sent = alerts.silenced(db, place.fleet, now_s), alerts.delivered(db, place.fleet)
+        quiet, sent = stored.silenced(db, place.fleet, now_s), stored.delivered(db, place.fleet)
         rows = []
-        for alert in alerts.listed(db, place.fleet, since_s):
+        for alert in stored.listed(db, place.fleet, since_s):
             until_s = max(quiet.get(alert.rule, 0), quiet.get(alert.subject, 0))
             state = (
                 "resolved" if alert.resolved_s else f"silent until {_time(until_s)}" if until_s else "active"
@@ -82,7 +82,7 @@ def silence(
     place: RegistryPlace,
 ) -> None:
     """Send no alert of a rule, or about a device, for some time. Those whose condition still holds then are sent at its end."""
-    from edge_fl_console.alerts import stored as alerts
+    from edge_fl_console.alerts import stored
     from edge_fl_console.alerts.settings import load, path_of
     from edge_fl_server.registry import devices
 
@@ -93,13 +93,13 @@ def silence(
             *devices.names(db, place.fleet),
             "server",
         }
-        known |= {alert.subject for alert in alerts.active(db, place.fleet)}
+        known |= {alert.subject for alert in stored.active(db, place.fleet)}
         if name not in known:
             raise InputError(
                 f"{name!r}: no rule and no device of fleet {place.fleet!r}{nearest(name, known)}"
             )
         with acting(db, place.fleet, "silence", f"{name}, for {duration}"):
-            alerts.silence(db, place.fleet, name, until_s)
+            stored.silence(db, place.fleet, name, until_s)
     print_status(
         f"{name}: silent until {_time(until_s)} UTC" if until_s > time.time() else f"{name}: no longer silent"
     )

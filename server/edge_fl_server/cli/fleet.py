@@ -42,7 +42,7 @@ def list_devices(
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, devices, fleets, reports, tags
     from edge_fl_server.registry.records import DeviceRecord
-    from edge_fl_server.selectors.fleet import selected
+    from edge_fl_server.selectors.selection import selected
 
     registered: dict[str, DeviceRecord] = {}
     tagged: dict[str, dict[str, str]] = {}

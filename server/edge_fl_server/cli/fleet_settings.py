@@ -129,7 +129,7 @@ def show_settings(
 
     from edge_fl_server.mqtt.devices import settings_list
     from edge_fl_server.registry import devices
-    from edge_fl_server.selectors.fleet import parsed, selected, unknown_tags
+    from edge_fl_server.selectors.selection import parsed, selected, unknown_tags
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:

@@ -59,14 +59,13 @@ def list_groups(
 ) -> None:
     """List the saved selectors, and how many devices each matches now."""
     from edge_fl_server.registry import tags
-    from edge_fl_server.selectors import SelectorError
-    from edge_fl_server.selectors import fleet as selectors
+    from edge_fl_server.selectors import SelectorError, selection
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
         for name, text in tags.saved_groups(db, place.fleet).items():
             try:
-                count: int | None = len(selectors.selected(db, place.fleet, text))
+                count: int | None = len(selection.selected(db, place.fleet, text))
             except SelectorError as error:  # it names a removed group
                 count = None
                 print_status(f"group {name!r}: {error.message}")
@@ -83,8 +82,7 @@ def save(
     from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
     from edge_fl_server.registry import tags
-    from edge_fl_server.selectors import fleet as selectors
-    from edge_fl_server.selectors import require_groups
+    from edge_fl_server.selectors import require_groups, selection
 
     if not NAME.match(group):
         raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
@@ -93,7 +91,7 @@ def save(
         require_groups(saved)  # a change must not make any group contain itself, or too large
         with acting(db, place.fleet, "group save", f"@{group}: {selector}"):
             tags.save_group(db, place.fleet, group, selector)
-        print_status(f"@{group}: {counted(len(selectors.selected(db, place.fleet, selector)), 'device')}")
+        print_status(f"@{group}: {counted(len(selection.selected(db, place.fleet, selector)), 'device')}")
 
 
 def remove(

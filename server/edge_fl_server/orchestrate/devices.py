@@ -29,7 +29,7 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.selectors import fleet as selectors
+from edge_fl_server.selectors import selection
 from edge_fl_server.training.clients import Clients, NoClients
 from edge_fl_server.training.hybrid import HybridClients
 from edge_fl_server.training.rounds import CombinedHooks, RunHooks
@@ -64,8 +64,8 @@ class Devices:
         db, fleet, where = server.journal.db, server.journal.fleet, recipe.cohort.where
         for record in reports.of_run(db, results.id):  # from before an interruption
             totals.note(record.device, reports.report_of(record))
-        selectors.require(db, fleet, where, recipe.release.rollout.where)
-        server.roster.train_only(selectors.Selection(db, fleet, where))
+        selection.require(db, fleet, where, recipe.release.rollout.where)
+        server.roster.train_only(selection.Selection(db, fleet, where))
         releases = self._releases(setup, results, totals, progress)
         full = self._full_devices(setup, results, totals)
         screening = Screening(setup.method, recipe.validation, server, results.id)

@@ -16,8 +16,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_console.alerts import stored as alerts
-from edge_fl_console.alerts import watcher
+from edge_fl_console.alerts import stored, watcher
 from edge_fl_console.alerts.channels import Channel
 from edge_fl_console.alerts.rules import RulePlace
 from edge_fl_console.alerts.settings import AlertSettings, Rule
@@ -92,7 +91,7 @@ def test_a_killed_server_sends_no_alert_again(
         first = children.start("first", "server", "up", *options)
         # Sent and stored: a claim that was not stored as sent is sent again, and its resolution is not.
         assert eventually(
-            lambda: [len(sent) for sent in alerts.delivered(place.db, "main").values()] == [2], 120
+            lambda: [len(sent) for sent in stored.delivered(place.db, "main").values()] == [2], 120
         ), lines
         os.kill(first.pid, signal.SIGKILL)
         devices.readmit(place.db, "main", "pi-07")
@@ -164,7 +163,7 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
     evaluator, sender = Evaluator(place, AT_ONCE), Sender(place, AT_ONCE, Channel.open("hook", hook[1]))
     for name in ("pi-07", "pi-08"):
         devices.quarantine(place.db, "main", name, "flooding")
-        alerts.silence(place.db, "main", name, place.now_s() + 3600)
+        stored.silence(place.db, "main", name, place.now_s() + 3600)
     evaluator.look()
     sender.send()
     devices.readmit(place.db, "main", "pi-08")
@@ -172,7 +171,7 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
     sender.send()
     assert hook[0].received == []
     for name in ("pi-07", "pi-08"):
-        alerts.silence(place.db, "main", name, 0)
+        stored.silence(place.db, "main", name, 0)
     sender.send()
     assert hook[0].received == [RAISED]
 
@@ -185,8 +184,8 @@ def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(p
     evaluator.look()
     devices.quarantine(place.db, "main", "pi-07", "flooding")
     evaluator.look()
-    assert [alert.subject for alert in alerts.active(place.db, "main")] == ["pi-07"]
-    assert len(alerts.listed(place.db, "main", 0)) == 1
+    assert [alert.subject for alert in stored.active(place.db, "main")] == ["pi-07"]
+    assert len(stored.listed(place.db, "main", 0)) == 1
 
 
 def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_killed(
@@ -195,11 +194,11 @@ def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_kil
     place = RulePlace(Database.open(database_url), "main")
     devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
-    claimed: list[alerts.Due] = []
+    claimed: list[stored.Due] = []
     now_s = place.now_s()
 
     def claim(at_s: int) -> None:
-        claimed.extend(alerts.claim(place.db, "main", "hook", {"quarantine"}, before_s=at_s, now_s=at_s))
+        claimed.extend(stored.claim(place.db, "main", "hook", {"quarantine"}, before_s=at_s, now_s=at_s))
 
     threads = [threading.Thread(target=claim, args=(now_s,), daemon=True) for _ in range(8)]
     for thread in threads:
@@ -207,17 +206,17 @@ def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_kil
     for thread in threads:
         thread.join(30)
     assert len(claimed) == 1
-    claim(now_s + alerts.CLAIM_S + 1)
+    claim(now_s + stored.CLAIM_S + 1)
     assert len(claimed) == 2
-    alerts.settle(place.db, "hook", claimed[-1:], sent=True)
-    claim(now_s + 10 * alerts.CLAIM_S)
+    stored.settle(place.db, "hook", claimed[-1:], sent=True)
+    claim(now_s + 10 * stored.CLAIM_S)
     assert len(claimed) == 2
     devices.readmit(place.db, "main", "pi-07")
     Evaluator(place, AT_ONCE).look()
-    claim(now_s + 10 * alerts.CLAIM_S)
+    claim(now_s + 10 * stored.CLAIM_S)
     assert [due.event for due in claimed] == ["raised", "raised", "resolved"]
-    alerts.forget(place.db, "main", now_s + 2 * alerts.KEPT_S)
-    assert alerts.listed(place.db, "main", 0) == []
+    stored.forget(place.db, "main", now_s + 2 * stored.KEPT_S)
+    assert stored.listed(place.db, "main", 0) == []
     place.db.close()
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sqlalchemy import update
 
 from edge_fl import metrics
-from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import fleet as fleet_page
@@ -78,7 +78,7 @@ def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -
     texts = {"pi-1": "disk 400 MB free", "pi-2": "disk 90 MB free"}
     raised = [("disk", name, text) for name, text in texts.items()]
     raised += [("silent", "pi-3", "lost"), ("decile", "release 3", "bottom decile 80.0 %")]
-    alerts.update_active(db, "main", raised, (), 1)
+    stored.update_active(db, "main", raised, (), 1)
     found = list(overview_page.items(overview.page(db, "main")))[len(before) :]
     assert [(item.text, item.link, item.detail) for item in found] == [
         ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),

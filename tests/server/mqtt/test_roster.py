@@ -28,7 +28,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.selectors.fleet import Selection
+from edge_fl_server.selectors.selection import Selection
 from tests.server.conftest import QUICK, WAIT_S
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_fl.fleet import tags
-from edge_fl_server.selectors import SelectorError, fleet, parse, require_groups, select
+from edge_fl_server.selectors import SelectorError, parse, require_groups, select, selection
 from edge_fl_server.selectors.expression import MAX_VALUES
 
 DEVICES: list[dict[str, str | float]] = [
@@ -83,7 +83,7 @@ def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, me
 
 
 def test_every_attribute_has_a_column() -> None:
-    assert {*tags.TEXTS, *tags.NUMBERS} == fleet.ATTRIBUTES.keys()
+    assert {*tags.TEXTS, *tags.NUMBERS} == selection.ATTRIBUTES.keys()
 
 
 def nested(links: int, times: int) -> dict[str, str]:

@@ -16,8 +16,7 @@ from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices, reports
-from edge_fl_server.selectors import SelectorError
-from edge_fl_server.selectors import fleet as selectors
+from edge_fl_server.selectors import SelectorError, selection
 
 PER_PAGE = 50
 MAX_PAGE = 10**8
@@ -88,7 +87,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     matching, wrong = and_(of_fleet(fleet), *_filters(query)), ""
     if query.where:
         try:
-            names = selectors.selected(db, fleet, query.where)
+            names = selection.selected(db, fleet, query.where)
         except SelectorError as error:
             names, wrong = [], error.message
         # Literal values: a large fleet has more devices than a statement may have parameters.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl_console.alerts import stored as alerts
+from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard.queries import log, releases, standing
 from edge_fl_console.dashboard.queries.log import Event
 from edge_fl_console.dashboard.queries.releases import Change, HeadReports
@@ -105,7 +105,7 @@ def page(db: Database, fleet: str) -> Overview:
         by_status=by_status,
         health=standing.needing_attention(db, fleet),
         whys=by_why,
-        raised=tuple(alerts.active(db, fleet)),
+        raised=tuple(stored.active(db, fleet)),
         served=served,
         change=releases.change(db, fleet, served),
         head_devices=moving.running + moving.others,

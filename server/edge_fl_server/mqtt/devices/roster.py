@@ -23,7 +23,7 @@ from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.selectors.fleet import Selection
+from edge_fl_server.selectors.selection import Selection
 
 DeviceId = str
 POLL_S = 0.5

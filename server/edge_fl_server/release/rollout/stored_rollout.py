@@ -31,7 +31,7 @@ from edge_fl_server.release.rollout.stages import (
     widened,
     with_outcome,
 )
-from edge_fl_server.selectors.fleet import Selection, require
+from edge_fl_server.selectors.selection import Selection, require
 
 log = logging.getLogger(__name__)
 

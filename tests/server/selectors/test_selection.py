@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.selectors import SelectorError, fleet
+from edge_fl_server.selectors import SelectorError, selection
 
 ABLE = {"tier": "head", "machine": "aarch64", "memory_mb": 2000, "samples": 40}
 
@@ -43,12 +43,12 @@ def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> Non
         "samples>39": "pi-01 pi-02",
         "*": "pi-01 pi-02 pi-03",
     }.items():
-        assert fleet.selected(db, "main", text) == expected.split(), text
+        assert selection.selected(db, "main", text) == expected.split(), text
     tags.change(db, "main", ["pi-01"], {"site": ""})
-    assert fleet.selected(db, "main", "site=*") == ["pi-03"]
+    assert selection.selected(db, "main", "site=*") == ["pi-03"]
     tags.remove_group(db, "main", "healthy")
     with pytest.raises(SelectorError, match="expected a saved group"):
-        fleet.selected(db, "main", "@healthy")
+        selection.selected(db, "main", "@healthy")
 
 
 def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database) -> None:
@@ -58,12 +58,12 @@ def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database)
     devices.rename(db, "main", "pi-01", "kitchen")
     devices.remove(db, "main", "pi-03", "decommissioned")
     assert devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
-    assert fleet.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
-    assert fleet.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
-    hint = fleet.unknown_tags(db, "main", fleet.parsed(db, "main", "colour=red"))
+    assert selection.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
+    assert selection.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
+    hint = selection.unknown_tags(db, "main", selection.parsed(db, "main", "colour=red"))
     assert hint.startswith("; no device has the tag 'colour' (tags: site; attributes: name, status, ")
     devices.readmit(db, "main", "pi-03")
-    assert fleet.selected(db, "main", "colour=red") == ["pi-03"]
+    assert selection.selected(db, "main", "colour=red") == ["pi-03"]
 
 
 def test_enrolment_does_not_bring_back_what_the_operator_changed(db: Database) -> None:
@@ -83,7 +83,7 @@ def test_three_tags_of_ten_thousand_devices_are_compared_quickly(tmp_path) -> No
     took = []
     for _ in range(5):
         began = time.process_time()
-        found = fleet.selected(db, "main", "site=berlin and kind=camera and not line=1")
+        found = selection.selected(db, "main", "site=berlin and kind=camera and not line=1")
         took.append(time.process_time() - began)
     db.close()
     assert len(found) == 5_000
