@@ -20,7 +20,7 @@ from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import descriptors
 from edge_fl.files.paths import text
 from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, FormatOption, fleet_name, option
-from edge_fl_broker.provision import cli as provision
+from edge_fl_broker.provision import cli
 
 if TYPE_CHECKING:
     from edge_fl_broker.config import Settings
@@ -61,7 +61,7 @@ class BrokerOptions:
             "Folder of the CA made by 'edge-fl fleet enrol'; its register decides who may connect.",
             FOLDERS,
         ),
-    ] = provision.DEFAULT_HOME
+    ] = cli.DEFAULT_HOME
     ca: Annotated[Path | None, option("--ca FILE", "CA that signs every client (PEM); replaces --home.")] = (
         None
     )
@@ -99,7 +99,7 @@ def register(app: App) -> None:
     group.add(config, "edge-fl broker config --insecure")
     group.add(check, "edge-fl broker check --insecure")
     group.add(certificate, "edge-fl broker certificate --host 192.168.1.20")
-    provision.register(app)
+    cli.register(app)
 
 
 def up(
@@ -125,7 +125,7 @@ def up(
     if enrol:
         if options.insecure or options.ca or options.cert or options.key:
             raise ConfigError("--enrol: expected a broker with the CA in --home, without --insecure and --ca")
-        provision.enrol_new(enrol, options.home)
+        cli.enrol_new(enrol, options.home)
     settings, authority = options.settings()
     files = (options.ca, options.cert, options.key)
     if missing := [text(file) for file in files if file and not file.is_file()]:
@@ -187,7 +187,7 @@ def certificate(
             "--host HOST", "Name or address under which devices reach the broker, to add; may be repeated."
         ),
     ] = None,
-    home: provision.Home = provision.DEFAULT_HOME,
+    home: cli.Home = cli.DEFAULT_HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the names and addresses for which the broker's certificate is valid. With --host renew it for more of them: the CA stays, so
@@ -223,7 +223,7 @@ def check(
             "Folder of the CA; it certifies two temporary devices to check the access list.",
             FOLDERS,
         ),
-    ] = provision.DEFAULT_HOME,
+    ] = cli.DEFAULT_HOME,
     identity: Annotated[
         Path | None,
         option(

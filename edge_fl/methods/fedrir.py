@@ -29,7 +29,7 @@ from edge_fl.learn.losses import cross_entropy, gaussian_kl, gaussian_nll, maske
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.random import fold, normal
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import fedrir_networks as networks
+from edge_fl.methods import fedrir_networks
 from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
 from edge_fl.models.normalise import constant, normalised
@@ -64,10 +64,10 @@ class FedRIR(Method):
     grid: ClassVar = {"id_weight": (0.01, 0.1, 1.0), "mask": (0.4, 0.6, 0.8)}
     parts: ClassVar = {
         "extractor": shared(),
-        "specific_extractor": personal(networks.specific_extractor),
-        "decoder": personal(networks.decoder),
-        "estimator": personal(networks.estimator),
-        "head": personal(networks.joint_head),
+        "specific_extractor": personal(fedrir_networks.specific_extractor),
+        "decoder": personal(fedrir_networks.decoder),
+        "estimator": personal(fedrir_networks.estimator),
+        "head": personal(fedrir_networks.joint_head),
         **{name: personal() for name in STATES},
     }
     batch_norm: ClassVar = BatchNorm.LOCAL_STATS
@@ -97,7 +97,7 @@ class FedRIR(Method):
             s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
         def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
-            (q, q_state, w, w_state), f_cs = carry, networks.specific_feature(net, s1, batch.x)
+            (q, q_state, w, w_state), f_cs = carry, fedrir_networks.specific_feature(net, s1, batch.x)
 
             def explain(q: Parts, batch: Batch) -> Tensor:  # s2a
                 f_g = net.extractor(tree.clone(w["extractor"]), batch.x)
@@ -126,7 +126,9 @@ class FedRIR(Method):
     def reconstruction(self, w: Parts, batch: Batch) -> Tensor:
         """Loss of s1. Hidden patches get the mean pixel, which is 0 after normalisation; the target is the normalised image."""
         masked = hide_patches(batch.x, fold(batch.key, 1), self.mask, constant(self.net.input.mean, batch.x))
-        mean, log_variance = networks.halves(self.net.specific_extractor(w["specific_extractor"], masked))
+        mean, log_variance = fedrir_networks.halves(
+            self.net.specific_extractor(w["specific_extractor"], masked)
+        )
         z = mean + torch.exp(log_variance / 2) * normal(fold(batch.key, 2), *mean.shape)
         error = self.net.decoder(w["decoder"], z) - normalised(batch.x, self.net.input)
         loss = (error**2).flatten(1).mean(1) + self.kld_weight * gaussian_kl(mean, log_variance)
@@ -137,12 +139,14 @@ class FedRIR(Method):
         if loss is None:
             return f_g.new_zeros(())
         y, given = (f_cs, f_g) if self.id_objective == "nll_joint" else (f_g, f_cs)
-        value: Tensor = loss(y, *networks.halves(self.net.estimator(q["estimator"], given)), mask)
+        value: Tensor = loss(y, *fedrir_networks.halves(self.net.estimator(q["estimator"], given)), mask)
         clamp = self.id_clamp and self.id_objective == "vclub" and loss is vclub
         return value.clamp(min=0) if clamp else value
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        both = torch.cat([self.features(parts, x), networks.specific_feature(self.net, parts, x)], dim=1)
+        both = torch.cat(
+            [self.features(parts, x), fedrir_networks.specific_feature(self.net, parts, x)], dim=1
+        )
         return self.net.head.frozen(parts["head"], both)
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
@@ -153,10 +157,11 @@ class FedRIR(Method):
         """
         net = self.net
         f_g = data.features(net.extractor, parts["extractor"]).x
-        f_cs = data.mapped(lambda x: networks.specific_feature(net, parts, x)).x
+        f_cs = data.mapped(lambda x: fedrir_networks.specific_feature(net, parts, x)).x
         batches = zip(f_g.split(data.batch_size), f_cs.split(data.batch_size), strict=True)
         bounds = [
-            vclub(g, *networks.halves(net.estimator(parts["estimator"], cs))) * len(g) for g, cs in batches
+            vclub(g, *fedrir_networks.halves(net.estimator(parts["estimator"], cs))) * len(g)
+            for g, cs in batches
         ]
         numbers = {
             "fedrir.vclub": torch.stack(bounds).sum() / len(f_g),

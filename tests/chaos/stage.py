@@ -36,7 +36,7 @@ from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
-from edge_fl_server.orchestrate import run as orchestrator
+from edge_fl_server.orchestrate import run
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
@@ -134,7 +134,7 @@ class Stage:
             self._disconnected = False
             access = FleetAccess(self._connect, recipe.broker.fleet, self.folder / "home")
             try:
-                orchestrator.run(recipe, self.folder / "runs", access=access, takeover=True, resume=resume)
+                run.run(recipe, self.folder / "runs", access=access, takeover=True, resume=resume)
             except EdgeFLError as error:
                 errors.append(error)
             resume = next((self.folder / "runs").glob("*"), None)

@@ -10,7 +10,7 @@ import pytest
 
 from edge_fl import heads
 from edge_fl.blob import split
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto

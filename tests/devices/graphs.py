@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_images
 
 INPUT = InputSpec((1, 4, 4))
 DIM = 3

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from edge_fl.blob import Assembly, Blob, describe, split
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import MESSAGES, Ack, Assignment, Report, Round, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import UNTYPED, Event, Packet

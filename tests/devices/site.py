@@ -13,7 +13,7 @@ import numpy as np
 from onnx import helper
 
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime

@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 
 from edge_fl.blob import describe
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_images
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.release.repository import Repository

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from edge_fl import heads, toml
 from edge_fl.errors import ConfigError
-from edge_fl_devices import config as device_config
+from edge_fl_devices import config
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_server.recipes.recipe import Recipe, dump, load, parse, with_settings
 from tests.fuzz.mutate import NO_TOML, mutated_text, mutated_trees, to_toml
@@ -54,12 +54,12 @@ def test_device_settings_with_mutations_are_rejected_or_accepted(data: st.DataOb
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         Path(file.name).write_bytes(_spoilt(settings, data))
         try:
-            read = device_config.convert(toml.read(Path(file.name)), file.name)
+            read = config.convert(toml.read(Path(file.name)), file.name)
         except ConfigError as error:
             _require_helpful(error, file.name)
             return
     tree = msgspec.to_builtins(read)
-    assert device_config.convert(tree, "again") == read
+    assert config.convert(tree, "again") == read
 
 
 @given(data=st.data())

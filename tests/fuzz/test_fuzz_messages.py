@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, ProtocolError
-from edge_fl.release import manifest as manifests
-from edge_fl.release.manifest import Manifest
+from edge_fl.release import manifests
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import MESSAGES, decode, encode
 from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs

@@ -21,7 +21,7 @@ from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import Statistics
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import SumRequest
 from edge_fl_broker.provision.authority import Authority

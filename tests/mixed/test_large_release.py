@@ -21,7 +21,7 @@ import pytest
 from onnx import helper
 
 from edge_fl.blob import describe
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport

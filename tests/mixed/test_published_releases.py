@@ -17,7 +17,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.data.samples import ClientData, Samples
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_broker.config import Settings
 from edge_fl_broker.find import Program

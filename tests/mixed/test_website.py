@@ -19,7 +19,7 @@ from tuf.ngclient import Updater
 
 from edge_fl.blob import describe
 from edge_fl.cli import main
-from edge_fl.release.manifest import Manifest, paths
+from edge_fl.release.manifests import Manifest, paths
 from edge_fl.wire import tensors
 from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.storage.slots import Slots

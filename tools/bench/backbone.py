@@ -20,7 +20,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.release.manifest import Manifest, scale
+from edge_fl.release.manifests import Manifest, scale
 from edge_fl.wire.messages import Report
 from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.features.extractor import Extractor, usable_cores

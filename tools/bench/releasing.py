@@ -13,7 +13,7 @@ import numpy as np
 from edge_fl import heads
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.topics import Topics
 from edge_fl_server.release.export import ReleaseOrigin, release

@@ -20,7 +20,7 @@ from typer.main import get_command
 from edge_fl import cli, heads
 from edge_fl.blob import Blob
 from edge_fl.methods.contract.method import Method
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire import messages
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.serving.predict import Prediction, Predictor

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_fl import metrics
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.tuning import Tuning
 from edge_fl_lab.recommend import choose
 from edge_fl_lab.recommend import evidence as stored

@@ -28,9 +28,8 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.local import Local
-from edge_fl_lab.compare import cell as cells
-from edge_fl_lab.compare import inputs
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare import cell_runs, inputs
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.training.clients import Clients
@@ -50,9 +49,9 @@ PERSONAL_HEAD = "dualfed.test_acc.personal_head"
 
 def run(cell: Cell, folder: Path, commit: str = "") -> CellResult:
     """Return the stored result of a cell, or run it. A failed run is a result too. Raises InputError for a cell that cannot run."""
-    study = cells.prepare(cell)
+    study = cell_runs.prepare(cell)
     today = inputs.of_study(study)
-    stored = cells.read(cell, folder)
+    stored = cell_runs.read(cell, folder)
     if stored and not inputs.changes(stored.inputs, today):
         return stored
     start_s = time.monotonic()
@@ -70,7 +69,7 @@ def run(cell: Cell, folder: Path, commit: str = "") -> CellResult:
     except EdgeFLError as error:
         result = msgspec.structs.replace(result, failure=str(error))
     result = msgspec.structs.replace(result, seconds=time.monotonic() - start_s)
-    cells.write(result, folder)
+    cell_runs.write(result, folder)
     return result
 
 

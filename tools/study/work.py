@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl_lab.compare import tuning
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.compare.tuning import Tuning
 from tools.study import runs

@@ -7,7 +7,7 @@ from msgspec import Struct
 from edge_fl.blob import Blob
 from edge_fl.config import MethodSpec
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.outbox import Parcel
 

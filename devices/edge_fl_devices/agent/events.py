@@ -11,7 +11,7 @@ from edge_fl.blob import Blob
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import UpdateStatus
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Capability, Report
 from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected

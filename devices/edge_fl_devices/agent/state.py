@@ -11,7 +11,7 @@ from edge_fl.blob import Blob
 from edge_fl.config import MethodSpec
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Activity, Assignment, Capability, Round, ServerState, Status
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent import outbox

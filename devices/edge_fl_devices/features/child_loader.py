@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_fl.errors import EdgeFLError, StoppedError
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.board.benchmark import Speed
 from edge_fl_devices.child import Children, decode, encode

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import is_utf8
-from edge_fl.release.manifest import Manifest, scale
+from edge_fl.release.manifests import Manifest, scale
 from edge_fl.release.onnx_form import OLDEST_OPSET
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 

@@ -15,7 +15,7 @@ from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
-from edge_fl_devices.data.load import FEATURES as FOLDER
+from edge_fl_devices.data.load import FEATURES
 from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
 from edge_fl_devices.data.stream import ImageStream
@@ -40,7 +40,7 @@ class LocalFeatureLoader:
     def __init__(
         self, read_data: ReadData, folder: Path, *, threads: int = 1, progress: Progress = ignore
     ) -> None:
-        self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FOLDER), threads
+        self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FEATURES), threads
         self._progress = progress
 
     def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 
 
 class Runtime(Struct, frozen=True):

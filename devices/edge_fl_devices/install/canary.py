@@ -13,8 +13,8 @@ from pathlib import Path
 
 from edge_fl.errors import ArtefactError, ChildError, DeadlineError, KilledError
 from edge_fl.failures import Failure
-from edge_fl.release import manifest as manifests
-from edge_fl.release.manifest import Manifest
+from edge_fl.release import manifests
+from edge_fl.release.manifests import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import KILLS, Child, again_if_killed, encode
 from edge_fl_devices.storage.slots import Installed

@@ -9,8 +9,8 @@ import numpy as np
 
 from edge_fl import process_limits
 from edge_fl.errors import ArtefactError
-from edge_fl.release import manifest as manifests
-from edge_fl.release.manifest import Manifest, canary_images
+from edge_fl.release import manifests
+from edge_fl.release.manifests import Manifest, canary_images
 from edge_fl_devices.child import decode, progress, serve
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.install.canary import CanaryLimits

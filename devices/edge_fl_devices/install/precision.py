@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edge_fl.release.manifest import Manifest, Precision
+from edge_fl.release.manifests import Manifest, Precision
 
 MEBIBYTE = 1024 * 1024
 RUNTIME_FACTOR = 3  # memory that an extractor takes while it runs, as a multiple of its file size

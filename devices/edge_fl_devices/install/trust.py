@@ -42,7 +42,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.shared import make_folder
 from edge_fl.release import agent
 from edge_fl.release.agent import AgentRelease
-from edge_fl.release.manifest import Manifest, listed
+from edge_fl.release.manifests import Manifest, listed
 from edge_fl.untrusted import NOT_JSON
 
 Fetch = Callable[[str], bytes]

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.wire.transport import Event as TransportEvent
-from edge_fl.wire.transport import Listener, Packet, Transport
+from edge_fl.wire.transport import Event, Listener, Packet, Transport
 from edge_fl_devices.agent import events
 from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
 from edge_fl_devices.runtime.signatures import KeysRefreshed
@@ -22,7 +21,7 @@ class MayFetch:
     """The device's turn to fetch."""
 
 
-DeviceEvent = TransportEvent | events.Event | MayFetch | SumAnswered | KeysRefreshed | QueryAnswered
+DeviceEvent = Event | events.Event | MayFetch | SumAnswered | KeysRefreshed | QueryAnswered
 RunnerJob = Callable[[], DeviceEvent]
 
 

@@ -27,7 +27,7 @@ from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
-from edge_fl.release.manifest import Manifest, blobs, decode, encode
+from edge_fl.release.manifests import Manifest, blobs, decode, encode
 from edge_fl_devices.storage import allowed, read_json
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 

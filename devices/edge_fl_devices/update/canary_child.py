@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
-from edge_fl.release.manifest import canary_images
+from edge_fl.release.manifests import canary_images
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl_devices.config import DeviceConfig, remembered
 from edge_fl_devices.doctor import run_checks

@@ -13,7 +13,7 @@ from edge_fl.heads import Tuned
 from edge_fl.heads.auto import Choice, HeldOut
 from edge_fl.heads.head import Array
 from edge_fl.heads.tuned import OWN
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader, FeatureSet
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Installed, Slots

@@ -17,7 +17,7 @@ from edge_fl.errors import ArtefactError, EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.heads import Head, HeadPlan, head_updates
 from edge_fl.heads.head import Array, Extras
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
 
 log = logging.getLogger(__name__)

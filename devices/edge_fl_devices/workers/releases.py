@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from edge_fl import metrics
 from edge_fl.failures import Failure
-from edge_fl.release.manifest import Manifest, Precision, blobs, paths
+from edge_fl.release.manifests import Manifest, Precision, blobs, paths
 from edge_fl_devices.agent.effects import Install, Refresh
 from edge_fl_devices.agent.events import Event, Failed, Refreshed
 from edge_fl_devices.agent.events import Installed as InstallationDone

@@ -32,7 +32,7 @@ from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
 from edge_fl.heads import probability_calibration
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources

@@ -18,9 +18,8 @@ from sqlalchemy import ColumnElement, func, select
 from edge_fl.console.units import few
 from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.wire import identity
-from edge_fl_server.registry import Database, rollouts, servers
+from edge_fl_server.registry import Database, reports, rollouts, servers
 from edge_fl_server.registry import devices as registered
-from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.tables import devices
 
@@ -94,9 +93,7 @@ def decile(place: RulePlace, limit: float) -> Found:
     before = rollouts.previous_release(place.db, place.fleet, served)
     if not before:
         return {}
-    old, new = (
-        registered_reports.accuracies_on(place.db, place.fleet, release) for release in (before, served)
-    )
+    old, new = (reports.accuracies_on(place.db, place.fleet, release) for release in (before, served))
     both = sorted(old.keys() & new.keys())
     if len(both) < MIN_PAIRS:
         return {}
@@ -162,7 +159,7 @@ def signatures(place: RulePlace, limit: float) -> Found:
     found: dict[str, str] = {}
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
     for reason in SIGNATURE:
-        if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
+        if names := reports.rejected_devices(place.db, place.fleet, reason, since):
             found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
     return found
 

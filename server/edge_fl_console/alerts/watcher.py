@@ -23,8 +23,7 @@ from edge_fl_console.alerts.channels import Channel
 from edge_fl_console.alerts.rules import DAY_S, KINDS, RulePlace
 from edge_fl_console.alerts.settings import AlertSettings
 from edge_fl_console.alerts.stored import Due
-from edge_fl_server.registry import Database
-from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry import Database, devices
 from edge_fl_server.selectors import SelectorError, selection
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class Evaluator:
         if time.monotonic() - self._forgot_s > HOUR_S or not self._forgot_s:
             self._forgot_s = time.monotonic()
             stored.forget(place.db, place.fleet, now_s)
-            registered.forget_boots(place.db, place.fleet, now_s - DAY_S)
+            devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
 
     def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
         """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""

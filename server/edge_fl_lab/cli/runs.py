@@ -64,8 +64,7 @@ def newtask(
     """Fit heads for a new dataset on a run's frozen extractor (RepPer, Figure 6); prints the accuracy over clients by iteration."""
     from edge_fl import heads, metrics
     from edge_fl.console.progress import Progress
-    from edge_fl_lab import newcomers, trained
-    from edge_fl_lab import recipe_heads as heads_of
+    from edge_fl_lab import newcomers, recipe_heads, trained
     from edge_fl_server.recipes.recipe import with_settings
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import studies
@@ -93,7 +92,7 @@ def newtask(
         metric = metrics.of_head(heads.resolve(head).kind)
         if not old.method.exports:
             raise MethodError(f"{old.method.title}: shares no extractor, so no new head can use it")
-        curve = {0: heads_of.fitted([head], old.method, old.shared, study.data(), seed, classes=classes)}
+        curve = {0: recipe_heads.fitted([head], old.method, old.shared, study.data(), seed, classes=classes)}
     rows = []
     for iteration, reports in curve.items():
         summary = metrics.summarise_reports(list(reports.values()))[metric]

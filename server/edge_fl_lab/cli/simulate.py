@@ -45,7 +45,7 @@ def simulate(
 ) -> None:
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
     from edge_fl_lab.recipe_changes import with_method
-    from edge_fl_server.orchestrate import run as orchestrator
+    from edge_fl_server.orchestrate import run
     from edge_fl_server.runs import tracking
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import studies
@@ -65,13 +65,15 @@ def simulate(
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = tracking.find(track or [])
-    results, outcome = orchestrator.run(chosen, runs, resume=resume, track=trackers)
-    from edge_fl_lab.report import gains  # with matplotlib, which no round needs
-    from edge_fl_lab.report import page as report
+    results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
+    from edge_fl_lab.report import (
+        gains,  # with matplotlib, which no round needs
+        page,
+    )
 
-    written = report.write(results)
+    written = page.write(results)
     _show_accuracies(outcome, format)
-    found = report.report(results)
+    found = page.report(results)
     if format is Format.TABLE:
         show_text(f"\n{found.verdict} {gains.lowest(found.groups)}".rstrip())
     print_status(f"results: {results.path}; report: {written}")

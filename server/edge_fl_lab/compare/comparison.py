@@ -22,10 +22,9 @@ from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import RunError
 from edge_fl.files import atomic, paths
-from edge_fl_lab.compare import cell as cells_of
-from edge_fl_lab.compare import inputs, summary
+from edge_fl_lab.compare import cell_runs, inputs, summary
 from edge_fl_lab.compare import jobs as pool
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.compare.progress import CellProgress
 from edge_fl_lab.compare.summary import MethodRow
@@ -41,7 +40,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     """
     unique = {cell.key: cell for cell in cells}
     found = check(list(unique.values()))
-    stored = {key: result for key, cell in unique.items() if (result := cells_of.read(cell, folder))}
+    stored = {key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder))}
     changes = {key: inputs.changes(result.inputs, found[key]) for key, result in stored.items()}
     results = {
         key: result for key, result in stored.items() if not changes[key] and not (retry and result.failure)
@@ -63,7 +62,7 @@ def check(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
     """Load every dataset, draw every split, build every method -> the inputs of each cell. Raises InputError."""
     found, built, gaps = {}, set(), set()
     for cell in cells:
-        study = cells_of.prepare(cell)
+        study = cell_runs.prepare(cell)
         gaps.update(partition.gaps(study.dataset, study.split))
         settings = msgspec.structs.replace(cell.recipe, seed=0, data=DataConfig())
         kind = msgspec.json.encode([settings, study.dataset.input, study.dataset.classes])

@@ -30,7 +30,7 @@ PLACES = (
     *(f"edge_fl_server/{place}" for place in ("training", "orchestrate/execute.py", "orchestrate/setup.py")),
     *(
         f"edge_fl_lab/{place}"
-        for place in ("compare/cell.py", "features.py", "newcomers.py", "recipe_heads.py")
+        for place in ("compare/cell_runs.py", "features.py", "newcomers.py", "recipe_heads.py")
     ),
 )
 """Files of the server and of this package that affect numbers; of `edge_fl` all do, except those of single methods and models."""

@@ -20,8 +20,8 @@ import msgspec
 
 from edge_fl import threads
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl_lab.compare import cell as cells
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare import cell_runs
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_server.training.engines.processes import Spawn, death, end_with_parent, one_thread_each
 
@@ -41,7 +41,7 @@ def run(
     """
     if jobs == 1:
         for cell in todo:
-            done(cells.run(cell, folder, commit, watch))
+            done(cell_runs.run(cell, folder, commit, watch))
         return
     waiting = list(todo)
     while waiting:
@@ -116,7 +116,7 @@ def _initialise(pipe: Connection) -> None:
 
 def _run_here(cell: Cell, folder: Path, commit: str) -> CellResult:
     try:
-        return cells.run(cell, folder, commit, partial(_send_progress, _stage(cell)))
+        return cell_runs.run(cell, folder, commit, partial(_send_progress, _stage(cell)))
     finally:
         _parent.send_bytes(msgspec.json.encode(_finished(cell)))  # also after a failure
 

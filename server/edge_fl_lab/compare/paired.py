@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import ALWAYS, Cell
 from edge_fl_server.runs.statistics import differences
 

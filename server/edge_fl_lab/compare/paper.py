@@ -16,7 +16,7 @@ from msgspec import Struct
 from edge_fl import metrics, toml
 from edge_fl.console.tables import Table
 from edge_fl.errors import InputError, nearest
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, parse_method
 from edge_fl_lab.compare.summary import MeanStd, mean_std
 from edge_fl_lab.compare.tables import percent

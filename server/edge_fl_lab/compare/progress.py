@@ -9,7 +9,7 @@ from typing import Self
 from edge_fl import metrics
 from edge_fl.console import progress, units
 from edge_fl.console.progress import Count
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl_lab.compare import paired
-from edge_fl_lab.compare.cell import CellResult, Point
+from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.paired import PairedDifference
 

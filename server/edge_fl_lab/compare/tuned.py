@@ -11,7 +11,7 @@ from edge_fl import metrics
 from edge_fl.config import Option
 from edge_fl.console.tables import Table
 from edge_fl_lab.compare import paired
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.paired import PairedDifference
 from edge_fl_lab.compare.summary import (

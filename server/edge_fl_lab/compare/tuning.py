@@ -25,8 +25,8 @@ from edge_fl.errors import InputError, nearest
 from edge_fl.methods.contract import hyper
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.toml import parse_value
-from edge_fl_lab.compare import cell as cells_of
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare import cell_runs
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, parse_method
 from edge_fl_lab.compare.paired import validation
 
@@ -215,7 +215,7 @@ def _hypers(name: str) -> dict[str, tuple[Any, hyper.Hyper]]:
 
 
 def _require_validation(cell: Cell) -> None:
-    clients = cells_of.prepare(cell).data().values()
+    clients = cell_runs.prepare(cell).data().values()
     if not any(len(client.validation) for client in clients):
         raise InputError(
             f"--tune: {', '.join(cell.block)} has no validation samples,"

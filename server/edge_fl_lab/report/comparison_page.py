@@ -13,7 +13,7 @@ from edge_fl.console import units
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl_lab.compare import paired, summary
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import ALWAYS, Cell, blocks
 from edge_fl_lab.compare.paired import PairedDifference
 from edge_fl_lab.compare.summary import MethodRow

@@ -12,9 +12,8 @@ import numpy as np
 from edge_fl import metrics
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl_lab import features
-from edge_fl_lab.compare import cell as cells_of
-from edge_fl_lab.compare import paired
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare import cell_runs, paired
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.summary import FINAL, MEGABYTE, Cost, cumulative, mean_std
 from edge_fl_lab.features import FeatureProbe, Features
@@ -155,7 +154,7 @@ def _features(runs: Runs, where: str, folder: Path, watch: Watch) -> Iterator[Dr
         )
     seen: dict[str, list[FeatureProbe]] = {}
     for label, each in runs.items():
-        if found := [one for cell, _ in each if (one := cells_of.read_probe(cell.key, folder))]:
+        if found := [one for cell, _ in each if (one := cell_runs.read_probe(cell.key, folder))]:
             seen[label] = found
     if len(seen) < 2:
         return

@@ -32,7 +32,7 @@ from edge_fl.heads.statistics.class_statistics import (
 )
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.methods.contract.method import Method
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.secure import fixed_point
 from edge_fl.secure.server import Sum
 from edge_fl.wire import tensors

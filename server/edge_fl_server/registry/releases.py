@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import select
 
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import ReleaseRecord
 from edge_fl_server.registry.tables import releases

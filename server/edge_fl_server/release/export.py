@@ -30,7 +30,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import lora
-from edge_fl.release.manifest import Canary, Manifest, Precision, Variant, canary_images
+from edge_fl.release.manifests import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OPSET, PARITY, ROWS
 from edge_fl.seeds import seed_for
 from edge_fl.wire import tensors

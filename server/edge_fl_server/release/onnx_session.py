@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 
 BATCH = 64
 TRIES = 5

@@ -18,7 +18,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
-from edge_fl.release.manifest import Manifest, blobs
+from edge_fl.release.manifests import Manifest, blobs
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, Packet, Transport
 from edge_fl_server.mqtt.chunks import LIMITS, ChunkLimits, clear_chunks, numbered, send_chunks

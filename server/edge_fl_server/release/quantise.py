@@ -28,7 +28,7 @@ from edge_fl.console import units
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 from edge_fl.release.onnx_form import IMAGE
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import QuantiseConfig

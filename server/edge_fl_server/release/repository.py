@@ -36,7 +36,7 @@ from edge_fl.data.arrays import shortened
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
-from edge_fl.release.manifest import Entry, Manifest, decode, encode, extends, listed, target_path
+from edge_fl.release.manifests import Entry, Manifest, decode, encode, extends, listed, target_path
 from edge_fl_server.release.keys import Keys
 
 KEPT_RELEASES = 3

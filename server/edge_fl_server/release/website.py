@@ -26,7 +26,7 @@ from edge_fl.errors import ArtefactError, ConfigError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.release.manifest import paths
+from edge_fl.release.manifests import paths
 from edge_fl_server.release.repository import File, Repository
 
 SIGNATURE = "model.sig"

@@ -41,8 +41,7 @@ from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.queries import data, device, fleet, log, releases, run
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_console.dashboard.serve import DashboardSettings
-from edge_fl_server.registry import Database, reports, rollouts, runs
-from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.records import DeviceRecord, ReportRecord
 from tests.console.dashboard import filled
 
@@ -86,7 +85,7 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
 def _report_today(db: Database) -> None:
     """Devices with reports of today, whose values grow with the device's number, and one device with drift."""
     able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
-    registered.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
+    devices.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
     for number in range(1, 12):
         kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
         measured = {metrics.EPSILON: number / 4} if kind == "update" else {}
@@ -137,7 +136,7 @@ def test_a_row_shows_the_newest_report(db: Database) -> None:
 
 def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     capability = Capability("head", "test", "3", drift=1.24)
-    registered.record(
+    devices.record(
         db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(capability))]
     )
     found = fleet.page(db, "main", FleetQuery(search="pi-x"))
@@ -163,7 +162,7 @@ def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Datab
 
 
 def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
-    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
+    devices.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
     shown = device.page(db, "main", "pi-x")
     assert shown and "put pictures into one folder per class" in device_page.title(shown)
 
@@ -178,7 +177,7 @@ def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
 def test_text_from_a_device_is_escaped(db: Database) -> None:
     script = '"><script>alert(1)</script>'
     able = to_builtins(Capability("head", script, "3", head=script, notes=[script]))
-    registered.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
+    devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
     reports.accept(db, report)
     found, shown = fleet.page(db, "main", FleetQuery(search="pi-x")), device.page(db, "main", "pi-x")
@@ -328,8 +327,8 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
     blocked = {s.labels["why"]: s.value for s in families["edge_fl_devices_blocked"].samples}
     assert blocked == {"quarantined": 1, "revoked": 1}
     assert [s.value for s in families["edge_fl_devices_outliers"].samples] == [1]
-    registered.count_dropped(db, "main", filled.name(5), 40)
-    registered.count_dropped(db, "main", filled.name(6), 2)
+    devices.count_dropped(db, "main", filled.name(5), 40)
+    devices.count_dropped(db, "main", filled.name(6), 2)
     families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
     assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
     lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}

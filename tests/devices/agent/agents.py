@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from edge_fl.blob import describe
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest
+from edge_fl.release.manifests import Canary, Manifest
 from edge_fl.wire.messages import (
     Ack,
     Assignment,

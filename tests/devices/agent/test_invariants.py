@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_fl.failures import Failure
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import (
     Ack,
     Assignment,

@@ -18,7 +18,7 @@ import pytest
 from tuf.api.metadata import Metadata, Root, Timestamp
 
 from edge_fl.blob import CHUNK_BYTES, split
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.transport import UNTYPED, Packet
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.canary import MEBIBYTE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from edge_fl.blob import describe
-from edge_fl.release.manifest import Manifest, Variant, blobs, decode, encode
+from edge_fl.release.manifests import Manifest, Variant, blobs, decode, encode
 from edge_fl_devices.install.precision import PrecisionLimits, choose
 from tests.devices.graphs import graph, manifest_for
 

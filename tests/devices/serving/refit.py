@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_fl import heads
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration, class_means
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 from edge_fl_devices.storage.store import Store, StoredHead
 from tests.devices import graphs
 from tests.devices.images import X, Y

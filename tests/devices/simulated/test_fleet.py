@@ -19,7 +19,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_images
 from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.state import AgentLimits

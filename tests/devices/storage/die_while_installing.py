@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest, blobs
+from edge_fl.release.manifests import Canary, Manifest, blobs
 from edge_fl_devices.storage.slots import Slots, is_intact
 
 CHANGES = ("replace", "unlink", "mkdir", "fsync", "open")

@@ -11,7 +11,7 @@ import numpy as np
 from edge_fl.blob import describe, split
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest
+from edge_fl.release.manifests import Canary, Manifest
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.slots import Slots, is_intact
 from edge_fl_server.release.repository import Repository

@@ -12,7 +12,7 @@ import pytest
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import HeadPlan
-from edge_fl.release import manifest as manifests
+from edge_fl.release import manifests
 from edge_fl.wire import tensors
 from edge_fl_devices import config
 from edge_fl_devices.workers import head_updates

@@ -18,8 +18,7 @@ from edge_fl.failures import Failure
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_devices.storage.sums import FILE, SumRecord
-from edge_fl_devices.storage.sums import read as read_record
+from edge_fl_devices.storage.sums import FILE, SumRecord, read
 from edge_fl_devices.workers.secure_sums import SumParticipant
 from tests.fuzz.valid import structs
 
@@ -92,7 +91,7 @@ def test_a_device_without_a_vector_declines(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     assert reply(participant(tmp_path, Vectors(offered)), opening("s")) == declined("s", why)
-    assert read_record(tmp_path).declined.startswith(why) != (why == "nothing")
+    assert read(tmp_path).declined.startswith(why) != (why == "nothing")
 
 
 def test_an_unreadable_identity_is_reported_and_the_device_declines(
@@ -110,7 +109,7 @@ def test_a_vector_is_recorded_as_that_of_its_sum_before_it_leaves(tmp_path: Path
     assert reply(sums, opening("s")) and not vectors.committed
     answer = sums.answer(SumStep("s", "peers", keys=COHORT))
     assert answer.reply and answer.reply.stage == "vector" and answer.payload
-    assert vectors.committed == [("s", True)] and read_record(tmp_path).id == "s"
+    assert vectors.committed == [("s", True)] and read(tmp_path).id == "s"
 
 
 @pytest.mark.parametrize("where", ["worker", "record"])
@@ -173,7 +172,7 @@ def test_a_device_that_has_sent_more_than_its_folder_knows_writes_its_pictures_o
     sums = participant(tmp_path, vectors)
     assert reply(sums, opening("b", last=20), 22) == declined("b", "restored")
     assert vectors.committed == [("b", False)]
-    assert read_record(tmp_path).number == 20
+    assert read(tmp_path).number == 20
     assert reply(sums, opening("c", last=20), 23) == SumReply("c", "keys", keys=SumKeys())
     # an unsigned statement proves nothing
     assert reply(sums, opening("d", last=30)) == SumReply("d", "keys", keys=SumKeys())
@@ -218,7 +217,7 @@ def test_terms_below_the_owners_floors_are_declined_by_name(
     vectors = Vectors()
     sums = SumParticipant("pi-1", "main", None, vectors, tmp_path, SumFloors(**floors))
     assert reply(sums, opening("s", replace(REQUEST, **terms))) == declined("s", "below_floor")
-    assert text in caplog.text and text in read_record(tmp_path).declined
+    assert text in caplog.text and text in read(tmp_path).declined
 
 
 def test_terms_at_the_floors_are_accepted(tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test_a_sum_that_follows_clears_why_the_device_took_no_part(tmp_path: Path) -
     sums = participant(tmp_path)
     assert reply(sums, opening("s", replace(REQUEST, minimum=3))) == declined("s", "below_floor")
     assert reply(sums, opening("t")) and sums.answer(SumStep("t", "peers", keys=COHORT)).payload
-    assert read_record(tmp_path) == SumRecord("t")
+    assert read(tmp_path) == SumRecord("t")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

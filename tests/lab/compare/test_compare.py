@@ -14,9 +14,8 @@ from edge_fl.console.progress import Count
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
-from edge_fl_lab.compare import cell as cells_of
-from edge_fl_lab.compare import comparison, jobs, paper, summary, tables
-from edge_fl_lab.compare.cell import CellResult, Point
+from edge_fl_lab.compare import cell_runs, comparison, jobs, paper, summary, tables
+from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.grid import ALWAYS, Cell, cells, parse_method
 from edge_fl_lab.compare.progress import CellProgress, about
 from edge_fl_lab.recipe_changes import with_method
@@ -103,14 +102,14 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_cell_that_was_cut_short_is_run_again(tmp_path: Path) -> None:
     (cell, *_) = cells(TINY, [])
-    found = cells_of.run(cell, tmp_path)
+    found = cell_runs.run(cell, tmp_path)
     path = tmp_path / "cells" / f"{cell.key}.json"
     path.rename(tmp_path / "cells" / f".{cell.key}.json.part")  # what a power cut leaves
-    assert cells_of.read(cell, tmp_path) is None
-    assert cells_of.run(cell, tmp_path).last == found.last
+    assert cell_runs.read(cell, tmp_path) is None
+    assert cell_runs.run(cell, tmp_path).last == found.last
     path.write_text("{")
     with pytest.raises(InputError, match="remove it to run that cell again"):
-        cells_of.read(cell, tmp_path)
+        cell_runs.read(cell, tmp_path)
 
 
 def test_a_failed_cell_is_shown_and_stops_no_other(
@@ -150,11 +149,11 @@ def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cel
         [deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}), counts.append
     )
     assert found["deadly"].failure == jobs.DIED.format("was ended by SIGSEGV (segmentation fault)")
-    assert cells_of.read(deadly, tmp_path / "children") is None  # it may do better next time
+    assert cell_runs.read(deadly, tmp_path / "children") is None  # it may do better next time
     rounds = [(count.done, count.of) for count in counts if count.stage == str(good)]
     assert rounds[-1] == (1, 1) and (TINY.rounds, TINY.rounds) in rounds and (0, TINY.rounds) in rounds
     assert counts.count(Count(str(deadly), 1, 1)) == 1
-    here = cells_of.run(good, tmp_path / "here")
+    here = cell_runs.run(good, tmp_path / "here")
     assert (here.last, here.clients) == (found["good"].last, found["good"].clients) and here.last
 
 

@@ -17,8 +17,7 @@ from edge_fl import cli
 from edge_fl.data import npz
 from edge_fl.errors import DataError, MethodError
 from edge_fl.methods import METHODS
-from edge_fl_lab.compare import cell as cells_of
-from edge_fl_lab.compare import comparison, inputs
+from edge_fl_lab.compare import cell_runs, comparison, inputs
 from edge_fl_lab.compare.grid import Cell, cells
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 
@@ -39,7 +38,7 @@ def written(folder: Path) -> dict[str, int]:
 
 def forget() -> None:
     """Forget what a process remembers of sources and data, as a new process does."""
-    for remembered in (inputs._source, inputs._framework, inputs._data, cells_of._dataset):
+    for remembered in (inputs._source, inputs._framework, inputs._data, cell_runs._dataset):
         remembered.cache_clear()
 
 
@@ -145,7 +144,7 @@ def test_other_data_another_engine_and_an_edited_model_of_the_user_run_a_cell_ag
 
 def test_a_result_without_its_inputs_is_run_again(tmp_path: Path) -> None:
     (cell, *_) = cells(TINY, [])
-    cells_of.write(cells_of.CellResult(cell.key, cell.label, cell.recipe), tmp_path)
+    cell_runs.write(cell_runs.CellResult(cell.key, cell.label, cell.recipe), tmp_path)
     assert comparison.run([cell], tmp_path)[cell.key].last
 
 

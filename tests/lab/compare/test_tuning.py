@@ -16,7 +16,7 @@ from edge_fl.methods import METHODS
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
 from edge_fl_lab.compare import paired, summary, tuned, tuning
-from edge_fl_lab.compare.cell import CellResult, Point
+from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.grid import Cell, cells
 from edge_fl_lab.compare.tuning import Tuning
 from edge_fl_server.recipes.recipe import Recipe, with_settings

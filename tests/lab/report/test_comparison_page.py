@@ -12,7 +12,7 @@ import pytest
 from edge_fl import cli
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
 from edge_fl_lab.compare import grid, summary, tables
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.report import comparison_page
 from edge_fl_server.recipes.recipe import Recipe, with_settings

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest, canary_images
+from edge_fl.release.manifests import Canary, Manifest, canary_images
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_devices.config import DeviceConfig

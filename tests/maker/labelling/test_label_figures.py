@@ -24,7 +24,7 @@ import pytest
 from PIL import Image
 
 from edge_fl.data.grouping import thumbnails
-from edge_fl_devices import config as settings
+from edge_fl_devices import config
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.storage.store import Store
@@ -95,7 +95,7 @@ def test_a_label_leads_to_a_head_within_two_seconds_of_work_and_the_memory_of_a_
     for number in range(LABELS + 10):
         photo = photo_of(number) if number % 10 == 0 else fruit(number % 6, number)
         assert pool.add(photo, f"camera {number}").name
-    settings.remember(DeviceConfig("pi", str(images), folder=str(home), capture=CAPTURE))
+    config.remember(DeviceConfig("pi", str(images), folder=str(home), capture=CAPTURE))
     command = [sys.executable, "-m", "edge_fl", "device", "serve", "--dir", str(home), "--port", "0"]
     with ExitStack() as stack:
         output = tmp_path / "serve.log"

@@ -18,7 +18,7 @@ from edge_fl.data import pictures
 from edge_fl.data.grouping import SIDE
 from edge_fl.errors import DataError, InputError
 from edge_fl.heads.plan import HeadPlan
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 from edge_fl.wire.messages import Assignment, Report
 from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.agent.outbox import Parcel

@@ -18,7 +18,7 @@ from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models import backbone_input
-from edge_fl.release.manifest import scale
+from edge_fl.release.manifests import scale
 from edge_fl.release.onnx_form import OPSET
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise

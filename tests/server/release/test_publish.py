@@ -10,7 +10,7 @@ import pytest
 from edge_fl.blob import describe, split
 from edge_fl.errors import ArtefactError, DeadlineError, InputError
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, Manifest, blobs
+from edge_fl.release.manifests import Canary, Manifest, blobs
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet

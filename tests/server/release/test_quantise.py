@@ -19,7 +19,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
-from edge_fl.release.manifest import canary_images, decode, encode
+from edge_fl.release.manifests import canary_images, decode, encode
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise

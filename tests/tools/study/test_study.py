@@ -10,7 +10,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.console import tables
 from edge_fl.data import npz
-from edge_fl_lab.compare.cell import CellResult
+from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.recommend import choose, evidence
 from tools.study import cli, findings, images, runs, settings
 from tools.study.settings import Setting

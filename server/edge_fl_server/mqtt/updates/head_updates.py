@@ -16,7 +16,7 @@ from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract.method import Method
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.devices.roster import Roster

@@ -19,7 +19,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConnectError, DeadlineError, InputError
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease
-from edge_fl.release.manifest import Manifest
+from edge_fl.release.manifests import Manifest
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics

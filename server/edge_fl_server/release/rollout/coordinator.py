@@ -25,7 +25,7 @@ from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.outage import Outage
-from edge_fl.release.manifest import Manifest, blobs, extends
+from edge_fl.release.manifests import Manifest, blobs, extends
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import Received

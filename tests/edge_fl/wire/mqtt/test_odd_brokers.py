@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edge_fl.errors import ConnectError
-from edge_fl.wire.mqtt import transport as transports
+from edge_fl.wire.mqtt import transport
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.transport import Disconnected, Packet, TransportLimits
@@ -161,7 +161,7 @@ def test_the_pause_grows_to_a_bound_and_is_jittered(
 ) -> None:
     begun: list[float] = []
     often, loop = threading.Event(), MqttLoop()
-    monkeypatch.setattr(transports, "JITTER", draws := Draws(loop))
+    monkeypatch.setattr(transport, "JITTER", draws := Draws(loop))
 
     def hang_up(connection: socket.socket) -> None:
         begun.append(time.monotonic())

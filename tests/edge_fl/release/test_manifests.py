@@ -7,7 +7,7 @@ import pytest
 from edge_fl.blob import digest
 from edge_fl.errors import ArtefactError
 from edge_fl.inputs import InputSpec
-from edge_fl.release.manifest import Canary, canary_images, decode, encode, listed, scale
+from edge_fl.release.manifests import Canary, canary_images, decode, encode, listed, scale
 
 
 def test_a_manifest_survives_the_wire(make_release):
