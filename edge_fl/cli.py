@@ -22,7 +22,7 @@ import typer
 from typer.main import get_command
 
 from edge_fl import __version__
-from edge_fl.console.help import CONTEXT, Command, Group
+from edge_fl.console.help import CONTEXT, Group, HelpCommand
 from edge_fl.console.output import QUIET
 from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
@@ -82,7 +82,7 @@ class Commands(typer.Typer):
     def add(self, function: Callable[..., Any], example: str, *, name: str = "", panel: str = "") -> None:
         """Add a command, named like its function by default; `example` is a command line, or several lines."""
         name = name or function.__name__.replace("_", "-")
-        self.command(name, cls=Command, epilog=example, rich_help_panel=panel or None)(Expanded(function))
+        self.command(name, cls=HelpCommand, epilog=example, rich_help_panel=panel or None)(Expanded(function))
 
 
 @dataclass

@@ -110,7 +110,7 @@ PortOption = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Broker:
+class BrokerAddressOptions:
     """The broker to connect to, and as whom."""
 
     host: Annotated[str | None, option("--host HOST", "Host of the broker [127.0.0.1].", CONNECTION)] = None
@@ -126,7 +126,7 @@ class Broker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection(Broker):
+class ConnectionOptions(BrokerAddressOptions):
     """The broker and the fleet, where options replace what a file of settings says."""
 
     fleet: Annotated[

@@ -28,7 +28,7 @@ if without_extensions.VARIABLE in os.environ:
 
 from edge_fl.console.output import QUIET
 from edge_fl.errors import ConnectError
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program, find
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.browsing import chromium
@@ -100,7 +100,7 @@ def mosquitto_program() -> Program:
 @pytest.fixture(scope="session")
 def mosquitto(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """One broker on a free loopback port for the whole session: clients need names, and topics, of their own."""
-    with Mosquitto(Settings(tmp_path_factory.mktemp("mosquitto"), port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path_factory.mktemp("mosquitto"), port=0), mosquitto_program) as broker:
         yield broker
 
 

@@ -19,7 +19,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.check import CheckResult, Party, Probe, check, probing
+from edge_fl_broker.check import BrokerCheck, Party, Probe, check, probing
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import FOLDERS, Authority
 
@@ -27,7 +27,7 @@ REFUSED_S = 2.0  # a broker rejects a connection at once
 LIFE = timedelta(minutes=10)  # of the temporary devices
 
 
-def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[CheckResult]:
+def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) -> list[BrokerCheck]:
     """Run `check` and `check_access`. Raises ConfigError without a CA, ConnectError when a client cannot connect."""
     register_sync.require(home)
     authority = Authority.open(home)
@@ -47,7 +47,7 @@ def full_check(home: Path, endpoint: Endpoint, fleet: str, deadline_s: float) ->
 
 def check_access(
     operator: Party, device: Party, other: Party, fleet: str, deadline_s: float = 10.0
-) -> list[CheckResult]:
+) -> list[BrokerCheck]:
     """Check what `device` may publish and receive, and connections without a certificate.
 
     Raises ConnectError if one of the three cannot connect.
@@ -125,15 +125,15 @@ def _arriving(
     return {family for family, topic in tried.items() if topic in arrived}
 
 
-def _result(what: str, found: set[str], needed: set[str]) -> CheckResult:
-    return CheckResult(
+def _result(what: str, found: set[str], needed: set[str]) -> BrokerCheck:
+    return BrokerCheck(
         what, ", ".join(sorted(found)) or "nothing", ", ".join(sorted(needed)), found == needed
     )
 
 
-def _closed(what: str, party: Party) -> CheckResult:
+def _closed(what: str, party: Party) -> BrokerCheck:
     try:
         with probing(party, REFUSED_S):
-            return CheckResult(what, "accepted", "rejected", ok=False)
+            return BrokerCheck(what, "accepted", "rejected", ok=False)
     except ConnectError:
-        return CheckResult(what, "rejected", "rejected", ok=True)
+        return BrokerCheck(what, "rejected", "rejected", ok=True)

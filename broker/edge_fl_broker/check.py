@@ -25,7 +25,7 @@ SLOW_MS = 20.0  # an answer that waits for delayed acknowledgements takes more t
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class BrokerCheck:
     """Result of one check: subject, what was found, what is needed, whether it passed, and whether devices require it."""
 
     what: str
@@ -72,7 +72,7 @@ class Probe:
             ) from None
 
 
-def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[CheckResult]:
+def check(operator: Party, device: Party, fleet: str, deadline_s: float = 10.0) -> list[BrokerCheck]:
     """Check everything that edge-fl needs of a broker. Raises ConnectError if there is no broker or it rejects the client."""
     topic = Topics(fleet).assignment(
         device.name
@@ -96,14 +96,14 @@ def temporary_parties(endpoint: Endpoint) -> tuple[Party, Party]:
     return Party(f"{name}-2", endpoint), Party(name, endpoint)
 
 
-def _packet_size(probe: Probe) -> CheckResult:
+def _packet_size(probe: Probe) -> BrokerCheck:
     limits = probe.client.broker_limits
     size = limits.max_packet_bytes if limits else 0
     needed = LIMITS.max_packet_bytes
-    return CheckResult("packet size", f"{size} bytes", f"at least {needed}", size >= needed)
+    return BrokerCheck("packet size", f"{size} bytes", f"at least {needed}", size >= needed)
 
 
-def _retained(probe: Probe, topic: str) -> CheckResult:
+def _retained(probe: Probe, topic: str) -> BrokerCheck:
     chunk = secrets.token_bytes(CHUNK_BYTES)
     probe.client.publish(Packet(topic, chunk, retain=True, content_type=UNTYPED))
     probe.client.subscribe(topic)
@@ -113,10 +113,10 @@ def _retained(probe: Probe, topic: str) -> CheckResult:
         found = "kept" if ok else "altered"
     except DeadlineError:
         ok, found = False, "not kept"
-    return CheckResult("retained messages", found, "a chunk kept unaltered", ok)
+    return BrokerCheck("retained messages", found, "a chunk kept unaltered", ok)
 
 
-def _round_trip(probe: Probe, topic: str) -> CheckResult:
+def _round_trip(probe: Probe, topic: str) -> BrokerCheck:
     """Uses the subscription made by `_retained`."""
     times_ms = []
     for _ in range(ROUND_TRIPS):
@@ -126,10 +126,10 @@ def _round_trip(probe: Probe, topic: str) -> CheckResult:
         times_ms.append((time.perf_counter() - begin) * 1000)
     median = statistics.median(times_ms)
     needed = f"below {SLOW_MS:g} ms in one network (set_tcp_nodelay true)"
-    return CheckResult("round trip", f"{median:.2f} ms", needed, median < SLOW_MS, required=False)
+    return BrokerCheck("round trip", f"{median:.2f} ms", needed, median < SLOW_MS, required=False)
 
 
-def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> CheckResult:
+def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> BrokerCheck:
     """A message published while a client is offline must be delivered when it returns."""
     with probing(device, deadline_s, session_expiry_s=SESSION_S) as probe:
         probe.client.subscribe(topic)
@@ -142,12 +142,12 @@ def _session(operator: Party, device: Party, topic: str, deadline_s: float) -> C
             ok = probe.session_present() and probe.packet().payload == b"{}"
         except DeadlineError:
             ok = False
-    return CheckResult(
+    return BrokerCheck(
         "sessions", "kept" if ok else "forgotten", "messages are kept for an offline client", ok
     )
 
 
-def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> CheckResult:
+def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> BrokerCheck:
     """Two clients share a subscription; each message must reach exactly one of them."""
     sent = [str(number).encode() for number in range(SHARED)]
     received: list[bytes] = []
@@ -170,7 +170,7 @@ def _shared(operator: Party, device: Party, topic: str, deadline_s: float) -> Ch
     ok = sorted(received) == sorted(sent)
     found = "shared" if ok else f"{len(received)} of {len(sent)} messages received"
     needed = "each message reaches one subscriber (only for --workers)"
-    return CheckResult("shared subscriptions", found, needed, ok, required=False)
+    return BrokerCheck("shared subscriptions", found, needed, ok, required=False)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, FormatOption, fleet_n
 from edge_fl_broker.provision import cli
 
 if TYPE_CHECKING:
-    from edge_fl_broker.config import Settings
+    from edge_fl_broker.config import BrokerSettings
     from edge_fl_broker.provision.authority import Authority
 
 WATCH_S = 0.5
@@ -68,15 +68,19 @@ class BrokerOptions:
     cert: Annotated[Path | None, option("--cert FILE", "Broker's certificate (PEM).")] = None
     key: Annotated[Path | None, option("--key FILE", "Key of the broker's certificate (PEM).")] = None
 
-    def settings(self) -> tuple[Settings, Authority | None]:
+    def settings(self) -> tuple[BrokerSettings, Authority | None]:
         """Plaintext only on request; else TLS with given certificates, or with the CA in `home`, whose register decides who connects."""
         from edge_fl.wire.endpoint import PORT, TLS_PORT
-        from edge_fl_broker.config import Certificates, Settings
+        from edge_fl_broker.config import BrokerSettings, Certificates
         from edge_fl_broker.provision import register_sync
         from edge_fl_broker.provision.authority import Authority
 
         at = partial(
-            Settings, self.folder, self.host, self.port or (PORT if self.insecure else TLS_PORT), self.fleet
+            BrokerSettings,
+            self.folder,
+            self.host,
+            self.port or (PORT if self.insecure else TLS_PORT),
+            self.fleet,
         )
         if self.insecure and not (self.ca or self.cert or self.key):
             return at(), None
@@ -273,7 +277,7 @@ def check(
         raise RunError(f"broker {endpoint}: {', '.join(failed)} failed; devices would not work with it")
 
 
-def _validity(settings: Settings) -> str:
+def _validity(settings: BrokerSettings) -> str:
     """For which names the broker's certificate is valid, and the addresses to listen on that are missing there."""
     from edge_fl.wire import hosts
     from edge_fl_broker.provision.authority import broker_names

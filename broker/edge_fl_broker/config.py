@@ -50,7 +50,7 @@ LIMITS = MosquittoLimits()
 
 
 @dataclass(frozen=True)
-class Settings:
+class BrokerSettings:
     """Address, fleet and folder of a broker.
 
     `named`: claims, workers and people, which have rights by name; `denied`: revoked names. Raises ConfigError for an unsafe combination.
@@ -86,7 +86,7 @@ class Settings:
         return self.folder / "mosquitto.log"
 
 
-def render(settings: Settings, program: Program) -> str:
+def render(settings: BrokerSettings, program: Program) -> str:
     """Render mosquitto.conf for this program's version."""
     sections = {
         "listener": _listener(settings, program),
@@ -99,7 +99,7 @@ def render(settings: Settings, program: Program) -> str:
     )
 
 
-def render_access(settings: Settings) -> str:
+def render_access(settings: BrokerSettings) -> str:
     """Render the access list of the fleet, with its claims, workers, people and denied names.
 
     mosquitto warns about patterns without %u, which are intended. Patterns apply to every name, so claims and people are denied other
@@ -118,7 +118,7 @@ def render_access(settings: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listener(settings: Settings, program: Program) -> list[str]:
+def _listener(settings: BrokerSettings, program: Program) -> list[str]:
     lines = [f"listener {settings.port} {settings.host}"]
     if (files := settings.certificates) is None:
         return [*lines, "allow_anonymous true"]
@@ -151,7 +151,7 @@ def _limits(limits: MosquittoLimits) -> list[str]:
     ]
 
 
-def _persistence(settings: Settings) -> list[str]:
+def _persistence(settings: BrokerSettings) -> list[str]:
     lines = [
         "persistence true",
         f"persistence_location {settings.folder.resolve()}/",

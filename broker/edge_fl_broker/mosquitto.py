@@ -24,7 +24,7 @@ from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_broker import child
-from edge_fl_broker.config import Settings, render, render_access
+from edge_fl_broker.config import BrokerSettings, render, render_access
 from edge_fl_broker.find import Program, find
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Mosquitto:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: BrokerSettings,
         program: Program | None = None,
         notify: Callable[[str], None] = log.warning,
     ) -> None:
@@ -108,7 +108,7 @@ class Mosquitto:
                 self._any_port = False  # a restart must keep the port that clients know
                 return
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, settings: BrokerSettings) -> None:
         """Replace the access list and reload the revocation list. Raises ConnectError, DeadlineError.
 
         Since version 2.1 clients stay connected; an older version is restarted, so all clients reconnect.
@@ -256,7 +256,9 @@ class Mosquitto:
             return False
 
 
-def write_files(settings: Settings, program: Program, consequence: str = "no broker was started") -> None:
+def write_files(
+    settings: BrokerSettings, program: Program, consequence: str = "no broker was started"
+) -> None:
     """Write configuration and access list to the folder. Raises ConnectError, which ends in `consequence`."""
     try:
         settings.folder.mkdir(parents=True, exist_ok=True)
@@ -270,7 +272,7 @@ def write_files(settings: Settings, program: Program, consequence: str = "no bro
 
 
 def replace_process(
-    settings: Settings, program: Program, notify: Callable[[str], None] = log.warning
+    settings: BrokerSettings, program: Program, notify: Callable[[str], None] = log.warning
 ) -> None:
     """Replace this process by mosquitto, with its log on the terminal, for systemd and containers. Returns only by raising ConnectError."""
     require_free(settings.host, settings.port)
@@ -298,7 +300,7 @@ def unusable(program: Program, folder: Path) -> str:
     except OSError:  # reported when files are written
         return ""
     with scratch as name:
-        broker = Mosquitto(Settings(Path(name), port=0), program, lambda line: None)
+        broker = Mosquitto(BrokerSettings(Path(name), port=0), program, lambda line: None)
         try:
             broker.start()
             broker.stop()
@@ -308,7 +310,7 @@ def unusable(program: Program, folder: Path) -> str:
         return "" if (Path(name) / DATABASE).exists() else f"it does not write to {text(above)}"
 
 
-def choose(settings: Settings, notify: Callable[[str], None]) -> Program:
+def choose(settings: BrokerSettings, notify: Callable[[str], None]) -> Program:
     """Find a mosquitto that can use the folders of `settings`; `notify` receives a line about each that is passed over.
 
     Raises ConnectError if there is none.

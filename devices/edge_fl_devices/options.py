@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.console.output import is_quiet
-from edge_fl.options import FOLDERS, Connection, option
+from edge_fl.options import FOLDERS, ConnectionOptions, option
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.runner import Runner
@@ -34,7 +34,7 @@ ExistingFolder = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(Connection):
+class DeviceOptions(ConnectionOptions):
     """The settings of a device: a file, and options that replace what it says."""
 
     config: ConfigOption = None

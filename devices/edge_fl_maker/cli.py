@@ -10,7 +10,7 @@ from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.files.paths import text
-from edge_fl.options import CONNECTION, Connection, argument, option
+from edge_fl.options import CONNECTION, ConnectionOptions, argument, option
 from edge_fl_devices.options import DEVICE_FOLDER, ConfigOption, ExistingFolder, IdOption, PredictionOptions
 from edge_fl_devices.serving.show import print_threshold
 from edge_fl_maker.upkeep.cli import backup, label, reset, restore, share, uninstall
@@ -90,7 +90,7 @@ def watch(
     id: IdOption = None,
     *,
     answers: PredictionOptions,
-    connection: Connection,
+    connection: ConnectionOptions,
 ) -> None:
     """Predict the newest frame of a camera, again and again: one JSON object per line."""
     from contextlib import ExitStack

@@ -11,7 +11,7 @@ from typing import Any
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.serving.predict import Predictor
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import IMMEDIATE
 
 Stamp = tuple[tuple[int, int], ...]
@@ -45,7 +45,7 @@ class CurrentModel:
                         raise
             return self._predictor
 
-    def extractor(self) -> tuple[Installed, Extractor] | None:
+    def extractor(self) -> tuple[InstalledRelease, Extractor] | None:
         """Return the extractor that predicts, before the first head that of the installed release; None without a release."""
         with suppress(InputError):
             predictor = self.current()

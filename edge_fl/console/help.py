@@ -16,7 +16,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 ARGUMENTS, OPTIONS, COMMANDS = "Arguments", "Options", "Commands"
 
 
-class Command(TyperCommand):
+class HelpCommand(TyperCommand):
     """A command whose `epilog` is an example, one command per line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

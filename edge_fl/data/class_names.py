@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from edge_fl.config import MAX_CLASSES
 from edge_fl.errors import ConfigError
-from edge_fl.files.folder import Listing
+from edge_fl.files.folder import FolderListing
 from edge_fl.files.paths import JOINERS, composed, is_utf8, text
 
 LONGEST = 100  # characters
@@ -79,7 +79,7 @@ def flaw(name: str) -> str:
     return ""
 
 
-def folder_remarks(listing: Listing, classes: Sequence[str] = ()) -> Iterator[str]:
+def folder_remarks(listing: FolderListing, classes: Sequence[str] = ()) -> Iterator[str]:
     """Remarks about a folder of pictures by class, for its owner only: names that cannot be classes, similar ones, system folders.
 
     Similar names are those of the `classes`, if they are known: for other folders there is `nearest_class`.

@@ -52,7 +52,7 @@ _CIFAR100 = tuple(
 
 
 @dataclass(frozen=True)
-class Listing:
+class DatasetListing:
     """A dataset that can be named: its classes and domains (empty: not known), and whether it is available in the data folder."""
 
     name: str
@@ -62,7 +62,7 @@ class Listing:
     where: str
 
 
-def listings(data_dir: Path) -> list[Listing]:
+def listings(data_dir: Path) -> list[DatasetListing]:
     """The known datasets, then other .npz files in the data folder."""
     known = [_listing(name, data_dir) for name in DATASETS]
     domains = tuple(f"{name}-" for name in DOMAINS)
@@ -71,19 +71,19 @@ def listings(data_dir: Path) -> list[Listing]:
         for path in sorted(data_dir.glob("*.npz"))
         if path.stem not in DATASETS and not path.stem.startswith(domains)
     ]
-    return [*known, *(Listing(path.stem, (), (), True, text(path)) for path in others)]
+    return [*known, *(DatasetListing(path.stem, (), (), True, text(path)) for path in others)]
 
 
-def _listing(name: str, data_dir: Path) -> Listing:
+def _listing(name: str, data_dir: Path) -> DatasetListing:
     if name == "digits":
-        return Listing(name, _DIGITS, (), True, "scikit-learn")
+        return DatasetListing(name, _DIGITS, (), True, "scikit-learn")
     make = DATASETS[name]
     classes = make.keywords.get("classes", ()) if isinstance(make, partial) else ()
     pattern = f"{name}-*.npz" if name in DOMAINS else f"{name}.npz"
     found = sorted(data_dir.glob(pattern))
     domains = DOMAINS.get(name, ())
     where = ", ".join(map(text, found)) or f"no {text(data_dir / pattern)}{_remedy(name)}"
-    return Listing(name, classes, domains, bool(found), where)
+    return DatasetListing(name, classes, domains, bool(found), where)
 
 
 def load(name: str, data_dir: Path) -> Dataset:

@@ -46,7 +46,7 @@ SYSTEM_FILES = (
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderListing:
     """`files` and `skipped` (with reasons) are sorted; `folders` are the names directly below the root, without hidden and system ones.
 
     `system` counts the system's folders and files by name; they are neither in `files` nor in `skipped`.
@@ -72,9 +72,9 @@ Identity = tuple[int, int]
 """Device and inode of a folder."""
 
 
-def walk(root: Path) -> Listing:
+def walk(root: Path) -> FolderListing:
     """List the files below `root`, without hidden files and folders and those of systems (SYSTEM_FOLDERS, SYSTEM_FILES)."""
-    listing, links = Listing(), list[Path]()
+    listing, links = FolderListing(), list[Path]()
     try:
         around = {_identity(parent) for parent in root.resolve().parents}
         read = {_identity(root)}
@@ -103,7 +103,7 @@ def walk(root: Path) -> Listing:
 
 
 def _list(
-    top: Path, listing: Listing, links: list[Path], read: set[Identity], *, linked: bool = False
+    top: Path, listing: FolderListing, links: list[Path], read: set[Identity], *, linked: bool = False
 ) -> None:
     """List the files below `top`; collect the links to folders. `linked`: a folder in it may have been read already."""
     folders = [top]

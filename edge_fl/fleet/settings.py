@@ -65,7 +65,7 @@ class DeviceSettings(SharedSettings, frozen=True, forbid_unknown_fields=True, kw
     broker: BrokerAddress = BrokerAddress()
 
 
-class Settings(Struct, frozen=True):
+class DesiredSettings(Struct, frozen=True):
     """dn/settings, retained: the operator's settings of one device, by key ("watch_s", "budget.megabytes").
 
     Each change has a higher `serial`; a key that is left out is the device's own again.

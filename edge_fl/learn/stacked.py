@@ -83,7 +83,7 @@ class Stacked(Batches):
                     None if all_on else active[:, step],
                 )
 
-    def _plans(self, stage: str, epochs: int, norm: bool = False) -> Iterator[tuple[int, Plan]]:
+    def _plans(self, stage: str, epochs: int, norm: bool = False) -> Iterator[tuple[int, StackPlan]]:
         """The steps of an epoch at a time, with the number of the first."""
         orders = [
             list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members
@@ -128,7 +128,7 @@ def stack(members: Sequence[Batches]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StackPlan:
     """The batches of K clients in S steps: `widths` [S] rows per step, `index` and `mask` [K, sum of widths], `active` [K, S].
 
     `full` [S]: the step has no padding; `all_on` [S]: every client has a batch.
@@ -142,7 +142,7 @@ class Plan:
     all_on: list[bool]
 
 
-def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
+def _plan(rows: Sequence[Sequence[np.ndarray]]) -> StackPlan:
     """Align the clients' batches; each step is as wide as its largest batch."""
     steps = max(map(len, rows))
     sizes = np.zeros((len(rows), steps), np.int64)
@@ -154,7 +154,7 @@ def _plan(rows: Sequence[Sequence[np.ndarray]]) -> Plan:
     index = np.zeros(mask.shape, np.int64)
     index[mask] = np.concatenate([batch for batches in rows for batch in batches])
     full = [bool((column == width).all()) for column, width in zip(sizes.T, widths, strict=True)]
-    return Plan(
+    return StackPlan(
         widths.tolist(),
         index,
         mask.astype(np.float32),

@@ -39,7 +39,7 @@ class Backbone(NamedTuple):
     build: Callable[[InputSpec, State | None, Path | None], nn.Module]
 
 
-class Features(nn.Module):
+class BackboneFeatures(nn.Module):
     """A network without classifier: pixels [N, 3, H, W], normalised -> features [N, feature_dim]."""
 
     def __init__(self, network: nn.Module, name: str, input: InputSpec) -> None:
@@ -100,7 +100,7 @@ def build(model: ModelConfig, backbone: Backbone, input: InputSpec) -> nn.Module
     if model.train != "all" and model.name.startswith(TIMM):
         # branches that exist for training only, as FastViT's, become one convolution each
         network = importlib.import_module("timm.utils").reparameterize_model(network)
-    return Features(network, model.name, input)
+    return BackboneFeatures(network, model.name, input)
 
 
 def listing() -> dict[str, tuple[str, str]]:

@@ -26,12 +26,19 @@ from edge_fl.secure import fixed_point, masks, noise, shares
 from edge_fl.secure.fixed_point import Numbers, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
 from edge_fl.secure.noise import Noise
-from edge_fl.secure.terms import Member, Terms, require_enough, require_signed, survivors_content, threshold
+from edge_fl.secure.terms import (
+    Member,
+    SumTerms,
+    require_enough,
+    require_signed,
+    survivors_content,
+    threshold,
+)
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 
 @dataclass(frozen=True)
-class Answer:
+class SumAnswer:
     """A reply, and the bytes of the blob that it describes."""
 
     reply: SumReply
@@ -64,7 +71,7 @@ class SumDevice:
             raise SecureSumError(f"secure sum {id}: {found}; expected masks", Failure.NOT_MASKED)
         if len(vector) != request.length:
             raise SecureSumError(f"{len(vector)} numbers, {request.length} requested", Failure.WRONG_LENGTH)
-        self._terms = Terms(fleet, id, request)
+        self._terms = SumTerms(fleet, id, request)
         self._name, self._vector, self._member = name, vector, member
         self._stream, self._draw = stream, draw
         self._channel_key = masks.private_key(random(SEED_BYTES))
@@ -79,7 +86,7 @@ class SumDevice:
         self._last: SumStep | None = None
         self.expected = "open"
 
-    def answer(self, step: SumStep) -> Answer | None:
+    def answer(self, step: SumStep) -> SumAnswer | None:
         """Answer a stage; None for a repeated message. Raises SecureSumError, which ends the sum for this device."""
         if step == self._last or not self.expected:
             return None
@@ -95,7 +102,7 @@ class SumDevice:
             self._end()
             raise
 
-    def _answer(self, step: SumStep) -> Answer:
+    def _answer(self, step: SumStep) -> SumAnswer:
         match step.stage:
             case "open":
                 return self._reply("keys", "peers", keys=self._own_keys())
@@ -124,7 +131,7 @@ class SumDevice:
         )
         return self._keys[self._name]
 
-    def _on_peers(self, step: SumStep) -> Answer:
+    def _on_peers(self, step: SumStep) -> SumAnswer:
         """Check the cohort and split both seeds."""
         own = self._keys.get(self._name, SumKeys())
         if step.keys.get(self._name) != own:
@@ -144,7 +151,7 @@ class SumDevice:
         sealed = {peer: masks.seal(self._channel(self._name, peer), texts[peer]) for peer in self._others}
         return self._reply("shares", "shares", values=sealed)
 
-    def _on_shares(self, step: SumStep) -> Answer:
+    def _on_shares(self, step: SumStep) -> SumAnswer:
         """Decrypt the shares of the others, and mask the vector."""
         if unknown := sorted(step.values.keys() - set(self._others)):
             raise SecureSumError(f"shares of {unknown[0]}, which is not in the cohort", Failure.FORGED)
@@ -162,7 +169,7 @@ class SumDevice:
             masked = masked + mask if masks.sign_of(self._name, peer) > 0 else masked - mask
         return self._vector_reply(masked, "survivors")
 
-    def _on_survivors(self, step: SumStep) -> Answer:
+    def _on_survivors(self, step: SumStep) -> SumAnswer:
         """Sign the list of survivors, the only one for which this device reveals shares."""
         survivors = sorted(set(step.devices))
         if self._name not in survivors or not self._shares.keys() >= set(survivors):
@@ -175,7 +182,7 @@ class SumDevice:
         signature = self._member.sign(survivors_content(self._session, survivors))
         return self._reply("signature", "signatures", values={self._name: signature})
 
-    def _on_signatures(self, step: SumStep) -> Answer:
+    def _on_signatures(self, step: SumStep) -> SumAnswer:
         """Check that enough survivors signed the same list, and reveal one share of each device."""
         assert self._member is not None
         content = survivors_content(self._session, self._survivors)
@@ -212,13 +219,13 @@ class SumDevice:
             )
         return fixed_point.encode(vector, len(self._names))
 
-    def _vector_reply(self, numbers: Numbers, expected: str) -> Answer:
+    def _vector_reply(self, numbers: Numbers, expected: str) -> SumAnswer:
         payload = fixed_point.to_bytes(fixed_point.reduced(numbers))
-        return Answer(self._reply("vector", expected, blob=describe(payload)).reply, payload)
+        return SumAnswer(self._reply("vector", expected, blob=describe(payload)).reply, payload)
 
-    def _reply(self, stage: str, expected: str, **fields: object) -> Answer:
+    def _reply(self, stage: str, expected: str, **fields: object) -> SumAnswer:
         self.expected = expected
-        return Answer(SumReply(self._terms.id, stage, **fields))  # type: ignore[arg-type]
+        return SumAnswer(SumReply(self._terms.id, stage, **fields))  # type: ignore[arg-type]
 
     def _end(self) -> None:
         """Forget all secrets."""

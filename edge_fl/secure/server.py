@@ -20,7 +20,7 @@ from edge_fl.secure import fixed_point, masks, shares
 from edge_fl.secure.fixed_point import BYTES, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
 from edge_fl.secure.signatures import Authorities
-from edge_fl.secure.terms import Terms, require_enough, require_signed, survivors_content, threshold
+from edge_fl.secure.terms import SumTerms, require_enough, require_signed, survivors_content, threshold
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 
 Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]
@@ -62,7 +62,7 @@ class SumServer:
                 Failure.NO_CERTIFICATE,
             )
         self.id, self.request = id, request
-        self._terms, self._authorities, self._stream = Terms(fleet, id, request), authorities, stream
+        self._terms, self._authorities, self._stream = SumTerms(fleet, id, request), authorities, stream
         self._invited, self._last = frozenset(invited), last
         self._keys: dict[str, SumKeys] = {}
         self._names: list[str] = []

@@ -45,7 +45,7 @@ def threshold(request: SumRequest, devices: int) -> int:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SumTerms:
     """One secure sum of a fleet."""
 
     fleet: str

@@ -57,7 +57,7 @@ class TensorLimits:
 LIMITS = TensorLimits()
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class TensorEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor in the header: `data_offsets` are [begin, end) after the header."""
 
     dtype: Literal["F32", "F16", "I64", "I32", "I8", "U8", "BOOL"]
@@ -160,10 +160,10 @@ def _split(payload: memoryview, limits: TensorLimits) -> tuple[memoryview, memor
     return rest[:length], rest[length:]
 
 
-def _entries(header: memoryview, limits: TensorLimits) -> dict[str, Entry]:
+def _entries(header: memoryview, limits: TensorLimits) -> dict[str, TensorEntry]:
     try:
         tree = json.loads(bytes(header), object_pairs_hook=unique_keys)
-        entries = msgspec.convert(tree, dict[str, Entry])
+        entries = msgspec.convert(tree, dict[str, TensorEntry])
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise ProtocolError(f"tensors: header: {brief(error)}") from error
     if len(entries) > limits.max_tensors:
@@ -175,7 +175,7 @@ def _entries(header: memoryview, limits: TensorLimits) -> dict[str, Entry]:
     return entries
 
 
-def _view(name: str, entry: Entry, data: memoryview, limits: TensorLimits) -> Array:
+def _view(name: str, entry: TensorEntry, data: memoryview, limits: TensorLimits) -> Array:
     dtype, (begin, end) = DTYPES[entry.dtype], entry.data_offsets
     _check_shape(name, entry.shape, limits)
     count = math.prod(entry.shape)

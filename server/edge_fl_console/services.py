@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from edge_fl.console.output import print_status
 from edge_fl_console.alerts import watcher
-from edge_fl_server.children import Child
+from edge_fl_server.children import CommandProcess
 from edge_fl_server.registry import Database
 from edge_fl_server.services import Place
 
@@ -40,7 +40,7 @@ def dashboard(place: Place, *, dashboard: int | None, devices: bool) -> Iterator
         if not ending.is_set():
             print_status(f"dashboard: {line}")
 
-    child = Child("dashboard", ["server", "dashboard", *options], show, {})
+    child = CommandProcess("dashboard", ["server", "dashboard", *options], show, {})
     try:
         yield
     finally:

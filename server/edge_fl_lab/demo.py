@@ -33,7 +33,7 @@ from edge_fl.files import paths
 from edge_fl.metrics import summarise
 from edge_fl_lab.report import gains, page
 from edge_fl_server import recipes
-from edge_fl_server.children import LOOPBACK, Child, Children
+from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
 from edge_fl_server.orchestrate.execute import simulate
 from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry.database import location
@@ -103,7 +103,7 @@ def run(options: DemoOptions) -> DemoResult:
     recipe = recipe_of(options)
     study = studies.prepare(recipe)
     _require_free(recipe.broker.port)
-    with _DemoFolder(options) as folder, Children(folder.print_line, ONE_THREAD) as children:
+    with _DemoFolder(options) as folder, CommandProcesses(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
         server = _start(children, options, recipe, folder.path)
@@ -165,7 +165,7 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     }
 
 
-def _start(children: Children, options: DemoOptions, recipe: Recipe, folder: Path) -> Child:
+def _start(children: CommandProcesses, options: DemoOptions, recipe: Recipe, folder: Path) -> CommandProcess:
     """Start the broker and, when it accepts connections, the fleet and the server; return the server."""
     arguments, port = commands(options, recipe, folder), recipe.broker.port
     broker = children.start("broker", *_quiet(options), *arguments["broker"])
@@ -179,7 +179,7 @@ def _start(children: Children, options: DemoOptions, recipe: Recipe, folder: Pat
 
 def _enrol(options: DemoOptions, folder: _DemoFolder) -> None:
     """Must finish before the commands start: they use the certificates."""
-    with Children(folder.print_line, ONE_THREAD) as children:
+    with CommandProcesses(folder.print_line, ONE_THREAD) as children:
         command = [*_quiet(options), *enrolment(options, folder.path)]
         children.wait(children.start("enrol", *command), DEADLINE_S)
     if not options.keep:

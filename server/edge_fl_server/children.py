@@ -23,7 +23,7 @@ POLL_S = 0.2
 LOOPBACK = "127.0.0.1"
 
 
-class Child:
+class CommandProcess:
     """A running `edge-fl` command. `on_line` receives every line of its stderr; `printed` is its stdout so far."""
 
     def __init__(
@@ -104,20 +104,20 @@ class Child:
                 on_line(text)
 
 
-class Children:
+class CommandProcesses:
     """The child processes of one block; at its end the running ones are ended, the last started first."""
 
     def __init__(self, on_line: Callable[[str, str], None], variables: Mapping[str, str]) -> None:
         self._on_line, self._variables = on_line, variables
-        self._children: list[Child] = []
+        self._children: list[CommandProcess] = []
 
-    def start(self, name: str, *arguments: str) -> Child:
+    def start(self, name: str, *arguments: str) -> CommandProcess:
         """Start `edge-fl ARGUMENTS`."""
-        child = Child(name, arguments, partial(self._on_line, name), self._variables)
+        child = CommandProcess(name, arguments, partial(self._on_line, name), self._variables)
         self._children.append(child)
         return child
 
-    def wait_listening(self, child: Child, port: int, deadline_s: float) -> None:
+    def wait_listening(self, child: CommandProcess, port: int, deadline_s: float) -> None:
         """Wait until a child accepts connections on a port of loopback. Raises RunError if it ends first; DeadlineError."""
         until = time.monotonic() + deadline_s
         while not _is_open(port):
@@ -129,7 +129,7 @@ class Children:
                 )
             time.sleep(POLL_S)
 
-    def wait(self, child: Child, deadline_s: float) -> str:
+    def wait(self, child: CommandProcess, deadline_s: float) -> str:
         """Wait for the child's success and return its stdout. Raises RunError if any child ends before it, or fails; DeadlineError."""
         until = time.monotonic() + deadline_s
         while child.code is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.conftest import Issue
@@ -18,6 +18,6 @@ from tests.devices.scripted import TOPICS
 def broker(mosquitto_program: Program, issue: Issue, tmp_path: Path) -> Iterator[Mosquitto]:
     """Broker on a free loopback port."""
     certificates = Certificates(*issue("broker"))
-    settings = Settings(tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet, certificates=certificates)
+    settings = BrokerSettings(tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet, certificates=certificates)
     with Mosquitto(settings, mosquitto_program) as broker:
         yield broker

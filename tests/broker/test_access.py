@@ -29,8 +29,8 @@ from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
 from edge_fl_broker.access import full_check
-from edge_fl_broker.check import CheckResult
-from edge_fl_broker.config import Settings
+from edge_fl_broker.check import BrokerCheck
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import RELOADS, Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -197,7 +197,7 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "ids" / "releaser-ann" / "reader").rename(folder / "ids" / "second")
     certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = register_sync.with_register(
-        Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
+        BrokerSettings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
     )
     with Mosquitto(settings, mosquitto_program) as broker:
         yield Site(broker, authority, RegisterSync(broker, authority), folder / "ids")
@@ -443,7 +443,7 @@ def test_a_certificate_that_a_device_gets_is_no_reason_to_read_anything_again(si
     assert not site.sync.update()
 
 
-def needs(findings: list[CheckResult]) -> dict[str, str]:
+def needs(findings: list[BrokerCheck]) -> dict[str, str]:
     """What was found where something else is needed; how quick a shared machine is aside."""
     return {
         finding.what: finding.found for finding in findings if not finding.ok and finding.what != "round trip"

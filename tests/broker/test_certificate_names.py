@@ -17,7 +17,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Event
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto, free_port
 from edge_fl_broker.provision import register_sync
@@ -37,7 +37,7 @@ class Site:
         self.authority = Authority.make(self.home)
         (self.device,) = self.authority.bake({"pi-1": self.home / "devices/pi-1"})
         certificates = register_sync.certificates(self.authority, "127.0.0.1")
-        settings = Settings(folder / "broker", "0.0.0.0", 0, certificates=certificates)
+        settings = BrokerSettings(folder / "broker", "0.0.0.0", 0, certificates=certificates)
         self.broker = Mosquitto(register_sync.with_register(settings, self.authority), program)
         self.broker.start()
         self.sync = RegisterSync(self.broker, self.authority)

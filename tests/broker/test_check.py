@@ -11,7 +11,7 @@ from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.check import check, temporary_parties
-from edge_fl_broker.config import MosquittoLimits, Settings
+from edge_fl_broker.config import BrokerSettings, MosquittoLimits
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.edge_fl.wire.brokers import held_port
@@ -41,7 +41,7 @@ def test_our_own_broker_passes_and_nothing_is_left_behind(mosquitto: Mosquitto) 
 
 @pytest.mark.broker
 def test_a_broker_that_takes_small_packets_only_is_named(tmp_path: Path, mosquitto_program: Program) -> None:
-    settings = Settings(tmp_path, port=0, limits=MosquittoLimits(max_packet_bytes=100_000))
+    settings = BrokerSettings(tmp_path, port=0, limits=MosquittoLimits(max_packet_bytes=100_000))
     with Mosquitto(settings, mosquitto_program) as broker:
         assert [
             finding.what

@@ -9,7 +9,7 @@ import pytest
 from edge_fl.errors import ConfigError, ProtocolError
 from edge_fl.wire.topics import Topics, access_rules
 from edge_fl.wire.transport import LIMITS
-from edge_fl_broker.config import Certificates, Settings, render, render_access
+from edge_fl_broker.config import BrokerSettings, Certificates, render, render_access
 from edge_fl_broker.find import Program
 
 OLD = Program(Path("/usr/sbin/mosquitto"), (2, 0, 11))
@@ -33,7 +33,7 @@ def new(tmp_path: Path) -> Program:
 
 
 def test_plaintext_is_for_anybody_on_loopback(tmp_path: Path) -> None:
-    found = options(render(Settings(tmp_path, port=1999), OLD))
+    found = options(render(BrokerSettings(tmp_path, port=1999), OLD))
     assert found["listener"] == "1999 127.0.0.1"
     assert found["allow_anonymous"] == "true"
     assert "acl_file" not in found
@@ -42,22 +42,22 @@ def test_plaintext_is_for_anybody_on_loopback(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "broker.local"])
 def test_plaintext_anywhere_else_is_refused(tmp_path: Path, host: str) -> None:
     with pytest.raises(ConfigError, match="listens on loopback only"):
-        Settings(tmp_path, host)
-    Settings(tmp_path, host, certificates=CERTIFICATES)
+        BrokerSettings(tmp_path, host)
+    BrokerSettings(tmp_path, host, certificates=CERTIFICATES)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_has_many_names(tmp_path: Path, host: str) -> None:
-    assert Settings(tmp_path, host).host == host
+    assert BrokerSettings(tmp_path, host).host == host
 
 
 def test_a_fleet_name_invalid_in_a_topic_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="'a/#'"):
-        Settings(tmp_path, fleet="a/#")
+        BrokerSettings(tmp_path, fleet="a/#")
 
 
 def test_with_certificates_clients_are_identified_by_them(tmp_path: Path) -> None:
-    found = options(render(Settings(tmp_path, "0.0.0.0", 8883, certificates=CERTIFICATES), OLD))
+    found = options(render(BrokerSettings(tmp_path, "0.0.0.0", 8883, certificates=CERTIFICATES), OLD))
     expected = {
         "listener": "8883 0.0.0.0",
         "cafile": "/pki/ca.pem",
@@ -74,7 +74,7 @@ def test_with_certificates_clients_are_identified_by_them(tmp_path: Path) -> Non
 
 
 def test_version_2_1_reads_the_access_list_by_a_plugin(tmp_path: Path, new: Program) -> None:
-    found = options(render(Settings(tmp_path, certificates=CERTIFICATES), new))
+    found = options(render(BrokerSettings(tmp_path, certificates=CERTIFICATES), new))
     assert found["plugin"] == str(new.path.parents[1] / "lib/mosquitto_acl_file.so")
     assert found["plugin_opt_acl_file"] == str(tmp_path / "access")
     assert "acl_file" not in found
@@ -83,7 +83,7 @@ def test_version_2_1_reads_the_access_list_by_a_plugin(tmp_path: Path, new: Prog
 def test_version_2_1_without_its_plugins_reads_it_as_before(tmp_path: Path) -> None:
     found = options(
         render(
-            Settings(tmp_path, certificates=CERTIFICATES),
+            BrokerSettings(tmp_path, certificates=CERTIFICATES),
             Program(Path("/opt/none/sbin/mosquitto"), (2, 1, 0)),
         )
     )
@@ -93,11 +93,13 @@ def test_version_2_1_without_its_plugins_reads_it_as_before(tmp_path: Path) -> N
 
 def test_a_revocation_list_is_read_when_there_is_one(tmp_path: Path) -> None:
     revoking = Certificates(*(Path("/pki") / name for name in ("ca.pem", "b.pem", "b.key", "revoked.pem")))
-    assert options(render(Settings(tmp_path, certificates=revoking), OLD))["crlfile"] == "/pki/revoked.pem"
+    assert (
+        options(render(BrokerSettings(tmp_path, certificates=revoking), OLD))["crlfile"] == "/pki/revoked.pem"
+    )
 
 
 def test_the_broker_takes_what_a_transport_sends(tmp_path: Path) -> None:
-    found = options(render(Settings(tmp_path), OLD))
+    found = options(render(BrokerSettings(tmp_path), OLD))
     assert int(found["max_packet_size"]) >= LIMITS.max_packet_bytes
     assert int(found["max_queued_messages"]) > 0, "0 loses messages before version 2.0.22"
     assert found["set_tcp_nodelay"] == "true"
@@ -121,7 +123,7 @@ def sections(text: str) -> dict[str, set[str]]:
 def test_the_access_list_is_the_rules_of_the_topics_and_nothing_else() -> None:
     root = Topics("mill").root
     found = sections(
-        render_access(Settings(Path(), fleet="mill", named=("claim-1", "viewer-ann"), denied=("pi-9",)))
+        render_access(BrokerSettings(Path(), fleet="mill", named=("claim-1", "viewer-ann"), denied=("pi-9",)))
     )
     everybody = {
         f"pattern {right} {topic}" for role, right, topic in access_rules("mill") if role == "device"

@@ -14,7 +14,7 @@ import pytest
 from edge_fl.errors import ConnectError
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import KEPT_DAMAGED, Mosquitto, free_port
 from tests.accounts import account, reachable
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 def saved(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A database with ten retained messages."""
     folder = tmp_path_factory.mktemp("saved")
-    with Mosquitto(Settings(folder, port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(folder, port=0), mosquitto_program) as broker:
         ear = Ear(broker.endpoint, "ear")
         for number in range(10):
             ear.transport.publish(Packet(f"kept/{number}", b"!" * 500, retain=True))
@@ -51,7 +51,7 @@ def test_a_damaged_database_is_set_aside_and_named(
 ) -> None:
     damaged, notices = DAMAGE[damage](saved), list[str]()
     (tmp_path / "mosquitto.db").write_bytes(damaged)
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program, notices.append) as broker:
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program, notices.append) as broker:
         ear = Ear(broker.endpoint, "ear")
         ear.transport.publish(Packet("new", b"!", retain=True))
         ear.transport.drain(WAIT_S)
@@ -60,7 +60,7 @@ def test_a_damaged_database_is_set_aside_and_named(
     assert aside.read_bytes() == damaged
     [notice] = notices
     assert str(tmp_path / "mosquitto.db") in notice and aside.name in notice and "publish" in notice
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program, notices.append):
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program, notices.append):
         assert len(notices) == 1, "the new one is not damaged"
 
 
@@ -77,7 +77,7 @@ def test_a_database_that_mosquitto_reads_only_in_part_is_named(
 ) -> None:
     (tmp_path / "mosquitto.db").write_bytes(content(saved))
     notices: list[str] = []
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program, notices.append):
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program, notices.append):
         pass
     assert any(found in notice for notice in notices), notices
 
@@ -87,7 +87,7 @@ def test_only_the_newest_damaged_ones_are_kept(
 ) -> None:
     for _ in range(KEPT_DAMAGED + 2):
         (tmp_path / "mosquitto.db").write_bytes(saved[:-3])
-        with Mosquitto(Settings(tmp_path, port=0), mosquitto_program, lambda line: None):
+        with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program, lambda line: None):
             pass
     assert len(list(tmp_path.glob("mosquitto.db.damaged-*"))) == KEPT_DAMAGED
 
@@ -98,10 +98,10 @@ def test_an_intact_database_stays_when_something_else_prevents_the_start(
     (tmp_path / "mosquitto.db").write_bytes(saved)
     nowhere = Certificates(*(tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")))
     with pytest.raises(ConnectError, match="stopped at once"):
-        Mosquitto(Settings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
+        Mosquitto(BrokerSettings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
     (tmp_path / "mosquitto.db").write_bytes(saved[:-3])
     with pytest.raises(ConnectError, match="stopped at once"):
-        Mosquitto(Settings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
+        Mosquitto(BrokerSettings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
     assert (tmp_path / "mosquitto.db").read_bytes() == saved[:-3]
     assert not list(tmp_path.glob("mosquitto.db.damaged-*"))
 
@@ -110,7 +110,7 @@ def test_a_running_broker_restarts_with_a_damaged_database(
     tmp_path: Path, mosquitto_program: Program, saved: bytes
 ) -> None:
     notices: list[str] = []
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program, notices.append) as broker:
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program, notices.append) as broker:
         broker.kill()
         (tmp_path / "mosquitto.db").write_bytes(saved[:-3])
         broker.restart()

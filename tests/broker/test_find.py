@@ -11,7 +11,7 @@ import pytest
 
 from edge_fl.errors import ConnectError
 from edge_fl_broker import find as finding
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program, dependencies, find, missing_libraries, unpack
 from edge_fl_broker.mosquitto import choose, unusable
 
@@ -156,7 +156,7 @@ def test_one_that_cannot_read_the_folder_is_passed_over_for_the_next_one(
     monkeypatch.setenv("PATH", f"{nothing_installed}:{os.environ['PATH']}:/bin:/usr/bin")
     monkeypatch.setattr(finding, "FOLDERS", (str(mosquitto_program.path.parent),))
     notices: list[str] = []
-    settings = Settings(tmp_path / "new" / "broker", port=0)
+    settings = BrokerSettings(tmp_path / "new" / "broker", port=0)
     program = choose(settings, notices.append)
     assert program == mosquitto_program
     [notice] = notices
@@ -174,7 +174,7 @@ def test_without_another_one_the_error_names_the_one_that_cannot_read_the_folder
     with pytest.raises(
         ConnectError, match=r"passed over.*Unable to open config.*--dir.*apt install mosquitto"
     ):
-        choose(Settings(tmp_path, port=0), lambda line: None)
+        choose(BrokerSettings(tmp_path, port=0), lambda line: None)
 
 
 @pytest.mark.broker

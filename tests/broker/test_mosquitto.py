@@ -18,7 +18,7 @@ from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Event, Packet
-from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.edge_fl.wire.brokers import refused
@@ -57,7 +57,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_it_runs_inside_the_block_and_not_after(tmp_path: Path, mosquitto_program: Program) -> None:
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program) as broker:
         pid = broker.pid
         assert broker.settings.port
         assert not broker.has_ended()
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, mosquitto_program: Progra
         with pytest.raises(
             ConnectError, match=f"port {port} on 127.0.0.1: taken by another program.*--port"
         ) as caught:
-            Mosquitto(Settings(tmp_path, port=port), mosquitto_program).start()
+            Mosquitto(BrokerSettings(tmp_path, port=port), mosquitto_program).start()
     assert caught.value.exit_code == 2
     assert not list(tmp_path.iterdir())
 
@@ -83,7 +83,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, mosquitto_program: Progra
 def test_an_address_that_is_not_ours_is_named(
     tmp_path: Path, mosquitto_program: Program, issue: Issue, host: str
 ) -> None:
-    settings = Settings(tmp_path, host, certificates=Certificates(*issue("broker")))
+    settings = BrokerSettings(tmp_path, host, certificates=Certificates(*issue("broker")))
     with pytest.raises(ConnectError, match=f"host {host}: .*, expected a name or address of this machine"):
         Mosquitto(settings, mosquitto_program).start()
 
@@ -91,11 +91,11 @@ def test_an_address_that_is_not_ours_is_named(
 def test_one_that_stops_at_once_is_quoted(tmp_path: Path, mosquitto_program: Program) -> None:
     nowhere = Certificates(*(tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem")))
     with pytest.raises(ConnectError, match=r"stopped at once: .*Error.*mosquitto\.log"):
-        Mosquitto(Settings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
+        Mosquitto(BrokerSettings(tmp_path, port=0, certificates=nowhere), mosquitto_program).start()
 
 
 def test_what_is_retained_survives_a_stop(tmp_path: Path, mosquitto_program: Program) -> None:
-    broker = Mosquitto(Settings(tmp_path, port=0), mosquitto_program)
+    broker = Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program)
     for _ in range(2):
         broker.start()
         ear = Ear(broker.endpoint, "ear")
@@ -149,7 +149,7 @@ def test_a_device_reaches_its_own_topics_and_no_others(
 ) -> None:
     """The access list as enforced by the broker, over TLS."""
     fleet = Topics("mill")
-    settings = Settings(tmp_path, port=0, fleet="mill", certificates=Certificates(*issue("broker")))
+    settings = BrokerSettings(tmp_path, port=0, fleet="mill", certificates=Certificates(*issue("broker")))
     with Mosquitto(settings, mosquitto_program) as broker:
 
         def enter(name: str) -> Ear:
@@ -191,7 +191,7 @@ def test_a_client_without_a_certificate_is_rejected(
 ) -> None:
     ca, cert, key = issue("broker")
     with Mosquitto(
-        Settings(tmp_path, port=0, certificates=Certificates(ca, cert, key)), mosquitto_program
+        BrokerSettings(tmp_path, port=0, certificates=Certificates(ca, cert, key)), mosquitto_program
     ) as broker:
         for endpoint in (broker.endpoint, Endpoint("127.0.0.1", broker.settings.port)):
             stranger = MqttTransport(endpoint, "stranger", None, lambda event: None)
@@ -202,7 +202,7 @@ def test_a_client_without_a_certificate_is_rejected(
 def test_a_broker_of_another_ca_is_not_trusted(
     tmp_path: Path, mosquitto_program: Program, issue: Issue
 ) -> None:
-    settings = Settings(tmp_path, port=0, certificates=Certificates(*issue("broker")))
+    settings = BrokerSettings(tmp_path, port=0, certificates=Certificates(*issue("broker")))
     _, cert, _ = issue("another")  # a certificate, but not the CA's
     with Mosquitto(settings, mosquitto_program) as broker:
         careful = MqttTransport(

@@ -17,7 +17,7 @@ import pytest
 from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -37,7 +37,7 @@ FULL = b"\0" * 1024 * 1024
 
 @pytest.fixture
 def broker(tmp_path: Path, mosquitto_program: Program) -> Iterator[Mosquitto]:
-    with Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "broker", port=0), mosquitto_program) as broker:
         yield broker
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_is_reported_and_mosquitto_continues_and_saves_later(
     small_disk: Path, mosquitto_program: Program
 ) -> None:
     said: list[str] = []
-    with Mosquitto(Settings(small_disk / "broker", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(small_disk / "broker", port=0), mosquitto_program) as broker:
         supervisor = Supervisor(broker, None, said.append, QUICK)
         client = MqttTransport(broker.endpoint, "client", None, lambda event: None, session_expiry_s=0)
         client.publish(Packet("kept", b"!", retain=True))
@@ -168,7 +168,7 @@ def test_on_a_full_disk_the_access_list_stays_and_is_replaced_later(
     authority = Authority.make(tmp_path / "home")
     certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = register_sync.with_register(
-        Settings(small_disk / "broker", port=0, certificates=certificates), authority
+        BrokerSettings(small_disk / "broker", port=0, certificates=certificates), authority
     )
     with Mosquitto(settings, mosquitto_program) as broker:
         supervisor = Supervisor(broker, RegisterSync(broker, authority), said.append, QUICK)
@@ -188,7 +188,7 @@ def test_on_a_full_disk_the_access_list_stays_and_is_replaced_later(
 
 def test_nothing_is_started_on_a_full_disk(small_disk: Path, mosquitto_program: Program) -> None:
     fill(small_disk)
-    settings = Settings(small_disk / "broker", port=0)
+    settings = BrokerSettings(small_disk / "broker", port=0)
     with pytest.raises(ConnectError, match=r"No space left on device.*no broker was started") as caught:
         Mosquitto(settings, mosquitto_program).start()
     assert caught.value.exit_code == 2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.release.agent import UpdateStatus
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.storage.store import Store
@@ -92,7 +92,9 @@ def test_a_power_cut_during_an_update_leaves_the_old_or_the_new_agent(
     tmp_path: Path, factory: Path, mosquitto_program: Program, point: str, seed: int
 ) -> None:
     with ExitStack() as stack:
-        broker = stack.enter_context(Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program))
+        broker = stack.enter_context(
+            Mosquitto(BrokerSettings(tmp_path / "broker", port=0), mosquitto_program)
+        )
         site = Site(tmp_path, broker.endpoint.port, factory, stack)
         board = site.board("pi")
         site.boards_serve()

@@ -231,5 +231,5 @@ def test_a_frozen_network_has_no_parameters_and_keeps_its_statistics() -> None:
     assert net.extractor.init() == {} and net.extractor.norm == net.extractor.norm_statistics == frozenset()
     x = torch.rand(4, 3, 64, 64)
     assert torch.equal(net.extractor({}, x), net.extractor.frozen({}, x))
-    frozen = Frozen(backbones.Features(torch.nn.Flatten(), "flat", InputSpec((3, 4, 4)))).train()
+    frozen = Frozen(backbones.BackboneFeatures(torch.nn.Flatten(), "flat", InputSpec((3, 4, 4)))).train()
     assert not any(module.training for module in frozen.modules())

@@ -9,7 +9,7 @@ import pytest
 
 from edge_fl import cli
 from edge_fl.cli import App
-from edge_fl.options import DATA, Connection, argument, option
+from edge_fl.options import DATA, ConnectionOptions, argument, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ def show(
     loud: Annotated[bool, option("--loud/--quiet", "How.")] = True,
     *,
     place: Place,
-    connection: Connection,
+    connection: ConnectionOptions,
 ) -> None:
     """Show what came."""
     print(what, loud, place, connection.given())  # noqa: T201

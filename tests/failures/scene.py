@@ -29,7 +29,7 @@ from edge_fl.seeds import generator
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -193,7 +193,7 @@ class Scene:
         data = data_of("everybody", 60).train
         np.savez(self.folder / "toy.npz", x=data.x, y=data.y)
         recipe = recipe_of(self.folder, self.seed, self.method, self.compression, self.rounds, **self.cohort)
-        settings = Settings(self.folder / "mosquitto", port=0)
+        settings = BrokerSettings(self.folder / "mosquitto", port=0)
         broker = Mosquitto(self._secured(settings) if self.secure else settings, self.program)
         broker.start()
         processes: dict[str, BaseProcess] = {}
@@ -247,7 +247,7 @@ class Scene:
             broker.kill()
         return self._ending()
 
-    def _secured(self, settings: Settings) -> Settings:
+    def _secured(self, settings: BrokerSettings) -> BrokerSettings:
         """The broker's settings with certificates; creates an identity for every client."""
         authority = Authority.make(self.folder / "ca")
         authority.bake({name: self.folder / "ca" / name for name in DEVICES})

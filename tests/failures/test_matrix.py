@@ -22,7 +22,7 @@ from edge_fl.methods import build_method
 from edge_fl.wire.messages import Capability, Command, DeviceState, Report, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Connected, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import CohortConfig
@@ -258,7 +258,7 @@ def test_row_21_a_flapping_device_restarts_no_round_and_adds_no_request(real_ben
 @pytest.mark.timeout(400)
 def test_row_24_over_a_thousand_queued_messages_reach_an_offline_device(mosquitto_program, tmp_path):
     """All arrive in order, and the broker reports none as dropped."""
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         connect = partial(MqttTransport, broker.endpoint)
         away = connect("d1", None, lambda event: None)
         away.wait_connected(WAIT_S)

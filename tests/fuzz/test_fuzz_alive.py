@@ -40,7 +40,7 @@ from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.mqtt.updates.round_request import RoundRequest
-from edge_fl_server.mqtt.updates.validation import Expected, Terms, Validator
+from edge_fl_server.mqtt.updates.validation import Expected, UpdateTerms, Validator
 from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
@@ -152,7 +152,9 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
         )
         connection.open()
         expected = Expected({}, frozenset(), frozenset(), 4096)
-        inbox.open(RoundRequest("t-1-0", "t", 1, "train", ["d1"], Validator(expected)), Terms(SPEC, {}, 0.0))
+        inbox.open(
+            RoundRequest("t-1-0", "t", 1, "train", ["d1"], Validator(expected)), UpdateTerms(SPEC, {}, 0.0)
+        )
         yield connection, InMemoryTransport(broker, "d1", None, lambda event: None), lines
         connection.close()
     broker.close()

@@ -27,7 +27,7 @@ from edge_fl_lab import demo
 from edge_fl_lab.cli import demo as demo_command
 from edge_fl_lab.demo import DemoOptions
 from edge_fl_lab.report import page
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs.results import Results
@@ -133,7 +133,7 @@ def alive(pid):
 
 def test_the_error_of_a_failed_child_names_it_with_its_last_line():
     lines = []
-    with Children(lambda name, line: lines.append((name, line)), {}) as children:
+    with CommandProcesses(lambda name, line: lines.append((name, line)), {}) as children:
         wrong = children.start("server", "server", "run", "nosuchrecipe")
         with pytest.raises(RunError, match="server ended with exit code 4: recipe 'nosuchrecipe'"):
             children.wait(wrong, 30)
@@ -142,7 +142,7 @@ def test_the_error_of_a_failed_child_names_it_with_its_last_line():
 
 def test_a_child_that_a_signal_ended_is_an_error_with_its_name(tmp_path, monkeypatch):
     deadly(tmp_path / "site", monkeypatch, "nosuchrecipe", "SIGBUS", when="edge_fl.cli")
-    with Children(lambda name, line: None, {}) as children:
+    with CommandProcesses(lambda name, line: None, {}) as children:
         ended = children.start("server", "server", "run", "nosuchrecipe")
         with pytest.raises(RunError, match=r"server was ended by SIGBUS \(bus error\): no output"):
             children.wait(ended, 30)
@@ -153,7 +153,7 @@ def test_children_end_after_an_interrupt(mosquitto_program, tmp_path):
     lines = []
     with (
         pytest.raises(KeyboardInterrupt),
-        Children(lambda name, line: lines.append(line), {}) as children,
+        CommandProcesses(lambda name, line: lines.append(line), {}) as children,
     ):
         port = str(demo._free_port())
         child = children.start(
@@ -242,7 +242,7 @@ def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker,
     """Each child is started with the number of the port and whether it was open by then."""
     port, started = demo._free_port(), []
 
-    class Recorded(Children):
+    class Recorded(CommandProcesses):
         def start(self, name, *arguments):
             with socket.socket() as probe:
                 started.append((name, probe.connect_ex(("127.0.0.1", port)) == 0))
@@ -255,14 +255,14 @@ def test_nothing_that_connects_is_started_before_the_broker_listens(slow_broker,
 
 
 def test_a_broker_that_ends_before_it_listens_is_an_error_at_once():
-    with Children(lambda name, line: None, {}) as children:
+    with CommandProcesses(lambda name, line: None, {}) as children:
         broker = children.start("broker", "broker", "up", "--nosuchoption")
         with pytest.raises(RunError, match=r"broker ended with exit code 4: .*--nosuchoption"):
             children.wait_listening(broker, demo._free_port(), 60)
 
 
 def test_a_broker_that_never_listens_is_an_error_after_the_deadline():
-    with Children(lambda name, line: None, {}) as children:
+    with CommandProcesses(lambda name, line: None, {}) as children:
         command = children.start("broker", "simulate", "--set", "rounds=100000")
         with pytest.raises(DeadlineError, match=r"broker: port \d+ accepts no connection after 0\.1 s"):
             children.wait_listening(command, demo._free_port(), 0.1)

@@ -23,7 +23,7 @@ from edge_fl_devices.doctor import status
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
@@ -75,7 +75,7 @@ def fitted(tmp_path: Path, scenes: int, count: int, **changes: object) -> Fitted
     return Fitted(config, stored, right, np.array([each.status == "answered" for each in found]))
 
 
-def installed(config: DeviceConfig) -> Installed:
+def installed(config: DeviceConfig) -> InstalledRelease:
     current = Slots(Path(config.folder) / "release").current()
     assert current
     return current

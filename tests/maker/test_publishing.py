@@ -13,7 +13,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import home_assistant
 from edge_fl.wire.transport import Event, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -35,7 +35,7 @@ def broker(
     authority = Authority.make(folder / "home")
     authority.bake({name: folder / name for name in ("pi-1", "pi-1-camera")})
     certificates = register_sync.certificates(authority, "127.0.0.1")
-    settings = Settings(folder / "broker", port=0, certificates=certificates)
+    settings = BrokerSettings(folder / "broker", port=0, certificates=certificates)
     with Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as running:
         yield running.settings.port, folder
 

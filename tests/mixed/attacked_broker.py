@@ -19,7 +19,7 @@ from edge_fl.wire.messages import Assignment, Capability, Log, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
@@ -131,7 +131,7 @@ class Scene:
 @pytest.fixture
 def scene(mosquitto_program: Program, tmp_path: Path) -> Iterator[Scene]:
     with (
-        Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker,
+        Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker,
         ExitStack() as stack,
     ):
         yield Scene(tmp_path, broker, stack)

@@ -21,7 +21,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.agent.state import AgentLimits
@@ -171,7 +171,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def real_site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
     """With its own mosquitto."""
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         site = Site(partial(MqttTransport, broker.endpoint), tmp_path)
         with site.listening():
             yield site

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.storage.store import Store
@@ -41,7 +41,9 @@ def test_a_disk_that_fills_up_during_an_update_is_reported_while_an_agent_serves
     home, filler, flag = tmp_path / "pi", tmp_path / "pi/filler", tmp_path / "filled"
     home.mkdir()
     with Disk(tmp_path / "disk.img", home, MEBIBYTES), ExitStack() as stack:
-        broker = stack.enter_context(Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program))
+        broker = stack.enter_context(
+            Mosquitto(BrokerSettings(tmp_path / "broker", port=0), mosquitto_program)
+        )
         site = Site(tmp_path, broker.endpoint.port, factory, stack)
         board = Board(home, factory, "pi", broker.endpoint.port, tmp_path / "images.npz")
         board.log.symlink_to(tmp_path / "log")  # as of the journal, which has a limit of its own

@@ -12,7 +12,7 @@ import pytest
 
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.serving.predict import Predictor
@@ -23,7 +23,7 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.director import Director
 from tests import agents
 from tests.agents import Board, eventually
@@ -56,7 +56,7 @@ class Site:
         self.repository = Repository(folder / "home" / FLEET)
         director = Director(self.repository, FLEET)
         self.server: Server = stack.enter_context(connected(self.connect, journal, director=director))
-        self.rollout = RolloutCoordinator(self.server, self.repository, RolloutOptions(resume=True))
+        self.rollout = RolloutCoordinator(self.server, self.repository, CoordinatorOptions(resume=True))
         stack.enter_context(closing(self.rollout))
         payload = graphs.graph()
         manifest = graphs.manifest_for(payload)
@@ -105,7 +105,9 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def site(tmp_path: Path, factory: Path, mosquitto_program: Program) -> Iterator[Site]:
     with ExitStack() as stack:
-        broker = stack.enter_context(Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program))
+        broker = stack.enter_context(
+            Mosquitto(BrokerSettings(tmp_path / "broker", port=0), mosquitto_program)
+        )
         yield Site(tmp_path, broker.endpoint.port, factory, stack)
 
 

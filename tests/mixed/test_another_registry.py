@@ -14,7 +14,7 @@ from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt import reader
@@ -30,7 +30,7 @@ from tests.devices.scripted import eventually
 
 @pytest.fixture
 def port(mosquitto_program: Program, tmp_path: Path) -> Iterator[int]:
-    with Mosquitto(Settings(tmp_path / "broker", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "broker", port=0), mosquitto_program) as broker:
         yield broker.settings.port
 
 

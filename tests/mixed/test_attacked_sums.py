@@ -29,7 +29,7 @@ from edge_fl.wire.messages import SumReply, SumRequest, SumStep, decode, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -139,7 +139,7 @@ def fleet(mosquitto_program: Program, tmp_path: Path) -> Iterator[Fleet]:
     authority = Authority.make(tmp_path / "home")
     authority.bake({name: tmp_path / "ca" / name for name in NAMES})
     authority.enrol_people("releaser", ["anna"], tmp_path / "people")
-    settings = Settings(
+    settings = BrokerSettings(
         tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
     )
     settings = register_sync.with_register(settings, authority)

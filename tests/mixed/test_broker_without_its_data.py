@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.runtime.device import Device
 from edge_fl_server.mqtt.reader import LeaseLimits, read_retained
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.registry import devices
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from tests.devices import graphs
 from tests.devices.scripted import eventually, running
 from tests.mixed.attacked_broker import TOPICS, Scene
@@ -28,7 +28,9 @@ QUICK = LeaseLimits(settle_s=1.0)
 @pytest.fixture
 def scene(mosquitto_program: Program, tmp_path: Path) -> Iterator[Scene]:
     with (
-        Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program, lambda line: None) as broker,
+        Mosquitto(
+            BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program, lambda line: None
+        ) as broker,
         ExitStack() as stack,
     ):
         yield Scene(tmp_path, broker, stack)
@@ -36,7 +38,7 @@ def scene(mosquitto_program: Program, tmp_path: Path) -> Iterator[Scene]:
 
 def coordinator(scene: Scene, server: Server) -> RolloutCoordinator:
     return scene.stack.enter_context(
-        closing(RolloutCoordinator(server, scene.repository, RolloutOptions(resume=True)))
+        closing(RolloutCoordinator(server, scene.repository, CoordinatorOptions(resume=True)))
     )
 
 

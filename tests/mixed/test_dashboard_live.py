@@ -21,7 +21,7 @@ from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.agent.state import AgentLimits
@@ -123,7 +123,7 @@ class Live:
 
 @pytest.fixture
 def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         db = Database.open(tmp_path / "server" / "registry.sqlite")
         connection = ServerConnection(partial(MqttTransport, broker.endpoint), "main")
         with Journal(db, "main") as journal:

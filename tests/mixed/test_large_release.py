@@ -27,7 +27,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import GROUP
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.agent.state import AgentLimits
@@ -85,7 +85,7 @@ def test_45_megabytes_reach_ten_devices_over_tls(
     mosquitto_program: Program, issue: Issue, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     payload = extractor(MEGABYTES * 250_000)
-    settings = Settings(
+    settings = BrokerSettings(
         tmp_path / "mosquitto", port=0, fleet=TOPICS.fleet, certificates=Certificates(*issue("broker"))
     )
     repository = Repository(tmp_path / "home")

@@ -19,13 +19,13 @@ from edge_fl.cli import main
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import Database, reports, rollouts
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -77,7 +77,7 @@ class Operator:
 
 @pytest.fixture
 def operator(mosquitto_program: Program, tmp_path: Path) -> Iterator[Operator]:
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         yield Operator(Site(partial(MqttTransport, broker.endpoint), tmp_path), broker.endpoint.port)
 
 
@@ -152,7 +152,7 @@ def test_the_server_that_is_online_rolls_it_out(
     operator: Operator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[str] = []
-    with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
+    with CommandProcesses(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
         children.start("up", "server", "up", *operator.options)
         stage = Stage(connect=operator.site.connect)
         assert stage.eventually(lambda: any("online, no release yet" in line for line in lines), 60), lines

@@ -32,7 +32,7 @@ from edge_fl.wire.egress import ANSWERS, SETTINGS
 from edge_fl.wire.messages import Capability, DeviceState, Query, QueryReply, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -126,7 +126,7 @@ class Site:
                 runner.stop()
                 thread.join(90)
 
-    def ask(self, name: str, query: Query = LOGS, deadline_s: float = 60.0) -> queries.Answer:
+    def ask(self, name: str, query: Query = LOGS, deadline_s: float = 60.0) -> queries.QueryAnswer:
         connect, authorities = (
             operator_connector("127.0.0.1", self.port, self.operator),
             fleet_authorities(self.operator),
@@ -151,7 +151,7 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
     names = [f"pi-{number:02}" for number in range(1, 9)]
     authority.bake({name: folder / "ids" / name for name in names})
     certificates = register_sync.certificates(authority, "127.0.0.1")
-    settings = Settings(folder / "mosquitto", port=0, certificates=certificates)
+    settings = BrokerSettings(folder / "mosquitto", port=0, certificates=certificates)
     with Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker:
         yield Site(folder, authority, RegisterSync(broker, authority), broker.settings.port)
 

@@ -13,7 +13,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.registry import Database
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def broker(mosquitto_program: Program, tmp_path: Path) -> Iterator[Mosquitto]:
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         yield broker
 
 

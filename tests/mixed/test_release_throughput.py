@@ -29,7 +29,7 @@ from edge_fl.blob import describe
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto, free_port
 from edge_fl_devices.runtime.device import Device
@@ -138,7 +138,7 @@ def ours(program: Program, folder: Path, payload: bytes, number: int) -> Ours:
     """Agents in this process install a release, each in its own folder."""
     repository = Repository(folder / "home")
     manifest = graphs.manifest_for(payload, release=1, extractor=describe(payload))
-    with Mosquitto(Settings(folder / "mosquitto", port=0, fleet=TOPICS.fleet), program) as broker:
+    with Mosquitto(BrokerSettings(folder / "mosquitto", port=0, fleet=TOPICS.fleet), program) as broker:
         connect, runner = partial(MqttTransport, broker.endpoint), Runner(workers=2)
         server = ScriptedServer(connect)
         server.online()

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from PIL import Image
 
 from edge_fl.cli import main
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.wire.messages import decode, encode
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings as BrokerSettings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.remote.settings import RemoteSettings
@@ -61,9 +61,9 @@ def states(scene: Scene, name: str = "pi-01") -> dict[str, str]:
     return {row.setting: row.state for row in rows if row.state}
 
 
-def sent(scene: Scene, name: str = "pi-01") -> list[Settings]:
+def sent(scene: Scene, name: str = "pi-01") -> list[DesiredSettings]:
     topic = TOPICS.settings(name)
-    return [decode(packet.payload, Settings) for packet in scene.sent if packet.topic == topic]
+    return [decode(packet.payload, DesiredSettings) for packet in scene.sent if packet.topic == topic]
 
 
 def test_settings_wait_for_a_device_that_is_offline_and_what_it_applied_comes_back(scene: Scene) -> None:
@@ -93,31 +93,31 @@ def replace_capability(device: Device, settings: RemoteSettings) -> Any:
     return changed(device.state, capability=replace(device.state.capability, settings=settings.status))
 
 
-def forged(scene: Scene) -> Settings:
+def forged(scene: Scene) -> DesiredSettings:
     return replace(sent(scene)[-1], serial=2**52, values={"watch_s": 1.0})
 
 
-def stripped(scene: Scene) -> Settings:
+def stripped(scene: Scene) -> DesiredSettings:
     return replace(forged(scene), signature=None)
 
 
-def replayed(scene: Scene) -> Settings:
+def replayed(scene: Scene) -> DesiredSettings:
     return next(each for each in sent(scene) if each.values == FIRST)
 
 
-def swapped(scene: Scene) -> Settings:
+def swapped(scene: Scene) -> DesiredSettings:
     return sent(scene, "pi-02")[-1]
 
 
-def by_another_key(scene: Scene) -> Settings:
+def by_another_key(scene: Scene) -> DesiredSettings:
     return Director(Repository(scene.home / "thief"), "main").sign("settings", "pi-01", stripped(scene))
 
 
-def as_an_assignment(scene: Scene) -> Settings:
+def as_an_assignment(scene: Scene) -> DesiredSettings:
     return Director(scene.repository, "main").sign("assignment", "pi-01", stripped(scene))
 
 
-ATTACKS: dict[Callable[[Scene], Settings], str] = {
+ATTACKS: dict[Callable[[Scene], DesiredSettings], str] = {
     forged: "forged",
     stripped: "unsigned",
     replayed: "replayed",

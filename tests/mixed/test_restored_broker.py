@@ -12,7 +12,7 @@ import pytest
 
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import MosquittoLimits, Settings
+from edge_fl_broker.config import BrokerSettings, MosquittoLimits
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
@@ -61,7 +61,9 @@ class Fleet:
 @pytest.fixture
 def fleet(mosquitto_program: Program, tmp_path: Path) -> Iterator[Fleet]:
     with (
-        Mosquitto(Settings(tmp_path / "mosquitto", port=0, limits=ON_REQUEST), mosquitto_program) as broker,
+        Mosquitto(
+            BrokerSettings(tmp_path / "mosquitto", port=0, limits=ON_REQUEST), mosquitto_program
+        ) as broker,
         Proxy(broker.endpoint) as link,
         ExitStack() as stack,
     ):

@@ -14,7 +14,7 @@ from edge_fl.cli import main
 from edge_fl.data.samples import ClientData
 from edge_fl.wire import identity
 from edge_fl.wire.transport import Transport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -95,7 +95,7 @@ def test_a_round_survives_certificate_renewal_of_a_device_and_the_server(
 ) -> None:
     authority = Authority.make(tmp_path / "home")
     certificates = register_sync.certificates(authority, "127.0.0.1")
-    settings = Settings(tmp_path / "broker", port=0, certificates=certificates)
+    settings = BrokerSettings(tmp_path / "broker", port=0, certificates=certificates)
     with (
         Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker,
         Registrar(authority, "127.0.0.1", broker.settings.port, "main"),

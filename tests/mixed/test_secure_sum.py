@@ -28,7 +28,7 @@ from edge_fl.wire.messages import Capability, SumReply, SumRequest, decode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -44,7 +44,7 @@ from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 from edge_fl_server.mqtt import secure_sums
-from edge_fl_server.mqtt.connection import Received
+from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
@@ -319,7 +319,7 @@ def test_a_device_that_is_too_slow_has_dropped_out(tmp_path: Path, monkeypatch: 
 
     take = SecureSums._take
 
-    def noted(self: SecureSums, opened: Any, received: Received) -> None:
+    def noted(self: SecureSums, opened: Any, received: ReceivedMessage) -> None:
         take(self, opened, received)
         replied.add(received.address.device)
 
@@ -369,7 +369,7 @@ def test_a_sum_over_mosquitto_with_certificates(mosquitto_program: Program, tmp_
     vectors = vectors_of(9, 20_000)
     authority, ids = Authority.make(tmp_path / "home"), tmp_path / "ids"
     authority.bake({name: ids / name for name in vectors})
-    settings = Settings(
+    settings = BrokerSettings(
         tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
     )
     with Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker:

@@ -35,7 +35,7 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, rollouts, tags
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import rank
 from edge_fl_server.release.rollout.stored_rollout import request
 from edge_fl_server.selectors import SelectorError
@@ -104,7 +104,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
         server = Server.of(connection, Journal(db))
         connection.open()
-        rollout = RolloutCoordinator(server, repository, RolloutOptions(plan=PLAN))
+        rollout = RolloutCoordinator(server, repository, CoordinatorOptions(plan=PLAN))
         closing.extend([rollout.close, connection.close, db.close])
         made = Fleet(rollout, db, repository)
         for position, name in enumerate(

@@ -23,7 +23,7 @@ from edge_fl.methods.contract.client import Client
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt import device_clients, reader
@@ -186,7 +186,7 @@ def bench(broker: InMemoryBroker) -> Iterator[Bench]:
 @pytest.fixture
 def own_mosquitto(mosquitto_program: Program, tmp_path: Path) -> Iterator[Mosquitto]:
     """A broker that a test may kill and restart."""
-    with Mosquitto(Settings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
+    with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         yield broker
 
 

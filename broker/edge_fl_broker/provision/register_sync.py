@@ -11,7 +11,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 from edge_fl.wire.hosts import ANYWHERE, own_addresses
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
-from edge_fl_broker.config import Certificates, Settings
+from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.register import denied, named, next_end
@@ -32,7 +32,7 @@ def certificates(authority: Authority, host: str) -> Certificates:
     return Certificates(folder / CA_FILE, folder / CERT_FILE, folder / KEY_FILE, authority.revoked_path)
 
 
-def with_register(settings: Settings, authority: Authority) -> Settings:
+def with_register(settings: BrokerSettings, authority: Authority) -> BrokerSettings:
     """The settings with the current claims, workers, people and denied names."""
     rows, now = authority.rows(), authority.now()
     return replace(

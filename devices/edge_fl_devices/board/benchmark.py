@@ -26,13 +26,13 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.storage import read_json
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 
 LIMIT_S, REACH_S = 20.0, 1.0
 FILE = "benchmark.json"
 SIDE = 384
 IMAGES = 8
-Features = Callable[[Installed, int], None]
+Features = Callable[[InstalledRelease, int], None]
 """Computes the features of this many images with an installed extractor."""
 Steps = dict[str, Callable[[], float]]
 """A measurement for each field of `Speed`."""
@@ -62,7 +62,12 @@ class StoredSpeed(Struct, frozen=True):
 
 
 def speed(
-    folder: Path, setup: str, installed: Installed | None, features: Features, *, training: bool = False
+    folder: Path,
+    setup: str,
+    installed: InstalledRelease | None,
+    features: Features,
+    *,
+    training: bool = False,
 ) -> Speed:
     """Return the stored speed of this set-up, or measure and store it; torch is timed only if `training`."""
     extractor = installed.manifest.extractor.sha256 if installed else ""
@@ -86,7 +91,7 @@ def measure(steps: Steps, clock: Callable[[], float] = time.monotonic) -> Speed:
     return Speed(**results)
 
 
-def steps(installed: Installed | None, features: Features, *, training: bool) -> Steps:
+def steps(installed: InstalledRelease | None, features: Features, *, training: bool) -> Steps:
     """Return the possible measurements, the cheapest first."""
     steps: Steps = {"gflops": _gflops, "head_ms": _head_ms}
     if installed:

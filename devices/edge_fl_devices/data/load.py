@@ -21,7 +21,7 @@ from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
-from edge_fl_devices.data.split import SPLIT, Split
+from edge_fl_devices.data.split import SPLIT, DeviceSplit
 from edge_fl_devices.data.stream import ImageStream, collect, facts_of
 
 FEATURES = "features"
@@ -33,7 +33,7 @@ StreamData = Callable[[tuple[str, ...], InputSpec], ImageStream]
 """The same, in batches."""
 
 
-def load(source: str, spec: DataSpec = UNKNOWN, split: Split = SPLIT) -> tuple[ClientData, DataReport]:
+def load(source: str, spec: DataSpec = UNKNOWN, split: DeviceSplit = SPLIT) -> tuple[ClientData, DataReport]:
     """Read and split the images of `source` (see `sources.read`), resized to `spec.input`.
 
     Raises DataError: no source, fewer than two images, another number of channels than `spec.input`, labels outside the class list.
@@ -117,8 +117,8 @@ def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     return ImageStream(content, split, f"{config.data}: ", remember, spec.index)
 
 
-def _split(config: DeviceConfig) -> Split:
-    return Split(config.test_fraction, config.validation_fraction, config.seed, config.id)
+def _split(config: DeviceConfig) -> DeviceSplit:
+    return DeviceSplit(config.test_fraction, config.validation_fraction, config.seed, config.id)
 
 
 def _index(config: DeviceConfig, spec: DataSpec) -> PictureIndex | None:

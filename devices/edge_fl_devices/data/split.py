@@ -27,7 +27,7 @@ Sets = tuple[Indices, Indices, Indices]
 
 
 @dataclass(frozen=True)
-class Split:
+class DeviceSplit:
     """Split by a keyed hash of each image. The fractions hold on average; `validation_fraction` is of the images outside the test set."""
 
     test_fraction: float = 0.25
@@ -64,7 +64,7 @@ class Split:
         return train, validation, test
 
 
-SPLIT = Split()
+SPLIT = DeviceSplit()
 
 
 def require_two(samples: int) -> None:

@@ -18,7 +18,7 @@ from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, group
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import Pictures, SourceData, Wants
-from edge_fl_devices.data.split import SPLIT, Sets, Split, key, position
+from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
 
 def _unchanged(report: DataReport) -> DataReport:
@@ -40,7 +40,7 @@ class ImageStream:
     def __init__(
         self,
         content: SourceData,
-        split: Split = SPLIT,
+        split: DeviceSplit = SPLIT,
         where: str = "",
         remember: Callable[[DataReport], DataReport] = _unchanged,
         index: PictureIndex | None = None,

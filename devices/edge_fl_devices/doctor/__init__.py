@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator
 from edge_fl.errors import EdgeFLError
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.doctor import account_checks, device_checks
-from edge_fl_devices.doctor.device_checks import CheckResult
+from edge_fl_devices.doctor.device_checks import DeviceCheck
 from edge_fl_devices.doctor.network_checks import network
 
 __all__ = ["CHECKS", "CheckResult", "run_checks"]
 
-CHECKS: dict[str, Callable[[DeviceConfig], Iterator[CheckResult]]] = {
+CHECKS: dict[str, Callable[[DeviceConfig], Iterator[DeviceCheck]]] = {
     "machine": device_checks.machine,
     "wheels": device_checks.wheels,
     "room": device_checks.room,
@@ -33,19 +33,19 @@ def run_checks(
     config: DeviceConfig,
     show: Callable[[str], None] = lambda line: None,
     only: Collection[str] = tuple(CHECKS),
-) -> list[CheckResult]:
+) -> list[DeviceCheck]:
     """Return the results of the checks in `only`, in the order of CHECKS; a check that raises is a failed result.
 
     `show` is called with progress lines.
     """
-    results: list[CheckResult] = []
+    results: list[DeviceCheck] = []
     for name, check in ((name, check) for name, check in CHECKS.items() if name in only):
         show(f"checking {name}")
         try:
             results += check(config)
         except (EdgeFLError, OSError, MemoryError, subprocess.SubprocessError) as error:
             results.append(
-                CheckResult(
+                DeviceCheck(
                     name, "failed", " ".join(str(error).split()), "see docs/devices.md, section doctor"
                 )
             )

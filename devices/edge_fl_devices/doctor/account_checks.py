@@ -18,7 +18,7 @@ from edge_fl_devices.board import installation
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.doctor import folder_probe
-from edge_fl_devices.doctor.device_checks import CheckResult
+from edge_fl_devices.doctor.device_checks import DeviceCheck
 
 PROBE_S = 120.0
 MAX_NAMED = 3
@@ -35,35 +35,35 @@ class _Account:
     is_current: bool
 
 
-def accounts(config: DeviceConfig) -> Iterator[CheckResult]:
+def accounts(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Check as root what the agent's account can use, the owner of the device's folder; otherwise what this account can."""
     folder = Path(config.folder)
     account = _account(folder)
     if folder.is_dir() and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         owner = _name(folder.stat().st_uid)
         found = f"{paths.text(folder)} belongs to {owner}, and this is {account.name}"
-        yield CheckResult("account", "failed", found, "sudo edge-fl device doctor")
+        yield DeviceCheck("account", "failed", found, "sudo edge-fl device doctor")
         return
-    yield CheckResult("account", "ok", f"the agent's is {account.name}")
+    yield DeviceCheck("account", "ok", f"the agent's is {account.name}")
     if foreign := list(_foreign(folder, account)):
-        yield CheckResult(
+        yield DeviceCheck(
             "own folder",
             "failed",
             f"not {account.name}'s: {shortened(foreign, MAX_NAMED, '; ')}",
             f"sudo chown -R {account.name}: {paths.text(folder)}",
         )
     elif folder.is_dir():
-        yield CheckResult("own folder", "ok", f"all of {paths.text(folder)} belongs to {account.name}")
+        yield DeviceCheck("own folder", "ok", f"all of {paths.text(folder)} belongs to {account.name}")
     if config.reads_folder:
         yield _pictures(Path(location.parsed(config.data)[1]), account)
 
 
-def _pictures(data: Path, account: _Account) -> CheckResult:
+def _pictures(data: Path, account: _Account) -> DeviceCheck:
     if not data.is_dir():
-        return CheckResult("pictures", "skipped", f"{paths.text(data)} does not exist")
+        return DeviceCheck("pictures", "skipped", f"{paths.text(data)} does not exist")
     found = _probe(data, account)
     if not found:
-        return CheckResult(
+        return DeviceCheck(
             "pictures", "ok", f"{account.name} can read, label and delete all of {paths.text(data)}"
         )
     remedy = f"give {account.name} access to {paths.text(data)}, for example with a common group"
@@ -71,7 +71,7 @@ def _pictures(data: Path, account: _Account) -> CheckResult:
         remedy = "sudo edge-fl device share"
     if blocked := _blocked(data, account):
         remedy = f"{account.name} may not enter {paths.text(blocked)}: move the pictures, for example to /srv/images"
-    return CheckResult(
+    return DeviceCheck(
         "pictures", "failed", f"as {account.name}: {shortened(found, MAX_NAMED, '; ')}", remedy
     )
 

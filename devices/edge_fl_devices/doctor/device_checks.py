@@ -33,7 +33,7 @@ SET_CLOCK = "set the clock: sudo timedatectl set-ntp true, and wait for time-syn
 
 
 @dataclass(frozen=True)
-class CheckResult:
+class DeviceCheck:
     """One checked item, its state, what was found, and, unless the state is ok, what to do about it."""
 
     check: str
@@ -42,19 +42,19 @@ class CheckResult:
     remedy: str = ""
 
 
-def result(check: str, passed: bool, found: str, remedy: str) -> CheckResult:
+def result(check: str, passed: bool, found: str, remedy: str) -> DeviceCheck:
     """Return "ok" or "failed"."""
-    return CheckResult(check, "ok", found) if passed else CheckResult(check, "failed", found, remedy)
+    return DeviceCheck(check, "ok", found) if passed else DeviceCheck(check, "failed", found, remedy)
 
 
-def graded(check: str, value: int, least: int, enough: int, found: str, remedy: str) -> CheckResult:
+def graded(check: str, value: int, least: int, enough: int, found: str, remedy: str) -> DeviceCheck:
     """Return "ok" from `enough` on, "failed" below `least`, and "warning" in between."""
     if value >= enough:
-        return CheckResult(check, "ok", found)
-    return CheckResult(check, "failed" if value < least else "warning", found, remedy)
+        return DeviceCheck(check, "ok", found)
+    return DeviceCheck(check, "failed" if value < least else "warning", found, remedy)
 
 
-def machine(config: DeviceConfig) -> Iterator[CheckResult]:
+def machine(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Check architecture, word size and Python version."""
     bits, architecture = 8 * struct.calcsize("P"), platform.machine()
     yield result(
@@ -71,7 +71,7 @@ def machine(config: DeviceConfig) -> Iterator[CheckResult]:
     )
 
 
-def wheels(config: DeviceConfig) -> Iterator[CheckResult]:
+def wheels(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Import all required packages, in a child process, so that this one stays small."""
     broken = imports.failures(WHEELS)
     yield result(
@@ -83,7 +83,7 @@ def wheels(config: DeviceConfig) -> Iterator[CheckResult]:
     )
 
 
-def room(config: DeviceConfig) -> Iterator[CheckResult]:
+def room(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Check free disk space and total memory."""
     disk, memory = capability.free_disk_mb(Path(config.folder)), total_memory_mb()
     yield graded("disk", disk, 64, 512, f"{disk} MB free", "free some space: a release needs twice its size")
@@ -91,7 +91,7 @@ def room(config: DeviceConfig) -> Iterator[CheckResult]:
     yield graded("memory", memory, 256, 400, f"{memory} MB", remedy)
 
 
-def clock(config: DeviceConfig) -> Iterator[CheckResult]:
+def clock(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Compare the clock with the last date seen on the device and with the validity of its certificate."""
     now, seen = datetime.now(UTC), last_seen(Path(config.folder) / "tuf")
     behind = f", but {seen:%Y-%m-%d} was seen already" if now < seen else ""
@@ -108,31 +108,31 @@ def clock(config: DeviceConfig) -> Iterator[CheckResult]:
         )
 
 
-def data(config: DeviceConfig) -> Iterator[CheckResult]:
+def data(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Measure the board's speed and count the data."""
     current = CurrentData(config)
     try:
         inspection = ChildFeatureLoader(config, feature_children(), current).inspect(current.found())
     except (EdgeFLError, MemoryError) as error:
-        yield CheckResult("data", "failed", str(error), "see docs/troubleshooting.md")
+        yield DeviceCheck("data", "failed", str(error), "see docs/troubleshooting.md")
         return
     report = inspection.report
     if report is None:
         remedy = "one folder per class with pictures in it, or an .npz with x and y"
-        yield CheckResult("data", "failed", inspection.trouble, remedy)
+        yield DeviceCheck("data", "failed", inspection.trouble, remedy)
         return
-    yield CheckResult("speed", "ok", str(inspection.speed).removeprefix("measured: "))
-    yield CheckResult("data", "ok", f"{report.samples} images: {report.per_class}"[:400])
+    yield DeviceCheck("speed", "ok", str(inspection.speed).removeprefix("measured: "))
+    yield DeviceCheck("data", "ok", f"{report.samples} images: {report.per_class}"[:400])
     for note in report.owner_notes:
-        yield CheckResult("data", "warning", note, "see docs/devices.md, sections Data and Pictures")
+        yield DeviceCheck("data", "warning", note, "see docs/devices.md, sections Data and Pictures")
 
 
-def model(config: DeviceConfig) -> Iterator[CheckResult]:
+def model(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Run the canary of the installed extractor and look for the served head."""
     store, slots = Store(Path(config.folder)), Slots(Path(config.folder) / "release")
     installed = slots.current()
     if installed is None:
-        yield CheckResult("extractor", "skipped", "no release is installed yet")
+        yield DeviceCheck("extractor", "skipped", "no release is installed yet")
         return
     tested = canary.check(installed.extractor, installed.manifest)
     yield result(
@@ -142,9 +142,9 @@ def model(config: DeviceConfig) -> Iterator[CheckResult]:
         "the file or this onnxruntime is damaged: restart the agent, which fetches the release again",
     )
     if served := serving(store, slots):
-        yield CheckResult("head", "ok", f"{served.stored.head.kind}, serves release {served.stored.release}")
+        yield DeviceCheck("head", "ok", f"{served.stored.head.kind}, serves release {served.stored.release}")
     else:
-        yield CheckResult(
+        yield DeviceCheck(
             "head", "warning", "none fitted yet", "wait for the agent, or check edge-fl device status"
         )
 

@@ -22,7 +22,7 @@ from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.features.progress import ReadingProgress
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 
 DEADLINE_S = 600.0  # without progress; a step is at most 32 pictures, or an .npz
 BOARD_DEADLINE_S = 120.0  # below half of the unit's TimeoutStartSec: the agent is not ready before
@@ -71,7 +71,7 @@ class ChildFeatureLoader:
         self.progress = ReadingProgress(Path(config.folder))
         self._working = threading.Lock()
 
-    def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
+    def __call__(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
         given = [(str(release.extractor), release.manifest) for release in releases]
         now = self._current.now()
         request = FeatureRequest(self._config, given, files=now.files)

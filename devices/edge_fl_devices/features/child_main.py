@@ -23,7 +23,7 @@ from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.features.child_loader import FeatureRequest, Inspection
 from edge_fl_devices.features.extractor import Extractor, runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 
 
 def inspect(request: FeatureRequest) -> Inspection:
@@ -49,14 +49,14 @@ def inspect(request: FeatureRequest) -> Inspection:
         return replace(inspection, trouble=str(error))
 
 
-def _data_spec(installed: Installed | None) -> DataSpec:
+def _data_spec(installed: InstalledRelease | None) -> DataSpec:
     """Classes and input of the installed release, so that folders outside its class list count as skipped, as in the fit."""
     if installed is None:
         return UNKNOWN
     return DataSpec(tuple(installed.manifest.classes), installed.manifest.input)
 
 
-def _extract_black(installed: Installed, images: int) -> None:
+def _extract_black(installed: InstalledRelease, images: int) -> None:
     """Run the installed extractor on black images, on one thread as the other measurements."""
     extractor = Extractor(installed.extractor, installed.manifest, threads=1)
     extractor.features(np.zeros((images, *installed.manifest.input.shape), np.uint8))
@@ -67,7 +67,9 @@ def answer(payload: bytes) -> bytes:
     request = decode(payload, FeatureRequest)
     if not request.releases:
         return encode(inspect(request))
-    releases = [Installed(manifest, Path(file), {}, pending=False) for file, manifest in request.releases]
+    releases = [
+        InstalledRelease(manifest, Path(file), {}, pending=False) for file, manifest in request.releases
+    ]
     loader = LocalFeatureLoader(
         load.streamer(request.config, request.files),
         Path(request.config.folder),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data.grouping import Groups, alone, count
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class LoadedFeatures:
     bits: int = 0
 
 
-FeatureLoader = Callable[[Sequence[Installed]], LoadedFeatures]
+FeatureLoader = Callable[[Sequence[InstalledRelease]], LoadedFeatures]
 """Computes the features of the device's data with the extractors of these releases.
 
 Raises DataError when the data do not fit the first release, ArtefactError when an extractor fails.

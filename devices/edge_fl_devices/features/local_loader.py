@@ -22,7 +22,7 @@ from edge_fl_devices.data.stream import ImageStream
 from edge_fl_devices.features.cache import FeatureCache, Features, KnownFeatures
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 
 LATENCY_RUNS = 3
 STEP_IMAGES, STEP_S = 64, 5.0
@@ -43,8 +43,8 @@ class LocalFeatureLoader:
         self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FEATURES), threads
         self._progress = progress
 
-    def __call__(self, releases: Sequence[Installed]) -> LoadedFeatures:
-        by_input: dict[InputSpec, list[Installed]] = {}
+    def __call__(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
+        by_input: dict[InputSpec, list[InstalledRelease]] = {}
         for release in releases:
             by_input.setdefault(release.manifest.input, []).append(release)
         classes = tuple(releases[0].manifest.classes)
@@ -62,7 +62,7 @@ class LocalFeatureLoader:
         return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.bits)
 
     def _extract(
-        self, releases: Sequence[Installed], classes: tuple[str, ...], input: InputSpec
+        self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
     ) -> _Extracted:
         """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
@@ -124,7 +124,7 @@ class _Extracted:
 class _Extraction:
     """Features of the images from one release's extractor: cached, or computed and then cached."""
 
-    def __init__(self, release: Installed, cache: FeatureCache, threads: int) -> None:
+    def __init__(self, release: InstalledRelease, cache: FeatureCache, threads: int) -> None:
         self._release, self._cache, self._threads = release, cache, threads
         self._sha256 = release.manifest.extractor.sha256
         known = cache.read(self._sha256, release.manifest.feature_dim)

@@ -12,7 +12,7 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl.options import CONNECTION, FOLDERS, Connection, FormatOption, option
+from edge_fl.options import CONNECTION, FOLDERS, ConnectionOptions, FormatOption, option
 from edge_fl_devices.options import AgentOptions
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ COLUMNS: Columns = {"what": "what", "path": "file", "bytes": Column("size", unit
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiConnection(Connection):
+class PiConnection(ConnectionOptions):
     """The broker of the Pi, and where this machine has its identity."""
 
     host: Annotated[

@@ -17,7 +17,7 @@ from edge_fl.release import manifests
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import KILLS, Child, again_if_killed, encode
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 
 MEBIBYTE = 1024 * 1024
 UNTESTED = "the release is not tested"
@@ -85,7 +85,7 @@ def _run(extractor: Path, manifest: Manifest, limits: CanaryLimits) -> str:
         child.close()
 
 
-def require(installed: Installed, limits: CanaryLimits = CanaryLimits()) -> None:
+def require(installed: InstalledRelease, limits: CanaryLimits = CanaryLimits()) -> None:
     """Raise ArtefactError ("canary_failed") if the canary fails; ChildError, MemoryError as `check`. For `Slots.install(check=...)`."""
     result = check(installed.extractor, installed.manifest, limits)
     if not result.ok:

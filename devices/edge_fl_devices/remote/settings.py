@@ -28,8 +28,8 @@ from edge_fl.fleet.settings import (
     DEFAULTS,
     ActualSetting,
     BrokerAddress,
+    DesiredSettings,
     Origin,
-    Settings,
     SettingsStatus,
     flat,
     nested,
@@ -148,7 +148,7 @@ class RemoteSettings:
     def receive(self, event: Received) -> SettingsStatus:
         """Take a message with settings; return the status after it."""
         message = event.message
-        if not isinstance(message, Settings):
+        if not isinstance(message, DesiredSettings):
             return self.status  # cleared: a broker could do so
         if event.retain and not event.rejected and message.serial < self._kept.serial:
             return self.status  # a broker restored from its last save; the server publishes the present ones
@@ -199,7 +199,7 @@ class RemoteSettings:
         self.begin()
         return True
 
-    def _accept(self, message: Settings) -> str:
+    def _accept(self, message: DesiredSettings) -> str:
         """Keep a message's settings; return the failure word if the disk does not take them."""
         kept = replace(
             self._kept,

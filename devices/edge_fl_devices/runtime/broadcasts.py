@@ -18,7 +18,7 @@ RECENT, RECENT_BYTES = 2, 64 * 1024 * 1024
 models already, and the other is usually the next broadcast."""
 
 
-class Broadcasts:
+class ReceivedBroadcasts:
     """The whole broadcasts by hash, and the incomplete one: a failed fetch continues where it stopped."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.remote.answering import QueryAnswered
-from edge_fl_devices.runtime.broadcasts import Broadcasts
+from edge_fl_devices.runtime.broadcasts import ReceivedBroadcasts
 from edge_fl_devices.runtime.connection import Connection
 from edge_fl_devices.runtime.fetching import Fetching
 from edge_fl_devices.runtime.interfaces import (
@@ -70,7 +70,7 @@ class Device:
         self.connection = Connection(name, topics, signer)
         self.reporting = Reporting(name, topics, store, signer)
         self._fetch_limits, self._services = fetch_limits, services
-        self._broadcasts = Broadcasts()
+        self._broadcasts = ReceivedBroadcasts()
         self._timestamp = ""  # hash of the last one
         self._verifier = Verifier(topics.fleet, name, worker.verifies)
         self._sums = SumParticipant(

@@ -42,7 +42,7 @@ from edge_fl_devices.runtime.monitor import COUNTING, DeviceMonitor, counted
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.runtime.status_display import StatusDisplay, report_waiting
 from edge_fl_devices.runtime.updating import Updating
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
@@ -85,7 +85,7 @@ def run_device(
         if found != agent.state.capability:
             deliver(DataChanged(found, refit=False))
 
-    def check(installed: Installed) -> None:
+    def check(installed: InstalledRelease) -> None:
         """Run the canary, while a child for the features starts in parallel."""
         children.start()
         canary.require(installed)

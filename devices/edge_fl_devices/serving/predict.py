@@ -40,7 +40,7 @@ OnRemark = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ClassCandidate:
     """A class and its calibrated probability."""
 
     class_id: int
@@ -63,7 +63,7 @@ class Prediction:
     probability: float
     status: Status
     distance: float
-    top: tuple[Candidate, ...]
+    top: tuple[ClassCandidate, ...]
 
     @property
     def text(self) -> str:
@@ -178,11 +178,11 @@ class Predictor:
         for name, probabilities, distance in rows:
             order = np.argsort(-probabilities, kind="stable")[: top or self.top]
             classes = tuple(
-                Candidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
+                ClassCandidate(int(id), self.manifest.classes[id], float(probabilities[id])) for id in order
             )
             yield self._prediction(name, float(distance), classes)
 
-    def _prediction(self, name: str, distance: float, top: tuple[Candidate, ...]) -> Prediction:
+    def _prediction(self, name: str, distance: float, top: tuple[ClassCandidate, ...]) -> Prediction:
         best, status = top[0], self._status(top[0].probability, distance)
         if status == "answered":
             return Prediction(name, best.class_id, best.label, best.probability, status, distance, top)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edge_fl.heads import Head
 from edge_fl.heads.probability_calibration import Calibration
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 
 
@@ -22,7 +22,7 @@ from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 class ServedModel:
     """An installed release with its head."""
 
-    installed: Installed
+    installed: InstalledRelease
     stored: StoredHead
 
 
@@ -46,7 +46,7 @@ def serving(store: Store, slots: Slots) -> ServedModel | None:
 class PredictingModel:
     """An installed release with the head and calibration that predict; `bits`: as of StoredHead."""
 
-    installed: Installed
+    installed: InstalledRelease
     head: Head
     calibration: Calibration
     immediate: ImmediateHead | None = None

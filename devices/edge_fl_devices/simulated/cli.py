@@ -17,7 +17,16 @@ from edge_fl.console.output import Format, is_quiet, print_status, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl.options import CONNECTION, DATA, DATA_DIR, FOLDERS, TRAINING, Connection, FormatOption, option
+from edge_fl.options import (
+    CONNECTION,
+    DATA,
+    DATA_DIR,
+    FOLDERS,
+    TRAINING,
+    ConnectionOptions,
+    FormatOption,
+    option,
+)
 from edge_fl_devices.options import full_worker, log_warnings, stop_on_signal
 
 if TYPE_CHECKING:
@@ -39,7 +48,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetConnection(Connection):
+class FleetConnection(ConnectionOptions):
     """The broker of a simulated fleet, and its devices' identities or common login."""
 
     identities: Annotated[

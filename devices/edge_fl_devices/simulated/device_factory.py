@@ -27,7 +27,7 @@ from edge_fl_devices.install.trust import Trust, wall_clock
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.simulated.fleet_config import FleetConfig, full_devices, names
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
@@ -115,12 +115,12 @@ class DeviceFactory:
 class _CheckOnce:
     """Runs an extractor's canary once per process: all simulated devices would get the same verdict."""
 
-    def __init__(self, check: Callable[[Installed], None]) -> None:
+    def __init__(self, check: Callable[[InstalledRelease], None]) -> None:
         self._check = check
         self._verdicts: dict[str, ArtefactError | None] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, installed: Installed) -> None:
+    def __call__(self, installed: InstalledRelease) -> None:
         sha256 = installed.manifest.extractor.sha256
         with self._lock:
             if sha256 not in self._verdicts:

@@ -56,7 +56,7 @@ class SlotState(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledRelease:
     """A release on this device's disk."""
 
     manifest: Manifest
@@ -79,12 +79,12 @@ class Slots:
         self._reserve_bytes = reserve_bytes
         self._chunks = Chunks(folder / "chunks")
 
-    def current(self) -> Installed | None:
+    def current(self) -> InstalledRelease | None:
         """Return the release to serve, if any."""
         state = self._state()
         return self._installed(state.current, pending=state.pending)
 
-    def previous(self) -> Installed | None:
+    def previous(self) -> InstalledRelease | None:
         """Return the release that `rollback` would return to."""
         return self._installed(self._state().previous)
 
@@ -97,7 +97,7 @@ class Slots:
         """Return the destination of a blob's chunks; `sink(blob).missing` are the chunks still to fetch."""
         return ChunkSink(self._chunks, blob)
 
-    def boot(self) -> Installed | None:
+    def boot(self) -> InstalledRelease | None:
         """Clean up once per process start: delete leftovers, verify the current release, roll back one that stays pending.
 
         A release whose files are corrupt is dropped for the previous one but not blocked: it may be fetched again.
@@ -133,7 +133,9 @@ class Slots:
                 for blob in required:
                     self._chunks.copy_common(blob, path, source)
 
-    def install(self, manifest: Manifest, check: Callable[[Installed], None] | None = None) -> Installed:
+    def install(
+        self, manifest: Manifest, check: Callable[[InstalledRelease], None] | None = None
+    ) -> InstalledRelease:
         """Write the release into the unused slot, run `check` on it, and make it current and pending.
 
         A no-op if it is current already, as after a kill late in an installation. If `check` raises ArtefactError, the release is
@@ -161,7 +163,7 @@ class Slots:
         if state.pending:
             self._save(replace(state, pending=False, boots=0))
 
-    def rollback(self, reason: str) -> Installed | None:
+    def rollback(self, reason: str) -> InstalledRelease | None:
         """Block the current release and return to the previous one, if there is one."""
         state = self._state()
         failed = self._installed(state.current)
@@ -181,7 +183,7 @@ class Slots:
             self._save(freed)
         return "b" if freed.current == "a" else "a"
 
-    def _fill(self, slot: Slot, manifest: Manifest) -> Installed:
+    def _fill(self, slot: Slot, manifest: Manifest) -> InstalledRelease:
         """Write the release; the manifest comes last, since a slot without one counts as empty."""
         folder = self._slot(slot)
         make_folder(folder)
@@ -192,7 +194,9 @@ class Slots:
         atomic.write(folder / MANIFEST, encode(manifest))
         return staged
 
-    def _run_check(self, check: Callable[[Installed], None], staged: Installed, slot: Slot) -> None:
+    def _run_check(
+        self, check: Callable[[InstalledRelease], None], staged: InstalledRelease, slot: Slot
+    ) -> None:
         try:
             check(staged)
         except ArtefactError as error:
@@ -209,7 +213,7 @@ class Slots:
         for path in folder.iterdir():
             path.unlink(missing_ok=True)
 
-    def _installed(self, slot: str, *, pending: bool = False) -> Installed | None:
+    def _installed(self, slot: str, *, pending: bool = False) -> InstalledRelease | None:
         """Return the release in a slot, if all its files have their full lengths."""
         folder = self._slot(slot)
         try:
@@ -248,7 +252,7 @@ class Slots:
             atomic.write(self.folder / "state.json", msgspec.json.encode(state))
 
 
-def is_intact(installed: Installed | None) -> bool:
+def is_intact(installed: InstalledRelease | None) -> bool:
     """Return whether every file of a release has the sha256 of the manifest."""
     if installed is None:
         return False
@@ -258,9 +262,9 @@ def is_intact(installed: Installed | None) -> bool:
         return False
 
 
-def _installed_at(folder: Path, manifest: Manifest, *, pending: bool) -> Installed:
+def _installed_at(folder: Path, manifest: Manifest, *, pending: bool) -> InstalledRelease:
     extras = {name: folder / f"{name}.safetensors" for name in manifest.extras}
-    return Installed(manifest, folder / EXTRACTOR, extras, pending)
+    return InstalledRelease(manifest, folder / EXTRACTOR, extras, pending)
 
 
 def _sha256(path: Path) -> str:

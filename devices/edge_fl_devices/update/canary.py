@@ -21,7 +21,7 @@ DEADLINE_S = 600.0
 STAYS = "the running agent stays"
 
 
-class Answer(Struct, frozen=True):
+class CanaryAnswer(Struct, frozen=True):
     """The answer of a canary: what was found by failed checks, by name, and predicted classes. Both versions of an update read it."""
 
     failed: dict[str, str] = {}
@@ -46,7 +46,7 @@ def require(new: Path, running: Path, folder: Path) -> None:
         raise _failed(f"predicts other classes for {differing} of {len(before.classes)} images")
 
 
-def run(tested: Path, folder: Path) -> Answer:
+def run(tested: Path, folder: Path) -> CanaryAnswer:
     """Run the canary of an environment in a child.
 
     Raises RunError if it gives no answer, KilledError if a signal ended it, ChildError if the system killed it.
@@ -63,7 +63,7 @@ def run(tested: Path, folder: Path) -> Answer:
         )
         lines = child.stdout.decode(errors="replace").strip().splitlines()
         if child.returncode == 0 and lines:
-            return msgspec.json.decode(lines[-1], type=Answer)
+            return msgspec.json.decode(lines[-1], type=CanaryAnswer)
     except (OSError, subprocess.SubprocessError, *NOT_JSON) as error:
         raise RunError(f"agent canary: {brief(error)}", STAYS) from error
     if child.returncode == -signal.SIGKILL:  # by the running agent's side, so it may fit later

@@ -25,22 +25,22 @@ from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.update.canary import Answer
+from edge_fl_devices.update.canary import CanaryAnswer
 
 MODULES = ("edge_fl.cli", "edge_fl_devices.cli", "edge_fl_devices.runtime.run_device")
 CONNECT_S = 20.0
 
 
-def test(folder: Path) -> Answer:
+def test(folder: Path) -> CanaryAnswer:
     """Test everything that an agent needs."""
     for module in MODULES:
         importlib.import_module(module)
     config = remembered(folder)
     if config is None:
-        return Answer({"settings": f"{text(folder)}: the settings cannot be read"})
+        return CanaryAnswer({"settings": f"{text(folder)}: the settings cannot be read"})
     failed = {one.check: one.found for one in run_checks(config) if one.state == "failed"}
     failed |= dict(_connection(config))
-    return Answer(failed, _classes(folder))
+    return CanaryAnswer(failed, _classes(folder))
 
 
 def _connection(config: DeviceConfig) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BroadcastComparison:
     """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
 
     `old` is the head that was compared with the new one, unless by cross-validation.
@@ -34,19 +34,19 @@ class Comparison:
     old: Head | None = None
 
 
-def compare(fits: Fits, choice: Choice, inputs: Inputs) -> Comparison:
+def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
     """Compare the new model with the served one on images that neither was fitted on."""
     served, features = inputs.served, inputs.served_features
     if served is None or features is None:
-        return Comparison()
+        return BroadcastComparison()
     if inputs.pooled:
         lost, gained = _compare_out_of_fold(fits, choice, inputs, served, features.pool)
-        return Comparison(lost, gained, is_significant(lost, gained))
+        return BroadcastComparison(lost, gained, is_significant(lost, gained))
     old, new = served.stored.head, choice.head
     if served.installed.manifest.input != inputs.manifest.input:
         old = fits.fit_as_served(served, inputs, features.train).head
     lost, gained = disagreements(old, features.test, new, inputs.features.test)
-    return Comparison(lost, gained, is_worse(old, features, new, inputs.features), old)
+    return BroadcastComparison(lost, gained, is_worse(old, features, new, inputs.features), old)
 
 
 def _compare_out_of_fold(
@@ -64,7 +64,7 @@ def _compare_out_of_fold(
     return changed(right, right_now, choice.calibration.groups)
 
 
-def measure(choice: Choice, inputs: Inputs, compared: Comparison) -> dict[str, float]:
+def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> dict[str, float]:
     """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one."""
     features, old, old_features = inputs.features, inputs.served, inputs.served_features
     calibrations = (old.stored.calibration if old else None, choice.calibration)

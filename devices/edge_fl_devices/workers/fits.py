@@ -16,7 +16,7 @@ from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader, FeatureSet
 from edge_fl_devices.serving.served_model import ServedModel, serving
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
@@ -45,7 +45,7 @@ class Inputs:
     `pooled`: the images are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
     """
 
-    installed: Installed
+    installed: InstalledRelease
     features: ClientFeatures
     fingerprint: str
     stamp: str
@@ -76,7 +76,7 @@ class Fits:
     fitter: Fitter
     offers: StatisticsOffers
 
-    def load(self, installed: Installed) -> Inputs:
+    def load(self, installed: InstalledRelease) -> Inputs:
         """Compute the device's features with the installed extractor and with the one served until now."""
         served = serving(self.store, self.slots)
         releases = [installed]
@@ -137,7 +137,7 @@ class Fits:
             calibrate=settings.calibrate or settings.cross_validate_below > 0,
         )
 
-    def _read_extras(self, installed: Installed) -> dict[str, Mapping[str, Array]]:
+    def _read_extras(self, installed: InstalledRelease) -> dict[str, Mapping[str, Array]]:
         """Read the extras of a release, its prior without this device's own part."""
         extras = head_updates.read_extras(installed.extras)
         return self.offers.without_own(extras, installed.manifest.extractor.sha256)

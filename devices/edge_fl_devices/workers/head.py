@@ -36,12 +36,12 @@ from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PRECISION_LIMITS, PrecisionLimits
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import installed_extractors
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
 from edge_fl_devices.workers.fits import Fits, FitSettings, Inputs
 from edge_fl_devices.workers.head_fitting import Fitter
-from edge_fl_devices.workers.releases import Releases
+from edge_fl_devices.workers.releases import DeviceReleases
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
 
@@ -62,7 +62,7 @@ class HeadWorker(Worker):
     def __init__(
         self,
         device: str,
-        releases: Releases,
+        releases: DeviceReleases,
         fits: Fits,
         train: Perform | None = None,
         *,
@@ -190,7 +190,7 @@ def head_worker(
     runtime: Callable[[], Runtime],
     trust: Trust | None = None,
     verifies: bool = True,
-    check: Callable[[Installed], None] = canary.require,
+    check: Callable[[InstalledRelease], None] = canary.require,
     precision: PrecisionLimits = PRECISION_LIMITS,
     mirror: Mirror | None = None,
     train: Perform | None = None,
@@ -202,13 +202,13 @@ def head_worker(
     """Assemble the worker of a device.
 
     trust: the signed metadata; by default the first root seen is trusted. verifies: whether the server's signatures are verified. The rest
-    is as of `Releases`, `Fits` and `HeadWorker`.
+    is as of `DeviceReleases`, `Fits` and `HeadWorker`.
     """
     trust = trust or Trust(store.folder / "tuf", trust_on_first_use=True)
     slots = Slots(store.folder / "release")
     return HeadWorker(
         device,
-        Releases(store, slots, trust, runtime, check, precision, mirror),
+        DeviceReleases(store, slots, trust, runtime, check, precision, mirror),
         Fits(settings, store, slots, loader, fitter, StatisticsOffers(store.folder)),
         train,
         verifies=trust if verifies else None,

@@ -19,20 +19,20 @@ from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.precision import PrecisionLimits, choose
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import serving
-from edge_fl_devices.storage.slots import Installed, Slots
+from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Material
 
 
 @dataclass(frozen=True, eq=False)
-class Releases:
+class DeviceReleases:
     """trust: verifies the metadata. runtime: the board's onnxruntime as last measured. check: the canary. mirror: asked first."""
 
     store: Store
     slots: Slots
     trust: Trust
     runtime: Callable[[], Runtime]
-    check: Callable[[Installed], None]
+    check: Callable[[InstalledRelease], None]
     precision: PrecisionLimits
     mirror: Mirror | None = None
 

@@ -41,7 +41,7 @@ from edge_fl_devices.data.origins import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.serving.predict import Prediction, Predictor
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pool import Pool
@@ -87,7 +87,7 @@ class LearnerProgress:
 class _Release:
     """The release that predicts, with its extractor and the features of pictures; the 16-bit ones are scaled from `bits`."""
 
-    installed: Installed
+    installed: InstalledRelease
     extractor: Extractor
     rows: FeatureRows
     bits: int = 0

@@ -18,7 +18,7 @@ from edge_fl.fleet.actions import ACTING_FOR
 from edge_fl.wire.topics import NAME, checked_device
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.queries import standing
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import audit, devices, rollouts, runs, servers
@@ -246,7 +246,7 @@ def revoke(context: PageContext, device: str) -> str:
     if context.identities is None:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
     person = {ACTING_FOR: context.access.person.name}
-    with Children(lambda name, line: None, person) as children:
+    with CommandProcesses(lambda name, line: None, person) as children:
         words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = servers.presence(context.db, context.fleet).online

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_fl.options import LOOPBACK, Broker
+from edge_fl.options import LOOPBACK, BrokerAddressOptions
 from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 from edge_fl_server.cli.options import RegistryPlace
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edge_fl_server.registry import Database
 
 
-def connect_to(broker: Broker) -> ServerConnect:
+def connect_to(broker: BrokerAddressOptions) -> ServerConnect:
     """Return a function that opens connections to the broker; the MQTT client is imported only now."""
     from edge_fl_server.mqtt.connector import connector
 

@@ -9,13 +9,21 @@ from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
-from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, Broker, FormatOption, argument, option
+from edge_fl.options import (
+    CONNECTION,
+    FOLDERS,
+    LOOPBACK,
+    BrokerAddressOptions,
+    FormatOption,
+    argument,
+    option,
+)
 from edge_fl_server.cli.connection import acting, registry
 from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl.wire.messages import Query
-    from edge_fl_server.mqtt.devices.queries import Answer
+    from edge_fl_server.mqtt.devices.queries import QueryAnswer
 
 DeviceArgument = Annotated[str, argument("DEVICE", "A device of 'edge-fl fleet list' that is connected.")]
 WaitOption = Annotated[
@@ -54,7 +62,7 @@ def logs(
     until: Annotated[str, option("--until AGE", "Show lines that are at least this old, such as 1h.")] = "",
     wait: WaitOption = 20.0,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -95,7 +103,7 @@ def diagnose(
     ] = None,
     wait: WaitOption = 120.0,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Get a diagnostics bundle from a device: checks, versions, recent errors and settings without secrets, signed by the device."""
@@ -125,7 +133,9 @@ def diagnose(
     print(where)
 
 
-def _ask(device: str, query: Query, wait: float, broker: Broker, place: RegistryPlace) -> Answer:
+def _ask(
+    device: str, query: Query, wait: float, broker: BrokerAddressOptions, place: RegistryPlace
+) -> QueryAnswer:
     """Ask a device, unless the registry knows that it was revoked. Raises ConnectError then, and the errors of `queries.ask`."""
     from contextlib import ExitStack
 
@@ -148,7 +158,7 @@ def _ask(device: str, query: Query, wait: float, broker: Broker, place: Registry
         return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status)
 
 
-def _origin(answer: Answer) -> str:
+def _origin(answer: QueryAnswer) -> str:
     if answer.signed:
         return f"signed with the certificate of {answer.device}"
     return "not signed: without certificates anyone on the broker could have written it"

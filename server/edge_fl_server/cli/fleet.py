@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.options import Broker, FormatOption, argument
+from edge_fl.options import BrokerAddressOptions, FormatOption, argument
 from edge_fl_server.cli import fleet_settings, fleet_tags
 from edge_fl_server.cli.connection import acting, connect_to, registry
 from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.selection import WhereOption
 
 if TYPE_CHECKING:
-    from edge_fl.fleet.settings import Settings
+    from edge_fl.fleet.settings import DesiredSettings
 
 
 def register(app: App) -> None:
@@ -29,7 +29,7 @@ def register(app: App) -> None:
 def list_devices(
     where: WhereOption = "",
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -47,7 +47,7 @@ def list_devices(
     registered: dict[str, DeviceRecord] = {}
     tagged: dict[str, dict[str, str]] = {}
     accuracies: dict[str, float] = {}
-    desired: dict[str, Settings] = {}
+    desired: dict[str, DesiredSettings] = {}
     chosen: set[str] | None = None
     fleets_known: list[str] = []
     if where or place.exists:

@@ -9,7 +9,7 @@ from edge_fl.cli import App
 from edge_fl.console.output import Format, show_table
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl.options import Broker, FormatOption, argument, option
+from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
 from edge_fl_server.cli import release_keys, release_publish
 from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.release_rollouts import WAIT_S, RolloutOptions, Wait, carry_out, commands
@@ -56,7 +56,7 @@ def rollout(
     release: Number = None,
     *,
     options: RolloutOptions,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Roll out a kept release (default: the last) in stages, or resume a paused roll-out. Devices that --where does not select
@@ -92,7 +92,7 @@ def agent(
     ] = False,
     *,
     options: RolloutOptions,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Update the agent's own software on the devices, in stages, or resume a paused roll-out of an agent release."""
@@ -123,7 +123,7 @@ def pause(
     agent: AgentOption = False,
     wait_s: Wait = 30.0,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Pause the roll-out: no further stage begins; 'release rollout' resumes it."""
@@ -136,7 +136,7 @@ def abort(
     agent: AgentOption = False,
     wait_s: Wait = 60.0,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Abort the roll-out: devices with the new release return to the previous one."""
@@ -149,7 +149,7 @@ def rollback(
     release: Number = None,
     wait_s: Wait = WAIT_S,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Roll the whole fleet back at once, to the previous release or a kept one."""

@@ -9,7 +9,7 @@ from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths
-from edge_fl.options import Broker, argument, option
+from edge_fl.options import BrokerAddressOptions, argument, option
 from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.release_rollouts import WAIT_S, Wait, carry_out, commands, rollout_plan
 
@@ -125,7 +125,7 @@ def publish(
     ] = "",
     wait_s: Wait = WAIT_S,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
     place: RegistryPlace,
 ) -> None:
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from edge_fl.errors import ConfigError, RunError
-from edge_fl.options import Broker, option
+from edge_fl.options import BrokerAddressOptions, option
 from edge_fl_server.cli.connection import acting_as, connect_to, registry
 from edge_fl_server.cli.options import RegistryPlace
 from edge_fl_server.cli.selection import WhereOption, YesOption, confirmed
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ROLLOUT = "Roll-out"  # heading in the help
 WAIT_S = 3600.0
-NO_OPTIONS = Broker()
+NO_OPTIONS = BrokerAddressOptions()
 EXAMPLE = "release.rollout.success=0.95"
 Wait = Annotated[
     float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
@@ -77,7 +77,7 @@ def rollout_plan(stages: str, settings: Sequence[str] = (), **defaults: object) 
 
 @contextmanager
 def commands(
-    place: RegistryPlace, broker: Broker = NO_OPTIONS, *, new: bool = False
+    place: RegistryPlace, broker: BrokerAddressOptions = NO_OPTIONS, *, new: bool = False
 ) -> Iterator[ReleaseCommands]:
     """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
     from edge_fl_server.mqtt.connector import fleet_authorities

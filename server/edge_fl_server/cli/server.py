@@ -13,7 +13,15 @@ from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
 from edge_fl.logs import LogFormat
-from edge_fl.options import CONNECTION, FOLDERS, Broker, Connection, argument, fleet_name, option
+from edge_fl.options import (
+    CONNECTION,
+    FOLDERS,
+    BrokerAddressOptions,
+    ConnectionOptions,
+    argument,
+    fleet_name,
+    option,
+)
 from edge_fl_server.cli import options
 from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
@@ -28,7 +36,7 @@ from edge_fl_server.cli.options import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeBroker(Connection):
+class RecipeBroker(ConnectionOptions):
     """The broker and the fleet of a run, which the recipe names unless an option does."""
 
     host: Annotated[str | None, option("--host HOST", "Host of the broker [the recipe's].", CONNECTION)] = (
@@ -101,7 +109,9 @@ def run(
     chosen = with_settings(chosen, [*options.settings(given), *(settings or [])])
     trackers = tracking.find(track or [])
     identity = Path(chosen.broker.identity) if chosen.broker.identity else None
-    connect = connect_to(Broker(host=chosen.broker.host, port=chosen.broker.port, identity=identity))
+    connect = connect_to(
+        BrokerAddressOptions(host=chosen.broker.host, port=chosen.broker.port, identity=identity)
+    )
 
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
@@ -130,7 +140,7 @@ def run(
         print(results.path)
 
 
-def up(broker: Broker, place: RegistryPlace, serving: ServingOptions) -> None:
+def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptions) -> None:
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(broker)
     from edge_fl_server import services
@@ -173,7 +183,7 @@ def worker(
         ),
     ] = 3,
     *,
-    broker: Broker,
+    broker: BrokerAddressOptions,
 ) -> None:
     """Receive and validate reports for a server that runs with --workers, until Ctrl-C; several may run."""
     from edge_fl_server.mqtt.connector import fleet_authorities

@@ -24,7 +24,7 @@ from msgspec import Struct
 from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.log_limit import LogLimit
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signed import ForgedError
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceivedMessage:
     """A received message: its topic's address and its content; None if a retained message was cleared."""
 
     address: Address
@@ -49,8 +49,8 @@ class Received:
     retained: bool = False
 
 
-Handler = Callable[[Received], None]
-M = TypeVar("M", Assignment, Command, AgentUpdate, Settings, SumStep)
+Handler = Callable[[ReceivedMessage], None]
+M = TypeVar("M", Assignment, Command, AgentUpdate, DesiredSettings, SumStep)
 
 
 class SignsForDevices(Protocol):
@@ -58,7 +58,7 @@ class SignsForDevices(Protocol):
 
     def sign(self, kind: str, device: str, message: M, *, lasts: bool = ...) -> M: ...
 
-    def is_stale(self, message: Assignment | Command | AgentUpdate | Settings) -> bool: ...
+    def is_stale(self, message: Assignment | Command | AgentUpdate | DesiredSettings) -> bool: ...
 
 
 class ServerConnection:
@@ -304,7 +304,7 @@ class ServerConnection:
         except EdgeFLError as error:
             log.warning("server: %s", error)
 
-    def _on_server_state(self, received: Received) -> None:
+    def _on_server_state(self, received: ReceivedMessage) -> None:
         """Yield to a newer server, which has the lease: two servers of one name would keep disconnecting each other."""
         other = received.message
         if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
@@ -330,7 +330,7 @@ class ServerConnection:
             address = self.topics.parse(packet.topic)
             if address.device and role_of(address.device) != "device":
                 raise ProtocolError(f"{address.device!r} is not a device name")
-            received = Received(address, _content(address.kind, packet), packet.retain)
+            received = ReceivedMessage(address, _content(address.kind, packet), packet.retain)
             if self.statements:
                 self.statements.require(address, packet.payload, received.message)
         except ForgedError as error:

@@ -24,13 +24,13 @@ from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import Mode, Report, Request, Round, spec_digest
-from edge_fl_server.mqtt.connection import Received
-from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.connection import ReceivedMessage
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest
 from edge_fl_server.mqtt.updates.shared_blobs import SharedBlobs
 from edge_fl_server.mqtt.updates.validation import (
-    Terms,
+    UpdateTerms,
     Validator,
     counter_range,
     expected_of,
@@ -172,7 +172,7 @@ class DeviceClients(Clients):
         id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
         broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
         norms = {name: norm(part) for name, part in broadcast.items()}
-        terms = Terms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
+        terms = UpdateTerms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
         expected = expected_of(method, whole=mode == "train")
         request = RoundRequest(
             id=id,
@@ -341,12 +341,12 @@ class DeviceClients(Clients):
                         device, "rest", run_id=request.run_id, round=request.round, id=rest_id
                     )
 
-    def _on_device_change(self, before: Device | None, now: Device) -> None:
+    def _on_device_change(self, before: RosterDevice | None, now: RosterDevice) -> None:
         """Publish the assignment again for a member that restarted during the request."""
         if now.ready and before and before.boot != now.boot and self._request_of(now.id):
             self._assignments.republish(now.id)
 
-    def _on_request(self, received: Received) -> None:
+    def _on_request(self, received: ReceivedMessage) -> None:
         """Publish missing chunks again."""
         message = received.message
         if not (isinstance(message, Request) and message.kind == "chunks"):

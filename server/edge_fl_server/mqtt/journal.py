@@ -28,7 +28,7 @@ from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import Database, audit, devices, reports, runs, servers
 from edge_fl_server.registry import tags as registered_tags
-from edge_fl_server.registry.records import DeviceRecord, Rejection, RequestRecord, RequestState
+from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class _Benign:
     """A device's rejections of one failure word, not counting towards quarantine, since they were last stored: the newest, and how many."""
 
     def __init__(self) -> None:
-        self.newest: deque[Rejection] = deque(maxlen=NEWEST)
+        self.newest: deque[RejectionRecord] = deque(maxlen=NEWEST)
         self.count = 0
 
-    def add(self, rejections: Iterable[Rejection], count: int) -> None:
+    def add(self, rejections: Iterable[RejectionRecord], count: int) -> None:
         self.newest.extend(rejections)
         self.count += count
 
@@ -153,14 +153,14 @@ class Journal:
         """Store the outlier scores of a round's updates, and each outlier's reason as a rejection that leads to quarantine."""
         devices.score(self.db, self.fleet, scores)
         for device, why in outliers.items():
-            self._reject(Rejection(self.fleet, device, "", run, round, Failure.OUTLIER, why))
+            self._reject(RejectionRecord(self.fleet, device, "", run, round, Failure.OUTLIER, why))
 
     def reject(self, device: str, run: str, round: int, id: str, reason: str, detail: str = "") -> None:
         """Store a rejected report; quarantine the device after too many.
 
         Those that do not count towards quarantine are stored soon, of many the newest and the number: they cost the caller nothing.
         """
-        rejection = Rejection(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
+        rejection = RejectionRecord(self.fleet, device, id, run, round, reason, one_line(detail)[:2000])
         word = Failure.of(reason)
         if word and word.rejection and not word.rejection.counts:
             with self._lock:
@@ -185,7 +185,7 @@ class Journal:
         """End the request `id` of one device, or of all devices where it is still open."""
         runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
 
-    def _reject(self, rejection: Rejection) -> None:
+    def _reject(self, rejection: RejectionRecord) -> None:
         if why := reports.reject(self.db, rejection, quarantine_after=self._quarantine_after):
             device = rejection.device
             self._blocked = {**self._blocked, device: "quarantined"}
@@ -277,7 +277,7 @@ class Journal:
         self.lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
         devices.count_dropped(self.db, self.fleet, device, dropped)
         if not self.blocked(device):
-            self._reject(Rejection(self.fleet, device, "", "", 0, Failure.FLOODING, description))
+            self._reject(RejectionRecord(self.fleet, device, "", "", 0, Failure.FLOODING, description))
 
 
 def _read_names(path: Path) -> list[str]:

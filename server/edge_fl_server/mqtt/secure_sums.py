@@ -25,7 +25,7 @@ from edge_fl.errors import ConfigError, SecureSumError
 from edge_fl.failures import Failure
 from edge_fl.secure.server import Sum, SumServer
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumReply, SumRequest, SumStep
-from edge_fl_server.mqtt.connection import Received
+from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.registry import devices as registered
 
@@ -80,7 +80,7 @@ class SecureSums:
     def __init__(self, server: Server, ca: bytes | None) -> None:
         self._server, self._connection = server, server.connection
         self._authorities = x509.load_pem_x509_certificates(ca) if ca else []
-        self._replies: dict[str, SimpleQueue[Received]] = {}  # of open sums, by id
+        self._replies: dict[str, SimpleQueue[ReceivedMessage]] = {}  # of open sums, by id
         self._opened: dict[str, int] = {}  # number of the opening of the present sum, by device
         self._connection.on("sum_reply", self._on_message)
         self._connection.on("sum_chunk", self._on_message)
@@ -169,7 +169,7 @@ class SecureSums:
                 if late or self._server.roster.gone_for(device) > options.lost_s:
                     opened.drop(device, Failure.DEADLINE if late else Failure.LOST)
 
-    def _take(self, opened: SumServer, received: Received) -> None:
+    def _take(self, opened: SumServer, received: ReceivedMessage) -> None:
         device, message = received.address.device, received.message
         if self._server.journal.blocked(device):
             opened.drop(device, Failure.BLOCKED)
@@ -182,7 +182,7 @@ class SecureSums:
             _, index = received.address.path
             opened.take_chunk(device, opened.id, int(index), message)
 
-    def _on_message(self, received: Received) -> None:
+    def _on_message(self, received: ReceivedMessage) -> None:
         """Pass a message on to its sum, on the receive thread."""
         message = received.message
         id = message.id if isinstance(message, SumReply) else next(iter(received.address.path), "")

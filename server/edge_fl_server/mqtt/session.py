@@ -11,7 +11,7 @@ from functools import partial
 from edge_fl.log_limit import LogLimit
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
-from edge_fl_server.mqtt.connection import Received, ServerConnection, SignsForDevices
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection, SignsForDevices
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.devices.settings import SettingsPublisher
@@ -94,7 +94,7 @@ def connected(
         connection.close()
 
 
-def _log_device_line(lines: LogLimit, received: Received) -> None:
+def _log_device_line(lines: LogLimit, received: ReceivedMessage) -> None:
     if isinstance(received.message, Log):
         device, line = received.address.device, received.message
         lines.write(log, LEVELS[line.level.upper()], device, "%s: %s", device, line.text)

@@ -12,7 +12,7 @@ from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
-from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import BrokerConfig, Recipe
 from edge_fl_server.runs.totals import RunTotals
@@ -65,7 +65,7 @@ class Advice:
 def rest_heads(server: Server, run_id: str, title: str) -> None:
     """Assign "rest" to head-only devices, also to those that come later: the method `title` shares no extractor."""
 
-    def rest(device: Device) -> None:
+    def rest(device: RosterDevice) -> None:
         if device.tier is not Tier.HEAD or not device.ready:
             return
         current = server.assignments.current(device.id)

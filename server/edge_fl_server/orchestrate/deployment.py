@@ -15,7 +15,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.orchestrate import registration
 from edge_fl_server.orchestrate.advice import Advice
-from edge_fl_server.orchestrate.releases import Releases
+from edge_fl_server.orchestrate.releases import RunReleases
 from edge_fl_server.orchestrate.screening import Screening
 from edge_fl_server.orchestrate.statistics import StatisticsCollector
 from edge_fl_server.recipes.recipe import Recipe
@@ -50,7 +50,7 @@ class Deployment(RunHooks):
         progress: Progress,
         wait_for_devices: WaitForDevices,
         screening: Screening,
-        releases: Releases | None,
+        releases: RunReleases | None,
         statistics: StatisticsCollector | None,
         advice: Advice,
     ) -> None:

@@ -18,7 +18,7 @@ from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.orchestrate.advice import Advice
 from edge_fl_server.orchestrate.deployment import Deployment, WaitForDevices
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
-from edge_fl_server.orchestrate.releases import Releases
+from edge_fl_server.orchestrate.releases import RunReleases
 from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.screening import Screening
 from edge_fl_server.orchestrate.statistics import StatisticsCollector
@@ -93,12 +93,12 @@ class Devices:
 
     def _releases(
         self, setup: RunSetup, results: Results, totals: RunTotals, progress: Progress
-    ) -> Releases | None:
+    ) -> RunReleases | None:
         """None for a method without an extractor to release: head-only devices rest then."""
         if setup.method.exports:
             if setup.recipe.release.website:
                 website.keep(self.repository, Path(setup.recipe.release.website))
-            return Releases(setup, self.server, self.repository, results, totals, progress)
+            return RunReleases(setup, self.server, self.repository, results, totals, progress)
         title = setup.method.title
         progress.print(f"{title} shares no extractor: head-only devices receive nothing from this run")
         advice.rest_heads(self.server, results.id, title)

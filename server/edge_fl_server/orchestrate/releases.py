@@ -23,14 +23,14 @@ from edge_fl_server.registry import releases
 from edge_fl_server.release import quantise
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import cause
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.training import studies
 
 
-class Releases:
+class RunReleases:
     """Releases of the run's extractor to the fleet; their reports are added to `totals`."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Releases:
     ) -> None:
         self._setup, self._server, self._results, self._progress = setup, server, results, progress
         sums = setup.recipe.statistics.sums != "none"
-        options = RolloutOptions(
+        options = CoordinatorOptions(
             setup.recipe.release.rollout,
             run_id=results.id,
             quantiser=_quantiser(setup, progress),

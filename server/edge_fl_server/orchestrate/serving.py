@@ -18,10 +18,10 @@ from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.registry import Database, runs
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 
 POLL_S = 0.5
-SERVING = RolloutOptions(resume=True)
+SERVING = CoordinatorOptions(resume=True)
 
 
 @dataclass(frozen=True)

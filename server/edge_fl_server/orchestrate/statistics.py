@@ -42,7 +42,7 @@ from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from edge_fl_server.runs.results import Results, SumRecord
+from edge_fl_server.runs.results import Results, RunSum
 from edge_fl_server.runs.totals import RunTotals
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class StatisticsCollector:
             + (f"; release {current.release} has their prior" if current else "")
         )
 
-    def _release(self, rollout: RolloutCoordinator) -> SumRecord:
+    def _release(self, rollout: RolloutCoordinator) -> RunSum:
         """Collect a sum on the current release, add that of earlier runs, and release the extractor again with their prior.
 
         Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.
@@ -175,11 +175,11 @@ class StatisticsCollector:
         noise = options.noise_multiplier * options.clip * np.sqrt(devices / least)
         return Senders(devices, options.clip, float(noise))
 
-    def _record(self, collected: _Collected, names: list[str], total: Sum) -> SumRecord:
+    def _record(self, collected: _Collected, names: list[str], total: Sum) -> RunSum:
         bytes_each = len(total.vector) * fixed_point.BYTES
         pictures = max(round(float(np.sum(collected.found.counts))), 0)
         release = collected.releases[0]
-        return SumRecord(release, tuple(names), bytes_each, self._masked, pictures, total.epsilon)
+        return RunSum(release, tuple(names), bytes_each, self._masked, pictures, total.epsilon)
 
     def _earlier(self, rollout: RolloutCoordinator, manifest: Manifest, shape: Shape) -> _Collected | None:
         """The sum of earlier runs on the same extractor, unless it is without noise and the devices in it cannot have sent it.

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, true, update
 
-from edge_fl.fleet.settings import Settings, Value
+from edge_fl.fleet.settings import DesiredSettings, Value
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.records import DeviceRecord
@@ -180,16 +180,18 @@ def change_settings(
         db.upsert(connection, settings, rows)
 
 
-def desired_settings(db: Database, fleet: str, after: int = 0, *, device: str = "") -> dict[str, Settings]:
+def desired_settings(
+    db: Database, fleet: str, after: int = 0, *, device: str = ""
+) -> dict[str, DesiredSettings]:
     """The operator's settings by device, of all devices or one; only where they changed after that serial."""
     mine = (settings.c.fleet == fleet) & (settings.c.device == device if device else true())
     changed = select(settings.c.device).where(mine, settings.c.serial > after)
     query = select(settings).where(mine, settings.c.device.in_(changed)).order_by(settings.c.key)
-    found: dict[str, Settings] = {}
+    found: dict[str, DesiredSettings] = {}
     for row in db.rows(query):
-        before = found.get(row.device, Settings(0, {}))
+        before = found.get(row.device, DesiredSettings(0, {}))
         value = {row.key: msgspec.json.decode(row.value)} if row.value else {}
-        found[row.device] = Settings(max(before.serial, row.serial), {**before.values, **value})
+        found[row.device] = DesiredSettings(max(before.serial, row.serial), {**before.values, **value})
     return found
 
 

@@ -141,7 +141,7 @@ class ReportRecord(Struct, frozen=True):
     received_at: str = ""
 
 
-class Rejection(Struct, frozen=True):
+class RejectionRecord(Struct, frozen=True):
     """One rejected report and its reason."""
 
     fleet: str

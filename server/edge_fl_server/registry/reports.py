@@ -8,7 +8,7 @@ from sqlalchemy import func, select, update
 from edge_fl import metrics
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord
+from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, ReportRecord
 from edge_fl_server.registry.tables import devices, rejection_counts, rejections, reports
 
 KEPT_REJECTIONS = 200
@@ -83,7 +83,7 @@ def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
     return db.find(query.order_by(reports.c.received_at, reports.c.device), ReportRecord)
 
 
-def reject(db: Database, rejection: Rejection, *, count: int = 1, quarantine_after: int = 0) -> str:
+def reject(db: Database, rejection: RejectionRecord, *, count: int = 1, quarantine_after: int = 0) -> str:
     """Store a rejected report, for `count` of the same reason; quarantine the device after `quarantine_after` (0: never).
 
     Returns the reason of a new quarantine, otherwise "". The newest KEPT_REJECTIONS of a device are kept.
@@ -127,7 +127,7 @@ def rejected_devices(db: Database, fleet: str, reason: str, since: str) -> list[
     return sorted(row.device for row in db.rows(query))
 
 
-def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[Rejection]:
+def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[RejectionRecord]:
     """The kept rejected reports of a fleet or of one device, newest first."""
     query = select(rejections).where(rejections.c.fleet == fleet).order_by(rejections.c.number.desc())
-    return db.find(query.where(rejections.c.device == device) if device else query, Rejection)
+    return db.find(query.where(rejections.c.device == device) if device else query, RejectionRecord)

@@ -32,7 +32,9 @@ class SharedRequest(Struct, frozen=True):
     round: int
     mode: Mode
     cohort: list[str]
-    terms: dict[str, Any]  # `edge_fl_server.mqtt.updates.validation.Terms`, which this package cannot import
+    terms: dict[
+        str, Any
+    ]  # `edge_fl_server.mqtt.updates.validation.UpdateTerms`, which this package cannot import
 
 
 class SharedReport(Struct, frozen=True):

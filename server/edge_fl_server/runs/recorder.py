@@ -17,7 +17,7 @@ from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, Plan, RoundResult, RunHooks
 
 if TYPE_CHECKING:
-    from edge_fl_server.mqtt.devices.roster import Device
+    from edge_fl_server.mqtt.devices.roster import RosterDevice
 
 WRITING_SHARE = 0.05
 
@@ -79,7 +79,7 @@ class Recorder(RunHooks):
         folder, personal = self._results.checkpoints, clients.personal_state()
         checkpoint.save(folder, result.round, self._plan, result.shared, personal, final=final)
 
-    def conclude(self, devices: Mapping[str, Device]) -> None:
+    def conclude(self, devices: Mapping[str, RosterDevice]) -> None:
         """Write the summary, the device table and the final line, however the run ended. `devices` are those known to the server."""
         clients = self._totals.measured()
         self._results.write_summary(self._results.recipe().source, self._totals.summaries(devices))

@@ -53,7 +53,7 @@ class RunState(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class SumRecord(Struct, frozen=True):
+class RunSum(Struct, frozen=True):
     """A sum of class statistics on a release: the devices in it, the bytes that each sent, and the pictures that it counts.
 
     `masked`: the server knows the sum alone. `epsilon` is 0 without noise.
@@ -216,14 +216,14 @@ class Results:
         with _reading(path):
             return [*csv.DictReader(path.read_text().splitlines())] if path.is_file() else []
 
-    def write_sum(self, record: SumRecord) -> None:
+    def write_sum(self, record: RunSum) -> None:
         """Write statistics.json."""
         self._write("statistics.json", _json(record))
 
-    def sum(self) -> SumRecord | None:
+    def sum(self) -> RunSum | None:
         """The sum of class statistics; None without one. Raises InputError."""
         path = self.path / "statistics.json"
-        return _decoded(path, SumRecord) if path.is_file() else None
+        return _decoded(path, RunSum) if path.is_file() else None
 
     def finish(self, state: Outcome, reason: str = "") -> None:
         """Write how the run ended and release the lock."""

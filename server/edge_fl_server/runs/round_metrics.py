@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from edge_fl.metrics import Summary
-from edge_fl_server.training.verdict import Verdict
+from edge_fl_server.training.verdict import RoundVerdict
 
 FILE = "round_metrics.jsonl"
 
@@ -37,7 +37,7 @@ class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     staleness: Mapping[str, int] = {}
     rejected: Mapping[str, int] = {}
     budget_exhausted: tuple[str, ...] = ()
-    verdict: Verdict | None = None
+    verdict: RoundVerdict | None = None
     seconds: float | None = None
     bytes_down: int = 0
     bytes_up: int = 0

@@ -19,10 +19,10 @@ from edge_fl import metrics
 from edge_fl.fields import Tier
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
-from edge_fl_server.runs.results import SumRecord
+from edge_fl_server.runs.results import RunSum
 
 if TYPE_CHECKING:
-    from edge_fl_server.mqtt.devices.roster import Device
+    from edge_fl_server.mqtt.devices.roster import RosterDevice
 
 
 class Row(Struct, frozen=True):
@@ -91,7 +91,7 @@ class RunTotals:
             if metrics.EPSILON in report.metrics:
                 account.metrics[metrics.EPSILON] = report.metrics[metrics.EPSILON]
 
-    def add_sum(self, found: SumRecord) -> None:
+    def add_sum(self, found: RunSum) -> None:
         """Add what the devices of a sum of class statistics sent for it."""
         with self._lock:
             for device in found.devices:
@@ -112,13 +112,13 @@ class RunTotals:
                 name: dict(found.metrics) for name, found in sorted(self._accounts.items()) if found.metrics
             }
 
-    def rows(self, devices: Mapping[str, Device]) -> list[Row]:
+    def rows(self, devices: Mapping[str, RosterDevice]) -> list[Row]:
         """One row per device that was online or reported, ascending."""
         with self._lock:
             names = sorted(self._accounts.keys() | devices.keys())
             return [_row(name, self._accounts.get(name, _Account()), devices.get(name)) for name in names]
 
-    def summaries(self, devices: Mapping[str, Device]) -> dict[str, Summary]:
+    def summaries(self, devices: Mapping[str, RosterDevice]) -> dict[str, Summary]:
         """Each metric over all clients; with devices, also over each tier, prefixed with the tier's name."""
         found = self.measured()
         with self._lock:
@@ -130,7 +130,7 @@ class RunTotals:
         return summaries
 
 
-def _row(name: str, account: _Account, device: Device | None) -> Row:
+def _row(name: str, account: _Account, device: RosterDevice | None) -> Row:
     capability = device.capability if device else None
     return Row(
         name,
@@ -149,7 +149,7 @@ def _row(name: str, account: _Account, device: Device | None) -> Row:
     )
 
 
-def _tier(account: _Account, device: Device | None) -> str:
+def _tier(account: _Account, device: RosterDevice | None) -> str:
     if account.simulated:
         return "simulated"
     return device.capability.tier if device and device.capability else "unknown"

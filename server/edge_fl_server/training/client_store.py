@@ -23,7 +23,7 @@ from edge_fl_server.training.studies import Study
 X, Y, SPLIT, SETTINGS = "x.npy", "y.npy", "split.npz", "settings.json"
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ClientSettings(msgspec.Struct, frozen=True):
     """The method spec and the ids of the clients that train."""
 
     spec: MethodSpec
@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
 class ClientStore(Mapping[ClientId, Client]):
     """The clients of a run by id, each built on access from its rows of `x` uint8 [N, C, H, W] and `y` [N]."""
 
-    settings: Settings
+    settings: ClientSettings
     x: Images
     y: Labels
     split: Split
@@ -47,13 +47,17 @@ class ClientStore(Mapping[ClientId, Client]):
         trained = tuple(id for id in study.split.clients if id not in set(study.unseen))
         samples = study.dataset.samples
         return cls(
-            Settings(study.spec, trained, study.recipe.precision), samples.x, samples.y, study.split, device
+            ClientSettings(study.spec, trained, study.recipe.precision),
+            samples.x,
+            samples.y,
+            study.split,
+            device,
         )
 
     @classmethod
     def load(cls, folder: Path, device: str = "cpu") -> ClientStore:
         """Open a saved store; images are memory-mapped."""
-        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=Settings)
+        settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=ClientSettings)
         x, y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)
         return cls(settings, x, y, Split.load(folder / SPLIT), device)
 

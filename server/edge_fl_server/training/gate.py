@@ -41,7 +41,7 @@ from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort as cohorts
 from edge_fl_server.training.clients import ClientId, Clients
-from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, Verdict
+from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, RoundVerdict
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ MAX_SCORE = 100.0
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RoundComparison:
     """One client's comparison of two models on `images` validation images."""
 
     images: int
@@ -79,7 +79,7 @@ class Comparison:
 class Evidence:
     """The comparisons of one candidate by clients with validation images, drawn from `of` clients."""
 
-    comparisons: Mapping[ClientId, Comparison]
+    comparisons: Mapping[ClientId, RoundComparison]
     of: int
 
     def __or__(self, other: Evidence) -> Evidence:
@@ -141,7 +141,7 @@ def error_of(changes: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RoundCandidate:
     """A round's outcome before it counts: `aggregate` is pure, and gives `shared` for all `updates`."""
 
     method: Method
@@ -173,7 +173,7 @@ class Gate:
         predicts = method.has_global or method.predicts_early
         return bool(self.panel and predicts and len(self.clients.ids()) >= self.least)
 
-    def decide(self, candidate: Candidate) -> tuple[Parts, Verdict | None]:
+    def decide(self, candidate: RoundCandidate) -> tuple[Parts, RoundVerdict | None]:
         """The shared parts after the round, and why; no verdict where nothing changed or no client could compare."""
         if same(candidate.current, candidate.shared) or not candidate.updates:
             return candidate.shared, None
@@ -198,8 +198,8 @@ class Gate:
         return candidate.shared, self._verdict("accepted", evidence, margin)
 
     def _without_the_cause(
-        self, candidate: Candidate, evidence: Evidence, margin: float
-    ) -> tuple[Parts, Verdict]:
+        self, candidate: RoundCandidate, evidence: Evidence, margin: float
+    ) -> tuple[Parts, RoundVerdict]:
         """Leave out those who made the round worse; without them drop it, or accept it after too many."""
         panel = list(evidence.comparisons)[:PANEL_OF_GROUPS]
         found = _Search(candidate, lambda shared: self._ask(candidate, shared, panel), margin).run()
@@ -234,7 +234,7 @@ class Gate:
         )
         return sorted(order, key=lambda client: client not in following)
 
-    def _ask(self, candidate: Candidate, shared: Parts, panel: Sequence[ClientId]) -> Evidence:
+    def _ask(self, candidate: RoundCandidate, shared: Parts, panel: Sequence[ClientId]) -> Evidence:
         """What these clients say about `shared` against the current parts; those that do not answer are missing."""
         downs = _Downs(candidate.method, candidate.current, shared, panel)
         found = {}
@@ -246,7 +246,7 @@ class Gate:
             images, lost, gained = (int(count) for count in counts)
             self._comparisons += 1
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
-                found[update.client] = Comparison(images, lost, gained)
+                found[update.client] = RoundComparison(images, lost, gained)
         self._bytes += downs.bytes
         return Evidence({id: found[id] for id in panel if id in found}, len(self.clients.ids()))
 
@@ -257,9 +257,9 @@ class Gate:
         margin: float,
         without: Collection[ClientId] = (),
         named: Mapping[ClientId, float] | None = None,
-    ) -> Verdict:
+    ) -> RoundVerdict:
         comparisons = evidence.comparisons.values()
-        return Verdict(
+        return RoundVerdict(
             outcome,
             round(evidence.trimmed, 4),
             round(margin, 4),
@@ -278,7 +278,7 @@ class Gate:
 class _Search:
     """The search for the updates that made a round worse. `ask` has the same panel compare any candidate with the current parts."""
 
-    candidate: Candidate
+    candidate: RoundCandidate
     ask: Callable[[Parts], Evidence]
     margin: float
 

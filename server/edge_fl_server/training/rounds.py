@@ -29,8 +29,8 @@ from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
 from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.clients import ClientId, Clients
-from edge_fl_server.training.gate import LEAST, PANEL, Candidate, Gate
-from edge_fl_server.training.verdict import Verdict
+from edge_fl_server.training.gate import LEAST, PANEL, Gate, RoundCandidate
+from edge_fl_server.training.verdict import RoundVerdict
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class RoundResult:
     attempts: int = 1
     staleness: Mapping[ClientId, int] = field(default_factory=dict)
     exhausted: tuple[ClientId, ...] = ()
-    verdict: Verdict | None = None
+    verdict: RoundVerdict | None = None
 
 
 @dataclass(frozen=True)
@@ -276,9 +276,9 @@ def _round(
             _exhausted(clients, number)  # devices report an exhausted budget only when asked
             raise RunError(f"{reason}; the run stops with the model of round {number - 1}")
         log.warning("%s; retrying", reason)
-    verdict: Verdict | None = None
+    verdict: RoundVerdict | None = None
     if gated:
-        candidate = Candidate(method, number, shared, aggregated, list(updates), aggregate)
+        candidate = RoundCandidate(method, number, shared, aggregated, list(updates), aggregate)
         aggregated, verdict = gate.decide(candidate)
     due = plan.evaluate_every and number % plan.evaluate_every == 0
     metrics = evaluate(method, clients, aggregated, number, watch) if due else {}

@@ -12,7 +12,7 @@ MOST_DROPPED = 3
 Outcome = Literal["accepted", "repaired", "dropped", "forced"]
 
 
-class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
+class RoundVerdict(Struct, frozen=True, forbid_unknown_fields=True):
     """The verdict on a round.
 
     `change` is the trimmed mean of the clients' changes of accuracy for the round as it was, `margin` the fall that is accepted. `clients`,
@@ -45,7 +45,7 @@ class Verdict(Struct, frozen=True, forbid_unknown_fields=True):
         return fell
 
 
-def dropped_last(verdicts: Sequence[Verdict | None]) -> int:
+def dropped_last(verdicts: Sequence[RoundVerdict | None]) -> int:
     """How many of the last rounds in a row were dropped."""
     count = 0
     while count < len(verdicts) and (verdict := verdicts[-1 - count]) and verdict.outcome == "dropped":

@@ -21,7 +21,7 @@ from edge_fl_console.alerts.channels import Channel
 from edge_fl_console.alerts.rules import RulePlace
 from edge_fl_console.alerts.settings import AlertSettings, Rule
 from edge_fl_console.alerts.watcher import Evaluator, Sender
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
 from tests.console.alerts.conftest import HookSink, MailSink
@@ -86,7 +86,7 @@ def test_a_killed_server_sends_no_alert_again(
     sinks, lines = (mail[0].received, hook[0].received), []
     options = ["--port", str(own_mosquitto.endpoint.port), "--home", str(home)]
     options += ["--database", str(tmp_path / "server" / "registry.sqlite")]
-    with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
+    with CommandProcesses(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
         devices.quarantine(place.db, "main", "pi-07", "flooding")
         first = children.start("first", "server", "up", *options)
         # Sent and stored: a claim that was not stored as sent is sent again, and its resolution is not.

@@ -14,7 +14,7 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules, settings
 from edge_fl_console.alerts.rules import KINDS, RulePlace
 from edge_fl_server.registry import Database, devices, reports, rollouts, servers
-from edge_fl_server.registry.records import DeviceRecord, Rejection
+from edge_fl_server.registry.records import DeviceRecord, RejectionRecord
 from edge_fl_server.registry.tables import devices as table
 from edge_fl_server.registry.tables import servers as presence
 
@@ -84,8 +84,8 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
 def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: RulePlace) -> None:
     assert found(place, "signatures") == {}
     for name in ("a", "b", "c", "d", "e"):
-        reports.reject(place.db, Rejection("main", name, "state", "", 0, "replayed", "older"))
-    reports.reject(place.db, Rejection("main", "a", "state", "", 0, "norm", "too large"))
+        reports.reject(place.db, RejectionRecord("main", name, "state", "", 0, "replayed", "older"))
+    reports.reject(place.db, RejectionRecord("main", "a", "state", "", 0, "norm", "too large"))
     assert found(place, "signatures") == {
         "replayed": "replayed messages of 5 devices (a, b, c and 2 more); distrust the broker"
     }

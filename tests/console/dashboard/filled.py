@@ -16,7 +16,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl_server.registry import Database, reports, tables
 from edge_fl_server.registry.records import (
     DeviceRecord,
-    Rejection,
+    RejectionRecord,
     ReleaseRecord,
     ReportRecord,
     RequestRecord,
@@ -227,7 +227,7 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
     for number in (1, 2, 3):
         detail = f"an update of norm {900 + 4 * number}, at most 40 expected"
         reports.reject(
-            db, Rejection("main", name(QUARANTINED), f"t-{number}", "toy-1", number, "norm", detail)
+            db, RejectionRecord("main", name(QUARANTINED), f"t-{number}", "toy-1", number, "norm", detail)
         )
         with db.writing() as connection:
             mine = tables.rejections.c.id == f"t-{number}"

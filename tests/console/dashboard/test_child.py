@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_server.children import Child
+from edge_fl_server.children import CommandProcess
 from edge_fl_server.runs.results import list_runs
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(200)]
@@ -38,7 +38,7 @@ def test_the_dashboard_answers_while_a_run_goes_on_and_ends_with_it(
     folders = ["--runs", str(tmp_path / "runs"), "--home", str(tmp_path / "home")]
     settings = [word for setting in WAITING for word in ("--set", setting)]
     where = ["--fleet", "demo", "--port", str(mosquitto.endpoint.port), "--dashboard", "0"]
-    run = Child("server", ["server", "run", "demo", *folders, *settings, *where], output.append, {})
+    run = CommandProcess("server", ["server", "run", "demo", *folders, *settings, *where], output.append, {})
     try:
         home = eventually(lambda: re.search(r"dashboard: (http://\S+)", "\n".join(output)))[1]
         running = 'edge_fl_runs{fleet="demo",state="running"} 1.0'

@@ -22,7 +22,7 @@ from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs, servers, tables
 from edge_fl_server.registry.records import (
     DeviceRecord,
-    Rejection,
+    RejectionRecord,
     ReportRecord,
     RequestRecord,
     RoundRecord,
@@ -189,7 +189,7 @@ def test_a_row_gives_the_reason_and_the_buttons(db: Database) -> None:
 def test_the_log_groups_equal_events(db: Database) -> None:
     for number in range(5):
         detail = f"an update of norm {900 + number}"
-        reports.reject(db, Rejection("main", "pi-x", f"u-{number}", "toy-1", number, "norm", detail))
+        reports.reject(db, RejectionRecord("main", "pi-x", f"u-{number}", "toy-1", number, "norm", detail))
         request = RequestRecord("main", f"pi-{number % 3}", f"e-{number}", "toy-1", number, "evaluate")
         runs.add_requests(db, [request])
         runs.settle_requests(db, "main", request.id, "timed_out")
@@ -209,7 +209,7 @@ def test_the_log_groups_equal_events(db: Database) -> None:
 def test_the_log_has_one_event_for_the_messages_of_many_devices_that_somebody_replays(db: Database) -> None:
     for number in range(50):
         detail = "state is older than one received before"
-        reports.reject(db, Rejection("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail))
+        reports.reject(db, RejectionRecord("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail))
     (replayed,) = (event for event in log.newest(db, "main") if event.text.startswith("replayed"))
     assert (replayed.times, replayed.subjects) == (50, 50) and "and 49 more" in log_page.subject(replayed)
 

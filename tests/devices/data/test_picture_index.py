@@ -29,7 +29,7 @@ from edge_fl_devices.features.cache import FeatureCache
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 from tests.devices.opened import Opened
 
@@ -50,10 +50,10 @@ def config(tmp_path: Path) -> DeviceConfig:
 
 
 @pytest.fixture
-def release(tmp_path: Path) -> Installed:
+def release(tmp_path: Path) -> InstalledRelease:
     payload = graph()
     manifest = msgspec.structs.replace(manifest_for(payload), classes=["a", "b"])
-    return Installed(manifest, on_disk(tmp_path, payload), {}, pending=False)
+    return InstalledRelease(manifest, on_disk(tmp_path, payload), {}, pending=False)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def opened(config: DeviceConfig) -> Iterator[Callable[[], set[str]]]:
         yield lambda: {name for name in watching.read() if name}
 
 
-def features(config: DeviceConfig, release: Installed) -> LoadedFeatures:
+def features(config: DeviceConfig, release: InstalledRelease) -> LoadedFeatures:
     return LocalFeatureLoader(load.streamer(config), Path(config.folder))([release])
 
 
@@ -74,7 +74,7 @@ def labels(found: LoadedFeatures) -> int:
 
 
 def test_a_restart_with_unchanged_pictures_opens_none_of_them(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]]
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]]
 ) -> None:
     (Path(config.data) / "a" / "bad.png").write_bytes(b"no picture")
     with closing(feature_children()) as children:
@@ -94,7 +94,7 @@ def test_a_restart_with_unchanged_pictures_opens_none_of_them(
 
 
 def test_only_new_changed_and_unreadable_pictures_are_opened(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]]
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]]
 ) -> None:
     images = Path(config.data)
     before = features(config, release)
@@ -114,7 +114,7 @@ def test_only_new_changed_and_unreadable_pictures_are_opened(
 
 
 def test_a_picture_that_moves_to_another_class_is_not_decoded_again(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]]
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]]
 ) -> None:
     images = Path(config.data)
     before = features(config, release)
@@ -126,7 +126,7 @@ def test_a_picture_that_moves_to_another_class_is_not_decoded_again(
 
 
 def test_other_settings_of_the_split_do_not_take_the_positions_of_others(
-    config: DeviceConfig, release: Installed
+    config: DeviceConfig, release: InstalledRelease
 ) -> None:
     features(config, release)
     other = msgspec.structs.replace(config, seed=5)
@@ -135,7 +135,7 @@ def test_other_settings_of_the_split_do_not_take_the_positions_of_others(
 
 
 def test_an_extraction_that_is_killed_goes_on_where_it_was(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]]
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]]
 ) -> None:
     images = Path(config.data)
     for number in range(20, 400):
@@ -162,7 +162,7 @@ def test_an_extraction_that_is_killed_goes_on_where_it_was(
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "changed", "garbage"])
 def test_a_damaged_index_loses_only_what_is_damaged(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]], damage: str
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]], damage: str
 ) -> None:
     before = features(config, release)
     (file,) = (Path(config.folder) / load.FEATURES).glob(f"*{SUFFIX}")
@@ -214,7 +214,7 @@ def test_the_index_drops_files_that_are_gone(config: DeviceConfig, monkeypatch: 
 
 
 def test_a_file_that_cannot_be_read_for_now_is_tried_again(
-    config: DeviceConfig, release: Installed, monkeypatch: pytest.MonkeyPatch
+    config: DeviceConfig, release: InstalledRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, open_path = Path(config.data) / "a" / "0.png", Path.open
 
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_read_for_now_is_tried_again(
 
 
 def test_a_snapshot_with_fewer_files_reads_those_only(
-    config: DeviceConfig, release: Installed, opened: Callable[[], set[str]]
+    config: DeviceConfig, release: InstalledRelease, opened: Callable[[], set[str]]
 ) -> None:
     current = CurrentData(config)
     current.accept(current.look())

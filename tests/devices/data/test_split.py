@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl_devices.data.spec import SourceData
-from edge_fl_devices.data.split import Split, position
+from edge_fl_devices.data.split import DeviceSplit, position
 from edge_fl_devices.data.stream import ImageStream, collect
 
 DIGITS = datasets.load("digits", Path("nowhere"))
@@ -22,7 +22,9 @@ def split(samples: Samples, *, seed: int = 0) -> ClientData:
     """In batches of seven."""
     batches = (samples.take(np.arange(i, min(i + 7, len(samples)))) for i in range(0, len(samples), 7))
     return collect(
-        ImageStream(SourceData(tuple(map(str, range(60))), lambda wants: batches), Split(0.25, 0.1, seed))
+        ImageStream(
+            SourceData(tuple(map(str, range(60))), lambda wants: batches), DeviceSplit(0.25, 0.1, seed)
+        )
     )
 
 
@@ -62,10 +64,12 @@ GROUPS = st.lists(st.integers(0, 9), min_size=2, max_size=40)
 def placed(members: list[int], times: list[float] | None = None, seed: int = 0) -> list[set[int]]:
     """The images of each of the three sets, by number; the image with a number has the same pixels in every call."""
     positions = [
-        position(np.full((1, 1, 1), number, np.uint8), Split(seed=seed).key) for number in range(len(members))
+        position(np.full((1, 1, 1), number, np.uint8), DeviceSplit(seed=seed).key)
+        for number in range(len(members))
     ]
     return [
-        set(part.tolist()) for part in Split(0.25, 0.1, seed).sets(positions, np.array(members), times or ())
+        set(part.tolist())
+        for part in DeviceSplit(0.25, 0.1, seed).sets(positions, np.array(members), times or ())
     ]
 
 

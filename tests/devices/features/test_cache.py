@@ -17,7 +17,7 @@ from edge_fl_devices.features.cache import FeatureCache, KnownFeatures
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.features.local_loader import FOLDER, LATENCY_RUNS, LocalFeatureLoader
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from tests.devices.graphs import WEIGHTS, graph, images, manifest_for, on_disk
 
 
@@ -35,9 +35,9 @@ def extracted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def installed(folder: Path, weights: NDArray[np.float32] = WEIGHTS) -> Installed:
+def installed(folder: Path, weights: NDArray[np.float32] = WEIGHTS) -> InstalledRelease:
     payload = graph(weights=weights)
-    return Installed(manifest_for(payload), on_disk(folder, payload), {}, pending=False)
+    return InstalledRelease(manifest_for(payload), on_disk(folder, payload), {}, pending=False)
 
 
 def data(x: NDArray[np.uint8]) -> ClientData:
@@ -45,7 +45,7 @@ def data(x: NDArray[np.uint8]) -> ClientData:
     return ClientData(*(samples.take(np.arange(first, len(x), 3)) for first in range(3)))
 
 
-def loaded(folder: Path, release: Installed, x: NDArray[np.uint8]) -> LoadedFeatures:
+def loaded(folder: Path, release: InstalledRelease, x: NDArray[np.uint8]) -> LoadedFeatures:
     return LocalFeatureLoader(lambda classes, input: data(x), folder)([release])
 
 

@@ -9,7 +9,15 @@ import msgspec
 import pytest
 
 from edge_fl.errors import ConfigError, DataError
-from edge_fl.fleet.settings import DEFAULTS, ActualSetting, Settings, SettingsStatus, flat, nested, require
+from edge_fl.fleet.settings import (
+    DEFAULTS,
+    ActualSetting,
+    DesiredSettings,
+    SettingsStatus,
+    flat,
+    nested,
+    require,
+)
 from edge_fl.wire.topics import Address
 from edge_fl_devices.agent.events import Received
 from edge_fl_devices.config import DeviceConfig
@@ -26,7 +34,7 @@ def tree(folder: Path, **local: Any) -> dict[str, Any]:
 
 def receive(remote: RemoteSettings, serial: int, rejected: str = "", **values: Any) -> SettingsStatus:
     named = {key.replace("__", "."): value for key, value in values.items()}
-    return remote.receive(Received(ADDRESS, Settings(serial, named), rejected=rejected))
+    return remote.receive(Received(ADDRESS, DesiredSettings(serial, named), rejected=rejected))
 
 
 def connected(remote: RemoteSettings, at_s: float = 0.0) -> None:
@@ -68,7 +76,7 @@ def test_a_value_out_of_range_or_for_the_owner_alone_is_rejected_by_name(
         require(values, "fleet set")
     before = remote.config
     (key,) = values
-    status = remote.receive(Received(ADDRESS, Settings(1, {**values, "keep": 7})))
+    status = remote.receive(Received(ADDRESS, DesiredSettings(1, {**values, "keep": 7})))
     assert remote.restart_due  # the others are in effect
     remote.begin()
     assert remote.config == msgspec.structs.replace(before, keep=7)

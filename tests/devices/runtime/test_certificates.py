@@ -21,7 +21,7 @@ from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Disconnected, Event, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -66,7 +66,7 @@ def site(mosquitto_program: Program, tmp_path_factory: pytest.TempPathFactory) -
     authority = Authority.make(folder / "home")
     certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = register_sync.with_register(
-        Settings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
+        BrokerSettings(folder / "broker", port=0, fleet="mill", certificates=certificates), authority
     )
     with Mosquitto(settings, mosquitto_program) as broker:
         registrar = Registrar(authority, "127.0.0.1", broker.settings.port, "mill")

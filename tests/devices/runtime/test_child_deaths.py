@@ -20,7 +20,7 @@ from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.runtime.device import Device, start
-from edge_fl_devices.storage.slots import Installed
+from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
@@ -56,7 +56,10 @@ def picture(folder: Path, number: int) -> None:
 
 
 def device(
-    site: Site, children: Children, pictures: int = 8, check: Callable[[Installed], None] = canary.require
+    site: Site,
+    children: Children,
+    pictures: int = 8,
+    check: Callable[[InstalledRelease], None] = canary.require,
 ) -> Device:
     """A head-only device that computes features and fits in children, as a real one does."""
     for number in range(pictures):

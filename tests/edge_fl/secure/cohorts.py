@@ -12,7 +12,7 @@ import numpy as np
 from edge_fl.blob import split
 from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point
-from edge_fl.secure.device import Answer, SumDevice
+from edge_fl.secure.device import SumAnswer, SumDevice
 from edge_fl.secure.fixed_point import Vector
 from edge_fl.secure.server import Sum, SumServer
 from edge_fl.secure.terms import Member
@@ -62,7 +62,7 @@ class Cohort:
     options: Callable[[str], dict[str, Any]] = lambda name: {}  # of a device
     gone: dict[str, Collection[str]] = field(default_factory=dict)  # by the stage of the step
     tamper: Callable[[str, SumStep], SumStep] = lambda name, step: step
-    tamper_reply: Callable[[str, Answer], Answer] = lambda name, answer: answer
+    tamper_reply: Callable[[str, SumAnswer], SumAnswer] = lambda name, answer: answer
     server_options: dict[str, Any] = field(default_factory=dict)
     id: str = "sum-1"
     traffic: list[bytes] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Cohort:
             self.errors[name] = error
             self.server.take(name, SumReply(self.id, "declined", reason=error.why))
 
-    def _take(self, name: str, answer: Answer) -> None:
+    def _take(self, name: str, answer: SumAnswer) -> None:
         payload = encode(answer.reply)
         self.traffic += [payload, answer.payload]
         try:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from edge_fl.blob import describe
 from edge_fl.errors import SecureSumError
 from edge_fl.secure import fixed_point
-from edge_fl.secure.device import Answer, SumDevice
+from edge_fl.secure.device import SumAnswer, SumDevice
 from edge_fl.secure.terms import Member
 from edge_fl.wire.messages import SumReply, SumStep
 from tests.edge_fl.secure.cohorts import (
@@ -49,13 +49,13 @@ def at(stage: str, change: Callable[[SumStep], SumStep], only: str = "") -> Call
     return lambda name, step: change(step) if step.stage == stage and only in ("", name) else step
 
 
-def reply_at(stage: str, only: str, **changes: Any) -> Callable[[str, Answer], Answer]:
+def reply_at(stage: str, only: str, **changes: Any) -> Callable[[str, SumAnswer], SumAnswer]:
     """A device that changes its reply."""
 
-    def change(name: str, answer: Answer) -> Answer:
+    def change(name: str, answer: SumAnswer) -> SumAnswer:
         if name != only or answer.reply.stage != stage:
             return answer
-        return Answer(replace(answer.reply, **changes), answer.payload)
+        return SumAnswer(replace(answer.reply, **changes), answer.payload)
 
     return change
 
@@ -66,9 +66,9 @@ def test_a_masked_vector_of_the_wrong_length_drops_its_device(
 ) -> None:
     payload = bytes(length * fixed_point.BYTES)
 
-    def change(name: str, answer: Answer) -> Answer:
+    def change(name: str, answer: SumAnswer) -> SumAnswer:
         wrong = name == "pi-03" and answer.reply.stage == "vector"
-        return Answer(replace(answer.reply, blob=describe(payload)), payload) if wrong else answer
+        return SumAnswer(replace(answer.reply, blob=describe(payload)), payload) if wrong else answer
 
     cohort = some(thirty, tamper_reply=change)
     result = cohort.run()
@@ -81,7 +81,7 @@ def test_a_masked_vector_of_the_wrong_length_drops_its_device(
 
 
 def test_a_corrupt_chunk_drops_its_device(thirty: Mapping[str, Member]) -> None:
-    def change(name: str, answer: Answer) -> Answer:
+    def change(name: str, answer: SumAnswer) -> SumAnswer:
         corrupt = name == "pi-03" and answer.reply.stage == "vector"
         return with_fields(answer, payload=bytes(len(answer.payload))) if corrupt else answer
 
@@ -185,7 +185,7 @@ def test_exchanged_shares_do_not_decrypt(thirty: Mapping[str, Member]) -> None:
     assert "shares of pi-01: changed or made for other keys" in str(cohort.errors["pi-03"])
 
 
-def ask(device: SumDevice, stage: Any, **content: Any) -> Answer | None:
+def ask(device: SumDevice, stage: Any, **content: Any) -> SumAnswer | None:
     return device.answer(SumStep("sum-1", stage, **content))
 
 
@@ -254,11 +254,11 @@ def test_a_list_of_survivors_that_cannot_be_is_not_signed(
 
 
 def test_a_wrong_share_is_noticed_and_gives_no_sum(thirty: Mapping[str, Member]) -> None:
-    def wrong(name: str, answer: Answer) -> Answer:
+    def wrong(name: str, answer: SumAnswer) -> SumAnswer:
         if name != "pi-02" or answer.reply.stage != "reveal":
             return answer
         values = {**answer.reply.values, "pi-05": bytes(16)}
-        return Answer(replace(answer.reply, values=values))
+        return SumAnswer(replace(answer.reply, values=values))
 
     assert "the shares of pi-05 do not give its key" in rejected(some(thirty, tamper_reply=wrong))
     gone = some(thirty, tamper_reply=wrong, gone={"shares": ("pi-05",)})

@@ -21,7 +21,7 @@ from edge_fl_lab.report import facts, gains, page, sent
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
-from edge_fl_server.training.verdict import Verdict
+from edge_fl_server.training.verdict import RoundVerdict
 from tests.browsing import DEADLINE_S
 from tests.lab.report.test_comparison_page import opens
 
@@ -242,10 +242,10 @@ def test_it_fits_the_window(results: Results, browser: Any, width: int, scheme: 
 
 def test_a_round_that_made_devices_worse_is_named_with_who_did_it(results: Results) -> None:
     assert "worse:" not in page.markdown(facts.of_run(results, [], []))
-    verdict = Verdict("repaired", -0.52, 0.1, 20, 135, 71, 2, ("pi-07", "pi-08"), {"pi-07": 3.1})
+    verdict = RoundVerdict("repaired", -0.52, 0.1, 20, 135, 71, 2, ("pi-07", "pi-08"), {"pi-07": 3.1})
     with Results.resume(results.path, after=5) as resumed:
         resumed.append_round(round_of({}, round=6, verdict=verdict))
-        resumed.append_round(round_of({}, round=7, verdict=Verdict("accepted", 0.1, 0.1, 2)))
+        resumed.append_round(round_of({}, round=7, verdict=RoundVerdict("accepted", 0.1, 0.1, 2)))
     (worse,) = facts.of_run(results, [], []).worse
     assert (worse.round, worse.outcome, worse.named) == (6, "repaired", "pi-07")
     for text in (page.markdown(facts.of_run(results, [], [])), page.html(facts.of_run(results, [], []))):

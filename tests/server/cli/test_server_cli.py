@@ -16,9 +16,9 @@ from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.devices import device_list
-from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
@@ -72,7 +72,7 @@ def test_fleet_list_shows_that_no_server_is_online_and_when_one_last_received_a_
 def test_sigterm_ends_a_run_that_waits_for_devices_as_stopped(own_mosquitto, tmp_path):
     lines = []
     port = str(own_mosquitto.endpoint.port)
-    with Children(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
+    with CommandProcesses(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
         folders = ["--runs", str(tmp_path / "runs"), "--home", str(tmp_path / "home")]
         child = children.start("server", "server", "run", "demo", "--port", port, *folders)
         until = time.monotonic() + 60
@@ -123,7 +123,7 @@ def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(be
 
 
 def device(id, tier):
-    return Device(
+    return RosterDevice(
         id,
         DeviceState("ready", "b1"),
         Capability(tier, "arm", "3", samples=7, head="mlp" if tier == "head" else ""),

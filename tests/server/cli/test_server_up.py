@@ -14,7 +14,7 @@ from edge_fl.wire.messages import ServerState, decode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_server.children import Children
+from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import Database, fleets, reports, rollouts
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
@@ -56,7 +56,7 @@ def test_a_server_between_runs_serves_devices_that_join_whatever_process_is_kill
     options = ["--port", str(own_mosquitto.endpoint.port), "--home", str(home)]
     with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
         release(stage, home, db)
-        with Children(
+        with CommandProcesses(
             lambda name, line: lines.append(f"{name}: {line}"), {"OMP_NUM_THREADS": "1"}
         ) as children:
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl_server.registry import Database, audit, devices
 from edge_fl_server.registry.records import DeviceRecord
 
@@ -46,7 +46,7 @@ def fleet(registry: str, *arguments: str) -> int:
     return main(["fleet", *arguments, "--database", registry])
 
 
-def desired(registry: str) -> dict[str, Settings]:
+def desired(registry: str) -> dict[str, DesiredSettings]:
     db = Database.open(registry)
     found = devices.desired_settings(db, "main")
     db.close()

@@ -15,7 +15,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -71,7 +71,7 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
     authority = Authority.make(tmp_path / "home")
     authority.bake({name: tmp_path / "ids" / name for name in ("pi-1", "pi-2")})
     certificates = register_sync.certificates(authority, "127.0.0.1")
-    settings = Settings(tmp_path / "mosquitto", port=0, certificates=certificates)
+    settings = BrokerSettings(tmp_path / "mosquitto", port=0, certificates=certificates)
     with Mosquitto(register_sync.with_register(settings, authority), mosquitto_program) as broker:
         yield Site(tmp_path, authority, broker.settings.port)
 

@@ -23,7 +23,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_server.mqtt import reader
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
-from edge_fl_server.mqtt.devices.roster import Device, Roster, fold
+from edge_fl_server.mqtt.devices.roster import Roster, RosterDevice, fold
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, devices, tags
@@ -35,7 +35,7 @@ FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "hea
 
 
 def folded(*messages, before=None):
-    device = before or Device("d1")
+    device = before or RosterDevice("d1")
     for message in messages:
         device = fold(device, "meta" if isinstance(message, Capability) else "state", message, 1.0)
     return device

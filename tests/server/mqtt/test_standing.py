@@ -17,7 +17,7 @@ from edge_fl.wire import identity
 from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Disconnected, Packet
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -84,7 +84,7 @@ def eventually(so: Callable[[], object], wait_s: float = 60.0) -> bool:
 @pytest.fixture
 def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
     authority = Authority.make(tmp_path / "home")
-    settings = Settings(
+    settings = BrokerSettings(
         tmp_path / "mosquitto", port=0, certificates=register_sync.certificates(authority, "127.0.0.1")
     )
     server = authority.home / "server"

@@ -13,7 +13,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.updates.validation import (
     RejectedError,
-    Terms,
+    UpdateTerms,
     parts_check,
 )
 from tests.edge_fl.methods import toy
@@ -33,7 +33,7 @@ def head(norm: float) -> Params:
     ("growth", "norm", "passes"), [(2.0, 7.9, True), (2.0, 8.1, False), (3.0, 8.1, True), (0.0, 1e9, True)]
 )
 def test_a_part_may_grow_to_a_multiple_of_one_plus_its_norm(growth: float, norm: float, passes: bool) -> None:
-    check = parts_check(toy.method("fedavg"), Terms(SPEC, {"head": 3.0}, growth))
+    check = parts_check(toy.method("fedavg"), UpdateTerms(SPEC, {"head": 3.0}, growth))
     if passes:
         check({"head": head(norm)}, REPORT)
     else:
@@ -44,7 +44,7 @@ def test_a_part_may_grow_to_a_multiple_of_one_plus_its_norm(growth: float, norm:
 @pytest.mark.parametrize("name", ["feddbe", "fedas", "fedetf"])
 def test_statistics_that_would_change_the_shape_of_the_aggregate_are_rejected(name: str) -> None:
     method = toy.method(name)
-    check = parts_check(method, Terms(SPEC, {}, 0.0))
+    check = parts_check(method, UpdateTerms(SPEC, {}, 0.0))
     down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
     up, _ = steps.local_update(method, down, own, toy.batches())
     check(up, REPORT)

@@ -20,7 +20,7 @@ from edge_fl.methods import build_method
 from edge_fl.wire import identity, tensors
 from edge_fl.wire.messages import Report
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
@@ -183,7 +183,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
     authority.bake({name: ids / name for name in names})
     certificates = register_sync.certificates(authority, "127.0.0.1")
     settings = register_sync.with_register(
-        Settings(tmp_path / "broker", port=0, fleet="main", certificates=certificates), authority
+        BrokerSettings(tmp_path / "broker", port=0, fleet="main", certificates=certificates), authority
     )
     url = new_postgresql_database()
     with Mosquitto(settings, mosquitto_program) as broker, ExitStack() as stack:

@@ -24,7 +24,7 @@ from edge_fl_server.registry import Database, reports, rollouts, runs
 from edge_fl_server.registry.records import RunRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout import stored_rollout
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE
 from tests.devices import graphs
 from tests.server.conftest import FAR_S, WAIT_S, Stage
@@ -126,7 +126,7 @@ def test_a_run_counts_reports_on_its_own_releases_only(server, stage, tmp_path, 
         run_id = rollout.current.run_id if own else "other"
     counted = []
     with Journal(server.db) as journal, connected(server.access.connect, journal) as online:
-        options = RolloutOptions(resume=True, run_id=run_id)
+        options = CoordinatorOptions(resume=True, run_id=run_id)
         note = lambda device, report: counted.append(device)  # noqa: E731
         with closing(RolloutCoordinator(online, Repository(server.access.home / "main"), options, note)):
             head = stage.head("h1", tmp_path)

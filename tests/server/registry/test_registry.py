@@ -17,7 +17,7 @@ from edge_fl.wire.messages import Report
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.registry.records import (
     DeviceRecord,
-    Rejection,
+    RejectionRecord,
     ReleaseRecord,
     ReportRecord,
     RequestRecord,
@@ -195,7 +195,7 @@ def test_only_one_of_many_threads_accepts_a_report(db):
 
 
 def test_rejected_reports_put_a_device_in_quarantine(db):
-    rejection = Rejection("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
+    rejection = RejectionRecord("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
     assert [reports.reject(db, rejection, quarantine_after=3) for _ in range(4)] == [
         "",
         "",

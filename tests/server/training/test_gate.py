@@ -18,7 +18,7 @@ from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import gate, rounds, studies
 from edge_fl_server.training.clients import WrappedClients
-from edge_fl_server.training.gate import Comparison, Evidence, fall
+from edge_fl_server.training.gate import Evidence, RoundComparison, fall
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.verdict import MOST_DROPPED
 
@@ -157,7 +157,7 @@ def test_a_liar_drops_no_honest_round_and_saves_no_bad_one(panel):
 
 def comparisons(*changes: float, images: int = 10, of: int = 0) -> Evidence:
     found = {
-        f"c{place}": Comparison(images, round(max(-c, 0) * images), round(max(c, 0) * images))
+        f"c{place}": RoundComparison(images, round(max(-c, 0) * images), round(max(c, 0) * images))
         for place, c in enumerate(changes)
     }
     return Evidence(found, of or len(found))
@@ -214,7 +214,9 @@ def test_honest_clients_without_harm_rarely_drop_a_round():
     lost, gained = (drawn.binomial(10, 0.15, (10_000, 8)) for _ in range(2))
     dropped = 0
     for ls, gs in zip(lost, gained, strict=True):
-        found = {str(i): Comparison(20, int(a), int(b)) for i, (a, b) in enumerate(zip(ls, gs, strict=True))}
+        found = {
+            str(i): RoundComparison(20, int(a), int(b)) for i, (a, b) in enumerate(zip(ls, gs, strict=True))
+        }
         dropped += Evidence(found, 8).worse(0.1)
     assert dropped <= 20
 

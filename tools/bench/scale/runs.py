@@ -13,7 +13,7 @@ from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connected, Event
-from edge_fl_server.children import Child
+from edge_fl_server.children import CommandProcess
 from edge_fl_server.runs.results import Results
 from tools.bench.scale.stage import RecordedChildren, fleet_of, stage, start_broker, wait_until
 from tools.bench.scale.watch import COUNTED, FLEET, Watch, mosquitto_of, processor_s, resident_bytes
@@ -70,7 +70,7 @@ class _Busy:
 
     def start(
         self, folder: Path, port: int, children: RecordedChildren
-    ) -> tuple[Child, Child, dict[str, int]]:
+    ) -> tuple[CommandProcess, CommandProcess, dict[str, int]]:
         """Start server and fleet -> (server, fleet, memory of each before the first device connects)."""
         recipe, chaos = folder / "recipe.toml", folder / "chaos.toml"
         recipe.write_text(self._recipe(folder, port))

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from edge_fl.errors import DeadlineError
-from edge_fl_server.children import Child, Children
+from edge_fl_server.children import CommandProcess, CommandProcesses
 
 IMAGES_PER_DEVICE = 20
 VARIABLES = {"OMP_NUM_THREADS": "1"}
 
 
-class RecordedChildren(Children):
+class RecordedChildren(CommandProcesses):
     """Child processes whose output lines are kept."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ def stage(devices: int) -> Iterator[tuple[Path, int, RecordedChildren]]:
         yield folder, port, children
 
 
-def start_broker(children: Children, folder: Path, port: int) -> Child:
+def start_broker(children: CommandProcesses, folder: Path, port: int) -> CommandProcess:
     """Start a broker and wait until it accepts connections."""
     broker = children.start(
         "broker", "broker", "up", "--insecure", "--port", str(port), "--dir", str(folder / "broker")
@@ -77,7 +77,7 @@ def fleet_of(folder: Path, port: int, devices: int) -> list[str]:
     return ["fleet", "up", "--devices", str(devices), *places, *data]
 
 
-def wait_until(claim: Callable[[], bool], child: Child, deadline_s: float) -> None:
+def wait_until(claim: Callable[[], bool], child: CommandProcess, deadline_s: float) -> None:
     """Wait until `claim` holds. Raises RunError if the child ends first, DeadlineError."""
     until_s = time.monotonic() + deadline_s
     while not claim():

@@ -12,7 +12,7 @@ from edge_fl_server.mqtt.devices import settings_list
 from edge_fl_server.mqtt.devices.settings_list import SettingRow
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import desired_settings, of_fleet
-from edge_fl_server.registry.records import DeviceRecord, Rejection, ReportRecord, RequestRecord
+from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, ReportRecord, RequestRecord
 from edge_fl_server.registry.tables import devices, rejections, reports, requests
 
 NEWEST = 60
@@ -27,7 +27,7 @@ class DevicePage(Struct, frozen=True):
     record: DeviceRecord
     reports: tuple[ReportRecord, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
-    rejections: tuple[Rejection, ...] = ()
+    rejections: tuple[RejectionRecord, ...] = ()
     fleet: HeadReports = HeadReports()
     median_samples: int = 0
     settings: tuple[SettingRow, ...] = ()
@@ -53,7 +53,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
         records[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
         tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
-        tuple(db.find(_of(rejections, fleet, device, "number"), Rejection)),
+        tuple(db.find(_of(rejections, fleet, device, "number"), RejectionRecord)),
         head_reports(db, fleet).get(records[0].release, HeadReports()),
         _median_samples(db, fleet),
         tuple(settings_list.rows(desired, records[0].capability)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
-from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.reader import ServerConnect, read_retained
 
 ASSIGNMENTS_PER_EPOCH = 2**20
@@ -78,13 +78,13 @@ class Assignments:
         self._current[device] = assignment
         self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)
 
-    def _on_state(self, received: Received) -> None:
+    def _on_state(self, received: ReceivedMessage) -> None:
         """Forget the assignment of a device that was removed: its state was cleared."""
         if received.message is None:
             with self._lock:
                 self._current.pop(received.address.device, None)
 
-    def _on_request(self, received: Received) -> None:
+    def _on_request(self, received: ReceivedMessage) -> None:
         if isinstance(received.message, Request) and received.message.kind == "assignment":
             self.republish(received.address.device)
 

@@ -21,7 +21,7 @@ from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.wire.diagnostics import Diagnostics, signed_content
 from edge_fl_server.mqtt.device_text import one_line
-from edge_fl_server.mqtt.devices.queries import Answer
+from edge_fl_server.mqtt.devices.queries import QueryAnswer
 
 
 def require_new(out: Path | None) -> None:
@@ -30,7 +30,7 @@ def require_new(out: Path | None) -> None:
         raise InputError(f"--out {text(out)}: exists already, expected a new folder or .zip file")
 
 
-def write(answer: Answer, fleet: str, out: Path | None = None) -> Path:
+def write(answer: QueryAnswer, fleet: str, out: Path | None = None) -> Path:
     """Write a bundle to a new folder or .zip file and return it. Raises InputError if that is not possible."""
     time = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     out = out or Path(f"diagnostics-{answer.device}-{time}")
@@ -53,7 +53,7 @@ def write(answer: Answer, fleet: str, out: Path | None = None) -> Path:
     return out
 
 
-def _files(answer: Answer, fleet: str) -> dict[str, bytes]:
+def _files(answer: QueryAnswer, fleet: str) -> dict[str, bytes]:
     assert isinstance(answer.content, Diagnostics) and answer.reply.blob
     content = signed_content(fleet, answer.device, answer.reply.id, answer.reply.blob.sha256)
     certificate = ""

@@ -17,7 +17,7 @@ from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.secure.signatures import Authorities
@@ -26,7 +26,7 @@ from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.devices import settings_list
-from edge_fl_server.mqtt.devices.roster import Device, fold
+from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.mqtt.statements import is_will, numbers_of
 from edge_fl_server.registry.records import DeviceRecord
@@ -78,7 +78,7 @@ def devices(
     authorities: Authorities = (),
     tagged: Mapping[str, Tags] = {},
     accuracies: Mapping[str, float] = {},
-    desired: Mapping[str, Settings] = {},
+    desired: Mapping[str, DesiredSettings] = {},
     fleets: Collection[str] | None = None,
 ) -> DeviceList:
     """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
@@ -87,7 +87,9 @@ def devices(
     certificates (`authorities`) the signatures on their states are checked.
     """
     topics = Topics(checked(fleet, "fleet"))
-    known = {id: Device(id) for id, record in registered.items() if record.blocked and not record.removed}
+    known = {
+        id: RosterDevice(id) for id, record in registered.items() if record.blocked and not record.removed
+    }
     signed: dict[str, str] = {}
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
@@ -107,7 +109,7 @@ def devices(
             continue  # the server clears its retained messages
         if authorities and address.kind == "state":
             signed[address.device] = _signed(address.device, fleet, payload, message, registered, authorities)
-        device = fold(known.get(address.device, Device(address.device)), address.kind, message, 0.0)
+        device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
     rows = [
@@ -123,7 +125,7 @@ def _update(status: UpdateStatus | None) -> str:
     return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
 
 
-def _settings(desired: Settings | None, device: Device) -> str:
+def _settings(desired: DesiredSettings | None, device: RosterDevice) -> str:
     """Whether the operator's settings are in effect; "" without any."""
     if desired is None or not desired.values:
         return ""
@@ -153,7 +155,7 @@ def _signed(
     return Failure.OUTDATED if message.signature.number < numbers.get("state", 0) else "yes"
 
 
-def _row(device: Device, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:
+def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:
     state, capability = device.state, device.capability
     return {
         "device": device.id,

@@ -53,7 +53,7 @@ SHARED = "another program may be using the same identity, which a broker allows 
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryAnswer:
     """A device's answer: its content, decoded and as the bytes that were signed, and the reply. `signed`: the signature was verified."""
 
     device: str
@@ -72,7 +72,7 @@ def ask(
     *,
     deadline_s: float,
     notify: Callable[[str], None] = lambda line: None,
-) -> Answer:
+) -> QueryAnswer:
     """Send a query and wait for the complete answer; with `authorities` its signature must be that of the device's certificate.
 
     `notify` receives a line when the connection was ended and the query is sent again, within the same deadline.
@@ -102,7 +102,7 @@ def _ask_once(
     query: Query,
     authorities: Authorities,
     deadline_s: float,
-) -> Answer:
+) -> QueryAnswer:
     """Ask over a new connection. Raises as `ask`, and _InterruptedError if the connection is lost."""
     conversation = _Conversation(topics, device, replace(query, id=secrets.token_hex(8)))
     transport = connect(
@@ -132,7 +132,7 @@ class _Conversation:
         self._reply: QueryReply | None = None
         self._chunks: dict[int, bytes] = {}
 
-    def hold(self, transport: Transport, authorities: Authorities, deadline_s: float) -> Answer:
+    def hold(self, transport: Transport, authorities: Authorities, deadline_s: float) -> QueryAnswer:
         transport.wait_connected(CONNECT_S)
         topics, device = self._topics, self._device
         chunks = topics.query_chunk(device, self._query.id, "+")
@@ -196,7 +196,7 @@ class _Conversation:
             return False
         return reply.blob is None or len(self._chunks) >= len(reply.blob.chunks)
 
-    def _answer(self, authorities: Authorities, deadline_s: float) -> Answer:
+    def _answer(self, authorities: Authorities, deadline_s: float) -> QueryAnswer:
         name, reply = self._device, self._reply
         if reply is None or (reply.blob and len(self._chunks) < len(reply.blob.chunks)):
             raise DeadlineError(
@@ -223,4 +223,4 @@ class _Conversation:
             raise TrustError(f"the answer of {error.message}", consequence="it was not used") from error
         except EdgeFLError as error:
             raise RunError(f"{name}: {error.message}", "the answer was not used") from error
-        return Answer(name, answer, payload, reply, bool(authorities))
+        return QueryAnswer(name, answer, payload, reply, bool(authorities))

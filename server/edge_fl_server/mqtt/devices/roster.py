@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_fields
 from edge_fl.errors import DeadlineError, shortened
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
-from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry.devices import NO_BOOT
@@ -34,7 +34,7 @@ AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but
 
 
 @dataclass(frozen=True)
-class Device:
+class RosterDevice:
     """A device: its last state and capability (None: not received yet), and when its last message arrived, on the monotonic clock."""
 
     id: DeviceId
@@ -65,11 +65,13 @@ class Device:
         )
 
 
-Table = Mapping[DeviceId, Device]
-ChangeListener = Callable[[Device | None, Device], None]  # (before, now)
+Table = Mapping[DeviceId, RosterDevice]
+ChangeListener = Callable[[RosterDevice | None, RosterDevice], None]  # (before, now)
 
 
-def fold(before: Device, kind: str, message: Struct | bytes | None, now_s: float) -> Device | None:
+def fold(
+    before: RosterDevice, kind: str, message: Struct | bytes | None, now_s: float
+) -> RosterDevice | None:
     """The device after a message of `kind` "state" or "meta"; None if its cleared state removes it."""
     match message:
         case DeviceState(status="lost", boot=boot) if before.state and before.boot != boot:
@@ -88,7 +90,7 @@ class Roster:
 
     def __init__(self, connection: ServerConnection, journal: Journal) -> None:
         self._connection, self._journal = connection, journal
-        self._devices: dict[DeviceId, Device] = {}
+        self._devices: dict[DeviceId, RosterDevice] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[ChangeListener] = []
         self._duplicates = DuplicateDetector()
@@ -103,7 +105,7 @@ class Roster:
         with self._change:
             return dict(self._devices)
 
-    def get(self, id: DeviceId) -> Device | None:
+    def get(self, id: DeviceId) -> RosterDevice | None:
         return self._devices.get(id)
 
     def samples(self, id: DeviceId) -> int:
@@ -166,7 +168,7 @@ class Roster:
         known = [f"{id} ({', '.join(filter(None, (_description(it), blocked(id))))})" for id, it in devices]
         return shortened(known, 8) or "none"
 
-    def _on_message(self, received: Received) -> None:
+    def _on_message(self, received: ReceivedMessage) -> None:
         id, message = received.address.device, received.message
         if self._journal.blocked(id) == "removed":
             if message is not None:
@@ -174,7 +176,7 @@ class Roster:
             return
         with self._change:
             before = self._devices.get(id)
-            now = fold(before or Device(id), received.address.kind, message, time.monotonic())
+            now = fold(before or RosterDevice(id), received.address.kind, message, time.monotonic())
             if now is None:
                 self._devices.pop(id, None)
             elif before or len(self._devices) < MAX_DEVICES:
@@ -209,7 +211,7 @@ class Roster:
             )
 
 
-def _record(fleet: str, device: Device, numbers: Mapping[str, int]) -> DeviceRecord:
+def _record(fleet: str, device: RosterDevice, numbers: Mapping[str, int]) -> DeviceRecord:
     state = device.state or DeviceState("init", NO_BOOT)
     capability = replace_fields(device.capability, signature=None) if device.capability else None
     added = {"fleet": fleet, "device": device.id, "capability": msgspec.to_builtins(capability)}
@@ -217,5 +219,5 @@ def _record(fleet: str, device: Device, numbers: Mapping[str, int]) -> DeviceRec
     return msgspec.convert(msgspec.to_builtins(state) | added, DeviceRecord)
 
 
-def _description(device: Device) -> str:
+def _description(device: RosterDevice) -> str:
     return f"{device.capability.tier if device.capability else 'unknown'}, {device.state.status if device.state else 'no state'}"

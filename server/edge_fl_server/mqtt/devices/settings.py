@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
@@ -19,7 +19,7 @@ class SettingsPublisher:
 
     def __init__(self, connection: ServerConnection, journal: Journal) -> None:
         self._connection, self._journal, self._director = connection, journal, connection.director
-        self._published: dict[str, Settings] = {}
+        self._published: dict[str, DesiredSettings] = {}
         self._serial = 0
         self._connected = False
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class SettingsPublisher:
             self._serial, self._connected = 0, True
         self.advance()
 
-    def _publish(self, device: str, settings: Settings) -> None:
+    def _publish(self, device: str, settings: DesiredSettings) -> None:
         if self._director is None or self._journal.blocked(device) == "removed":
             return
         known = self._published.get(device)

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import DEFAULTS, ActualSetting, Settings, SettingsStatus
+from edge_fl.fleet.settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
 
 
 def shown(value: Any) -> str:
@@ -30,7 +30,7 @@ COLUMNS: Columns = {
     "origin": "origin",
     "state": Column("state", prose=True),
 }
-NO_SETTINGS = Settings(0, {})
+NO_SETTINGS = DesiredSettings(0, {})
 APPLIED, WAITING = "applied", "waiting for the device"
 LOCAL = "changed on the device"
 REFUSED = {word: word.explanation for word in (Failure.LOCAL_ONLY, Failure.FIXED)}
@@ -49,7 +49,7 @@ class SettingRow(Struct, frozen=True):
     state: str = ""
 
 
-def rows(desired: Settings, capability: Mapping[str, Any] | None) -> list[SettingRow]:
+def rows(desired: DesiredSettings, capability: Mapping[str, Any] | None) -> list[SettingRow]:
     """The settings that are desired for a device, or that it reports other than at their defaults, by name."""
     reported = (capability or {}).get("settings")
     status = msgspec.convert(reported, SettingsStatus) if reported else None
@@ -59,14 +59,14 @@ def rows(desired: Settings, capability: Mapping[str, Any] | None) -> list[Settin
     ]
 
 
-def differing(desired: Settings, capability: Mapping[str, Any] | None) -> list[SettingRow]:
+def differing(desired: DesiredSettings, capability: Mapping[str, Any] | None) -> list[SettingRow]:
     """The desired settings that are not in effect."""
     return [row for row in rows(desired, capability) if row.state not in ("", APPLIED)]
 
 
 def _row(
     key: str,
-    desired: Settings,
+    desired: DesiredSettings,
     actual: ActualSetting | None,
     status: SettingsStatus | None,
 ) -> SettingRow:

@@ -20,7 +20,7 @@ from edge_fl.release.manifests import Manifest
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.devices.roster import Roster
-from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Verdict
+from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import (
     STATISTICS,
     Expected,
@@ -66,15 +66,15 @@ class HeadUpdates:
         """The run and round of the current release."""
         return (self._round_request.run_id, self._round_request.round) if self._round_request else ("", 0)
 
-    def take_report(self, device: str, report: Report) -> Verdict | None:
+    def take_report(self, device: str, report: Report) -> UpdateVerdict | None:
         """Take a report with a blob -> the verdict; None while chunks are missing."""
         with self._lock:
             if self._round_request is not None and self.is_open(report.id):
                 return self._conclude(self._round_request, self._round_request.take_report(device, report))
         self._on_report(device, report)
-        return Verdict(report.id, "accepted", STALE)
+        return UpdateVerdict(report.id, "accepted", STALE)
 
-    def take_chunk(self, device: str, id: str, index: int, payload: bytes) -> Verdict | None:
+    def take_chunk(self, device: str, id: str, index: int, payload: bytes) -> UpdateVerdict | None:
         """Take a chunk -> the verdict if it completed a head update."""
         with self._lock:
             if self._round_request is None or not self.is_open(id) or self._roster.get(device) is None:
@@ -87,7 +87,7 @@ class HeadUpdates:
             waiting, self._waiting = self._waiting, {}
         return [waiting[device] for device in sorted(waiting)]
 
-    def _conclude(self, round_request: RoundRequest, verdict: Verdict | None) -> Verdict | None:
+    def _conclude(self, round_request: RoundRequest, verdict: UpdateVerdict | None) -> UpdateVerdict | None:
         while not round_request.responses.empty():
             self._keep(round_request.responses.get())
         if verdict and verdict.status == "rejected":

@@ -13,17 +13,17 @@ from collections.abc import Callable
 
 from edge_fl.failures import Failure
 from edge_fl.wire.messages import Ack, Report
-from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
-from edge_fl_server.mqtt.updates.round_request import RoundRequest, Verdict
-from edge_fl_server.mqtt.updates.validation import Terms
+from edge_fl_server.mqtt.updates.round_request import RoundRequest, UpdateVerdict
+from edge_fl_server.mqtt.updates.validation import UpdateTerms
 
 log = logging.getLogger(__name__)
 
 ACK_EXPIRY_S = 3600
 
-HeadHandler = Callable[[str, Report], Verdict | None]
+HeadHandler = Callable[[str, Report], UpdateVerdict | None]
 """(device, report) -> verdict; None while chunks are missing."""
 
 
@@ -47,7 +47,7 @@ class Inbox:
         connection.on_excess = lambda *excess: self.journal.record_excess(*excess)
         connection.is_blocked = journal.blocked
 
-    def open(self, round_request: RoundRequest, terms: Terms) -> None:
+    def open(self, round_request: RoundRequest, terms: UpdateTerms) -> None:
         """Take reports on a round request from now on; `terms` are for validation in other processes."""
         with self._lock:
             self._open[round_request.id] = round_request
@@ -64,7 +64,7 @@ class Inbox:
         """Set the handlers of reports of fitted heads, and of their chunks."""
         self._on_head, self._head_updates = handler, head_updates
 
-    def _on_report(self, received: Received) -> None:
+    def _on_report(self, received: ReceivedMessage) -> None:
         report, device = received.message, received.address.device
         if not isinstance(report, Report):
             return
@@ -74,21 +74,21 @@ class Inbox:
             self._record(device, verdict, report, run, int(round))
         self._acknowledge(device, verdict)
 
-    def _verdict(self, device: str, report: Report, path: tuple[str, ...]) -> Verdict | None:
+    def _verdict(self, device: str, report: Report, path: tuple[str, ...]) -> UpdateVerdict | None:
         if reason := self.journal.blocked(device):
-            return Verdict(report.id, "rejected", reason)
+            return UpdateVerdict(report.id, "rejected", reason)
         if self.journal.is_accepted(device, report.id):
-            return Verdict(report.id, "duplicate")
+            return UpdateVerdict(report.id, "duplicate")
         if report.kind == "head":
             return self._on_head(device, report)
         round_request = self._open.get(report.id)
         if round_request is None or path != (round_request.run_id, str(round_request.round)):
-            return Verdict(report.id, "rejected", Failure.STALE_ROUND)
+            return UpdateVerdict(report.id, "rejected", Failure.STALE_ROUND)
         if device not in round_request.cohort:
-            return Verdict(report.id, "rejected", Failure.NOT_IN_COHORT)
+            return UpdateVerdict(report.id, "rejected", Failure.NOT_IN_COHORT)
         return round_request.take_report(device, report)
 
-    def _on_chunk(self, received: Received) -> None:
+    def _on_chunk(self, received: ReceivedMessage) -> None:
         device, (id, index) = received.address.device, received.address.path
         with self._lock:
             round_request, heads, payload = self._open.get(id), self._head_updates, received.message
@@ -108,7 +108,7 @@ class Inbox:
         self._acknowledge(device, verdict)
 
     def _record(
-        self, device: str, verdict: Verdict | None, report: Report | None, run: str, round: int
+        self, device: str, verdict: UpdateVerdict | None, report: Report | None, run: str, round: int
     ) -> None:
         """Count a verdict and store it in the journal, except for a blocked device."""
         if verdict is None:
@@ -127,14 +127,14 @@ class Inbox:
     def _on_rejected(self, why: str) -> None:
         self.counts[why] += 1
 
-    def _acknowledge(self, device: str, verdict: Verdict | None) -> None:
+    def _acknowledge(self, device: str, verdict: UpdateVerdict | None) -> None:
         if verdict is None:
             return
         self._log(device, verdict)
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._connection.publish(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
 
-    def _log(self, device: str, verdict: Verdict) -> None:
+    def _log(self, device: str, verdict: UpdateVerdict) -> None:
         """Log why a report does not count, once, within the limit of its device's lines."""
         if verdict.reason:
             found = (verdict.id, device, verdict.status, verdict.detail or verdict.reason)

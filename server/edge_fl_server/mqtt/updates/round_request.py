@@ -43,7 +43,7 @@ class Response:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class UpdateVerdict:
     """The acknowledgement of the report `id`. `report`: the validated report if a chunk completed it."""
 
     id: str
@@ -74,10 +74,10 @@ class RoundRequest:
     cohort: Collection[str]
     validator: Validator
     responses: queue.SimpleQueue[Response] = field(default_factory=queue.SimpleQueue)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    verdicts: dict[str, UpdateVerdict] = field(default_factory=dict)
     _uploads: dict[str, _Upload] = field(default_factory=dict)
 
-    def take_report(self, device: str, report: Report) -> Verdict | None:
+    def take_report(self, device: str, report: Report) -> UpdateVerdict | None:
         """Take a report -> the verdict; None while chunks are missing."""
         if verdict := self.verdicts.get(device):
             return replace(verdict, status="duplicate") if verdict.status == "accepted" else verdict
@@ -96,7 +96,7 @@ class RoundRequest:
             _add_chunk(upload.assembly, index, payload)
         return self._complete(device, upload)
 
-    def take_chunk(self, device: str, index: int, payload: bytes) -> Verdict | None:
+    def take_chunk(self, device: str, index: int, payload: bytes) -> UpdateVerdict | None:
         """Take a chunk -> the verdict if it completed the update."""
         if device in self.verdicts:
             return None
@@ -116,7 +116,7 @@ class RoundRequest:
             upload.early[index] = payload
             upload.early_bytes += max(len(payload), MIN_CHUNK_BYTES)
 
-    def _complete(self, device: str, upload: _Upload) -> Verdict | None:
+    def _complete(self, device: str, upload: _Upload) -> UpdateVerdict | None:
         if upload.report is None or upload.assembly is None or not upload.assembly.complete:
             return None
         try:
@@ -127,14 +127,14 @@ class RoundRequest:
             return self._reject(device, upload.report, RejectedError(Failure.BLOB_HASH, error.message))
         return self._accept(Response(device, upload.report, parts))
 
-    def _accept(self, response: Response) -> Verdict:
-        return self._conclude(response, Verdict(self.id, "accepted", report=response.report))
+    def _accept(self, response: Response) -> UpdateVerdict:
+        return self._conclude(response, UpdateVerdict(self.id, "accepted", report=response.report))
 
-    def _reject(self, device: str, report: Report, error: RejectedError) -> Verdict:
-        verdict = Verdict(self.id, "rejected", error.reason, report, error.message)
+    def _reject(self, device: str, report: Report, error: RejectedError) -> UpdateVerdict:
+        verdict = UpdateVerdict(self.id, "rejected", error.reason, report, error.message)
         return self._conclude(Response(device, report, rejection=error.message), verdict)
 
-    def _conclude(self, response: Response, verdict: Verdict) -> Verdict:
+    def _conclude(self, response: Response, verdict: UpdateVerdict) -> UpdateVerdict:
         self.verdicts[response.device] = verdict
         self._uploads.pop(response.device, None)
         self.responses.put(response)

@@ -77,7 +77,7 @@ class Expected:
     numbers: tuple[str, ...] = NUMBERS
 
 
-class Terms(Struct, frozen=True):
+class UpdateTerms(Struct, frozen=True):
     """Further terms of a round request: a part's norm may be at most `max_growth` * (1 + its norm in the broadcast); 0: any norm.
 
     `counters` are the lowest and the highest value of the broadcast's integer buffers (`counter_range`).
@@ -162,7 +162,7 @@ def expected_of(method: Method, *, whole: bool) -> Expected:
     )
 
 
-def parts_check(method: Method, terms: Terms) -> PartsCheck:
+def parts_check(method: Method, terms: UpdateTerms) -> PartsCheck:
     """A check of the shapes of statistics, of norms and buffers beyond the terms, and of parts that do not aggregate."""
     classes, dim = method.net.classes, method.net.feature_dim
     on_trial = frozenset(method.sent()) - method.net.parts.keys() - STATISTIC_KINDS.keys()

@@ -26,7 +26,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
-from edge_fl_server.mqtt.connection import Received, ServerConnection
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.device_text import decode_cleaned
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.malformed import MalformedPackets
@@ -34,8 +34,8 @@ from edge_fl_server.mqtt.rate_limit import RateLimit
 from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox
-from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, Verdict
-from edge_fl_server.mqtt.updates.validation import Terms, Validator, expected_of, parts_check
+from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict
+from edge_fl_server.mqtt.updates.validation import UpdateTerms, Validator, expected_of, parts_check
 from edge_fl_server.registry import devices, shared_reports
 from edge_fl_server.registry.shared_reports import ReportState, SharedReport, SharedRequest
 
@@ -110,9 +110,9 @@ class UpdateWorker:
         self.received += 1
         request = self._request(report.id)
         if reason := self._journal.blocked(device):
-            self._acknowledge(device, Verdict(report.id, "rejected", reason))
+            self._acknowledge(device, UpdateVerdict(report.id, "rejected", reason))
         elif self._journal.is_accepted(device, report.id):
-            self._acknowledge(device, Verdict(report.id, "duplicate"))
+            self._acknowledge(device, UpdateVerdict(report.id, "duplicate"))
         elif report.kind != "head" and (request is None or (run, round) != (request.run, request.round)):
             self._reject(device, run, round, report.id, Failure.STALE_ROUND)
         elif request and device not in request.cohort:
@@ -141,13 +141,13 @@ class UpdateWorker:
             self._reject(device, shared.run, shared.round, id, shared.reason)
         else:
             self._journal.accept(device, shared.run, shared.round, shared.report)
-            self._acknowledge(device, Verdict(id, "accepted"))
+            self._acknowledge(device, UpdateVerdict(id, "accepted"))
 
     def _verdict(
         self, request: SharedRequest, device: str, report: Report, chunks: Mapping[int, bytes]
-    ) -> Verdict | None:
+    ) -> UpdateVerdict | None:
         """The verdict of a single server on the same report and chunks."""
-        terms = msgspec.convert(request.terms, Terms)
+        terms = msgspec.convert(request.terms, UpdateTerms)
         method = build_method(terms.spec).at(max(request.round, 1))
         expected = expected_of(method, whole=request.mode == "train")
         round_request = RoundRequest(
@@ -172,9 +172,9 @@ class UpdateWorker:
 
     def _reject(self, device: str, run: str, round: int, id: str, reason: str) -> None:
         self._journal.reject(device, run, round, id, reason)
-        self._acknowledge(device, Verdict(id, "rejected", reason))
+        self._acknowledge(device, UpdateVerdict(id, "rejected", reason))
 
-    def _acknowledge(self, device: str, verdict: Verdict) -> None:
+    def _acknowledge(self, device: str, verdict: UpdateVerdict) -> None:
         ack = Ack(verdict.id, verdict.status, verdict.reason)
         self._transport.publish(Packet(self._topics.ack(device), encode(ack), expiry_s=ACK_EXPIRY_S))
 
@@ -189,7 +189,7 @@ class SharedInbox(Inbox):
         self._closing = threading.Event()
         threads.lasting(self._poll, "edge-fl-shared-reports", stopped=self._closing).start()
 
-    def open(self, round_request: RoundRequest, terms: Terms) -> None:
+    def open(self, round_request: RoundRequest, terms: UpdateTerms) -> None:
         self._round_requests[round_request.id] = round_request
         request = SharedRequest(
             fleet=self.journal.fleet,
@@ -232,16 +232,18 @@ class SharedInbox(Inbox):
     def _deliver(self, shared: SharedReport) -> None:
         round_request, report = self._round_requests.get(shared.id), shared.report
         if shared.state == "passed":
-            self._on_report(Received(Address("rpt", shared.device, (shared.run, str(shared.round))), report))
+            self._on_report(
+                ReceivedMessage(Address("rpt", shared.device, (shared.run, str(shared.round))), report)
+            )
             if shared.payload and report.blob:
                 for index, chunk in enumerate(split(shared.payload, report.blob.chunk_bytes)):
                     address = Address("blob", shared.device, (report.id, str(index)))
-                    self._on_chunk(Received(address, bytes(chunk)))
+                    self._on_chunk(ReceivedMessage(address, bytes(chunk)))
         elif round_request and shared.device not in round_request.verdicts:  # it counts once
             if not shared.reason:  # its worker may not have stored this yet, and the round may end at once
                 self.journal.accept(shared.device, shared.run, shared.round, report)
             status: Literal["accepted", "rejected"] = "rejected" if shared.reason else "accepted"
-            verdict = Verdict(shared.id, status, shared.reason)
+            verdict = UpdateVerdict(shared.id, status, shared.reason)
             round_request.verdicts[shared.device] = verdict
             self._log(shared.device, verdict)
             self.counts[shared.reason or shared.state] += 1

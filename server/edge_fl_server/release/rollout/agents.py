@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator
 
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
-from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.release import agent_releases
 from edge_fl_server.release.publish import Publisher
@@ -53,7 +53,7 @@ class AgentRollout:
         for device, status in self._updatable():
             self._ask(device.id, status)
 
-    def _updatable(self) -> Iterator[tuple[Device, UpdateStatus]]:
+    def _updatable(self) -> Iterator[tuple[RosterDevice, UpdateStatus]]:
         """Devices whose agent can be updated, with how far they are: those that are present, and those that this update has reached.
 
         A device that restarts is absent for a while, and its outcome may arrive before it is back: without it the others would decide.

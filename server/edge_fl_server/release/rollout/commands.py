@@ -40,7 +40,7 @@ from edge_fl_server.release.export import (
 )
 from edge_fl_server.release.publish import store
 from edge_fl_server.release.repository import Repository, require_grown
-from edge_fl_server.release.rollout.coordinator import RolloutCoordinator, RolloutOptions
+from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.director import Director
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, cause
 from edge_fl_server.release.rollout.stored_rollout import request
@@ -250,7 +250,7 @@ class ReleaseCommands:
             ) as server,
         ):
             ownership.take(self.db, self.fleet, self.home)
-            number, options = request(), RolloutOptions(watch=watch)
+            number, options = request(), CoordinatorOptions(watch=watch)
             try:
                 with closing(RolloutCoordinator(server, self.repository, options)) as coordinator:
                     record = self._follow(number, report, deadline_s, watch, server.connection.check)

@@ -28,11 +28,11 @@ from edge_fl.outage import Outage
 from edge_fl.release.manifests import Manifest, blobs, extends
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
-from edge_fl_server.mqtt.connection import Received
-from edge_fl_server.mqtt.devices.roster import Device
+from edge_fl_server.mqtt.connection import ReceivedMessage
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
-from edge_fl_server.mqtt.updates.round_request import Verdict
+from edge_fl_server.mqtt.updates.round_request import UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import rollouts
@@ -56,7 +56,7 @@ REFRESH_S = 3600.0
 
 
 @dataclass(frozen=True)
-class RolloutOptions:
+class CoordinatorOptions:
     """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`.
 
     `inherited`: extras that a release takes over from an earlier one of the same extractor, and how heads are fitted with them. `sums`:
@@ -72,7 +72,7 @@ class RolloutOptions:
     sums: Sequence[str] = ()
 
 
-DEFAULTS = RolloutOptions()
+DEFAULTS = CoordinatorOptions()
 
 
 class RolloutCoordinator:
@@ -86,7 +86,7 @@ class RolloutCoordinator:
         self,
         server: Server,
         repository: Repository,
-        options: RolloutOptions = DEFAULTS,
+        options: CoordinatorOptions = DEFAULTS,
         on_report: Callable[[str, Report], None] = lambda device, report: None,
         torch_device: str = "cpu",
     ) -> None:
@@ -239,7 +239,7 @@ class RolloutCoordinator:
     def _heads(self) -> int:
         return sum(id == self._target(device)[1] for device, id in self._reported)
 
-    def _assign(self, device: Device) -> None:
+    def _assign(self, device: RosterDevice) -> None:
         if not device.ready or device.tier is not Tier.HEAD:
             return
         manifest, id = self._target(device.id)
@@ -306,24 +306,24 @@ class RolloutCoordinator:
                 "release %d: %s; there is no other kept release to serve", stages.release, stages.state
             )
 
-    def _take_report(self, device: str, report: Report) -> Verdict | None:
+    def _take_report(self, device: str, report: Report) -> UpdateVerdict | None:
         """The verdict on a report of a head; None while chunks of its head update are missing."""
         manifest = self._known.get(report.release)
         if manifest is None:
-            return Verdict(report.id, "rejected", Failure.UNKNOWN_RELEASE)
+            return UpdateVerdict(report.id, "rejected", Failure.UNKNOWN_RELEASE)
         known = self._roster.get(device)
         if (known and known.tier is Tier.FULL) or not self._rollout.expects(device, report.id):
-            return Verdict(report.id, "rejected", Failure.NOT_ASSIGNED)
+            return UpdateVerdict(report.id, "rejected", Failure.NOT_ASSIGNED)
         if not report.error and report.extractor not in manifest.extractors:
-            return Verdict(report.id, "rejected", Failure.EXTRACTOR)
+            return UpdateVerdict(report.id, "rejected", Failure.EXTRACTOR)
         try:
             require_numbers(report, HEAD_NUMBERS)
         except RejectedError as error:
-            return Verdict(report.id, "rejected", error.reason, detail=error.message)
+            return UpdateVerdict(report.id, "rejected", error.reason, detail=error.message)
         if report.blob and not report.error:
             return self.head_updates.take_report(device, report)
         self._count(device, report)
-        return Verdict(report.id, "accepted")
+        return UpdateVerdict(report.id, "accepted")
 
     def _count(self, device: str, report: Report) -> None:
         manifest = self._known.get(report.release)
@@ -348,7 +348,7 @@ class RolloutCoordinator:
             else outcome_of(report.error, report.metrics)
         )
 
-    def _on_request(self, received: Received) -> None:
+    def _on_request(self, received: ReceivedMessage) -> None:
         """Publish metadata or chunks of a release again that a device is missing."""
         request = received.message
         if isinstance(request, Request) and request.kind == "metadata":

@@ -23,7 +23,7 @@ from edge_fl.fields import ServerSignature
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.fleet.settings import Settings
+from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed
 from edge_fl.wire.messages import Assignment, Command, SumStep, encode
@@ -32,8 +32,8 @@ from edge_fl_server.release.repository import Repository
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
 
-Signed = Assignment | Command | AgentUpdate | Settings | SumStep
-M = TypeVar("M", Assignment, Command, AgentUpdate, Settings, SumStep)
+Signed = Assignment | Command | AgentUpdate | DesiredSettings | SumStep
+M = TypeVar("M", Assignment, Command, AgentUpdate, DesiredSettings, SumStep)
 
 
 @dataclass(eq=False)

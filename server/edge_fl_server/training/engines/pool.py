@@ -24,7 +24,7 @@ from edge_fl_server.training.clients import Downs, Step
 from edge_fl_server.training.engines import folders, processes, schedule, worker
 from edge_fl_server.training.engines.personal import PersonalParts
 from edge_fl_server.training.engines.simulated import SimulatedClients
-from edge_fl_server.training.engines.worker import Done, Job
+from edge_fl_server.training.engines.worker import ClientJob, Done
 
 QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
 TRIES = 3  # per client, if its worker dies
@@ -65,7 +65,7 @@ class PoolClients(SimulatedClients):
 
     def _updates(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[Update]:
         jobs = self._jobs(step, round, epochs, downs)
-        running: dict[Future[Done], tuple[Job, int]] = {}
+        running: dict[Future[Done], tuple[ClientJob, int]] = {}
         while True:
             while len(running) < QUEUED_PER_WORKER * self._workers and (job := next(jobs, None)):
                 running[self._submit(job)] = (job, 1)
@@ -85,7 +85,7 @@ class PoolClients(SimulatedClients):
                         raise RunError(message) from error
                     running[self._submit(job)] = (job, tries + 1)
 
-    def _submit(self, job: Job) -> Future[Done]:
+    def _submit(self, job: ClientJob) -> Future[Done]:
         try:
             future = processes.pool(self._workers).submit(worker.work, job)
         except BrokenProcessPool:
@@ -95,7 +95,7 @@ class PoolClients(SimulatedClients):
         future.add_done_callback(self._unfinished.discard)
         return future
 
-    def _jobs(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[Job]:
+    def _jobs(self, step: Step, round: int, epochs: int, downs: Downs) -> Iterator[ClientJob]:
         """The jobs, largest first; a broadcast identical to the previous one is not written again."""
         written: Parts | None = None
         path = self._messages
@@ -107,7 +107,7 @@ class PoolClients(SimulatedClients):
                 written = down
             up = self._messages / f"up-{client}.safetensors"
             own = self._folder / f"own-{client}.safetensors"
-            yield Job(self._folder, step, round, epochs, client, path, up, own)
+            yield ClientJob(self._folder, step, round, epochs, client, path, up, own)
 
 
 def _end_unfinished(futures: set[Future[Done]], workers: int) -> None:

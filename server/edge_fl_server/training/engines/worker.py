@@ -24,7 +24,7 @@ PERSONAL = "personal"
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """One client's step: the run's folder, and the files of the broadcast, the update and the personal parts."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Done:
     seconds: float
 
 
-def work(job: Job) -> Done:
+def work(job: ClientJob) -> Done:
     """Run one client's step."""
     store, method, personal = _run(job.folder)
     now = with_epochs(method.at(max(job.round, 1)), job.epochs)
@@ -59,7 +59,7 @@ def work(job: Job) -> Done:
     return Done(update.samples, update.metrics, update.seconds)
 
 
-def collect(job: Job, done: Done, personal: PersonalParts) -> Update:
+def collect(job: ClientJob, done: Done, personal: PersonalParts) -> Update:
     """Store the client's new personal parts and return the update.
 
     The update's tensors are its mapped file, which is already unlinked and so freed with them.

@@ -18,7 +18,7 @@ from edge_fl.errors import ConfigError, DeadlineError, ProtocolError
 from edge_fl.wire.mqtt.loop import MqttLoop
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.transport import UNTYPED, Connected, Disconnected, Packet, TransportLimits
-from edge_fl_broker.config import MosquittoLimits, Settings
+from edge_fl_broker.config import BrokerSettings, MosquittoLimits
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.edge_fl.wire.brokers import FAST, broker_that, held_port, refused
@@ -29,7 +29,7 @@ MakeRecorder = Callable[[], Any]
 @pytest.fixture
 def broker(tmp_path: Path, mosquitto_program: Program) -> Iterator[Mosquitto]:
     """A broker of the test's own, to be killed."""
-    with Mosquitto(Settings(tmp_path, port=0), mosquitto_program) as own:
+    with Mosquitto(BrokerSettings(tmp_path, port=0), mosquitto_program) as own:
         yield own
 
 
@@ -90,7 +90,7 @@ def test_an_offline_subscription_is_made_when_the_broker_is_up(
         client.publish(Packet("a/b", b"too late", expiry_s=1))
         refused(client, r"mqtt://127\.0\.0\.1:\d+ accepts 'early': Connection refused .* 'edge-fl broker up'")
         time.sleep(1.0)  # then the last one has expired
-        with Mosquitto(Settings(tmp_path, port=port), mosquitto_program):
+        with Mosquitto(BrokerSettings(tmp_path, port=port), mosquitto_program):
             client.wait_connected(60)
             client.publish(Packet("a/b", b"the end"))
             assert heard.payloads(2) == [b"patience", b"the end"]
@@ -166,7 +166,7 @@ def test_the_brokers_packet_size_is_respected(
         # queued while nobody knows better; dropped later, and said so
         client.publish(Packet("a", bytes(small)))
         client.publish(Packet("a", b"small", retain=True))
-        settings = Settings(tmp_path, port=port, limits=MosquittoLimits(max_packet_bytes=small))
+        settings = BrokerSettings(tmp_path, port=port, limits=MosquittoLimits(max_packet_bytes=small))
         with Mosquitto(settings, mosquitto_program):
             heard.next(Connected)
             client.drain(60)

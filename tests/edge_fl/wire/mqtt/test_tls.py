@@ -14,7 +14,7 @@ import pytest
 
 from edge_fl.wire.identity import Identity
 from edge_fl.wire.mqtt import tls
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
@@ -61,7 +61,7 @@ def pi(authority: Authority) -> Identity:
 @pytest.fixture(scope="module")
 def port(authority: Authority, mosquitto_program: Program) -> Iterator[int]:
     certificates = register_sync.certificates(authority, "127.0.0.1")
-    settings = Settings(authority.home.parent / "broker", port=0, certificates=certificates)
+    settings = BrokerSettings(authority.home.parent / "broker", port=0, certificates=certificates)
     with Mosquitto(settings, mosquitto_program) as broker:
         yield broker.settings.port
 

@@ -29,7 +29,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.client_store import ClientStore, Settings
+from edge_fl_server.training.client_store import ClientSettings, ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import processes
 from edge_fl_server.training.engines.pool import PoolClients
@@ -81,7 +81,7 @@ def store(
     config = msgspec.structs.replace(usual, **STEADIER.get(name, {}))
     spec = MethodSpec(model, toy.INPUT, [str(label) for label in range(toy.CLASSES)], config, 3)
     x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    return ClientStore(Settings(spec, tuple(clients), precision), x, y, split)
+    return ClientStore(ClientSettings(spec, tuple(clients), precision), x, y, split)
 
 
 def two_rounds(at: ClientStore, fleet: Clients) -> tuple[Method, Parts]:
@@ -262,6 +262,6 @@ def test_half_precision_trains_nearly_the_same_and_keeps_everything_in_float32(
 
 def test_unseen_clients_do_not_train() -> None:
     at = store("fedavg")
-    at = replace(at, settings=Settings(at.settings.spec, ("c0", "c2")))
+    at = replace(at, settings=ClientSettings(at.settings.spec, ("c0", "c2")))
     for build in (sequential, vectorised, pooled):
         assert list(build(at).ids()) == ["c0", "c2"]
