@@ -15,7 +15,7 @@ from edge_fl_devices.doctor import account_checks, device_checks
 from edge_fl_devices.doctor.device_checks import DeviceCheck
 from edge_fl_devices.doctor.network_checks import network
 
-__all__ = ["CHECKS", "CheckResult", "run_checks"]
+__all__ = ["CHECKS", "DeviceCheck", "run_checks"]
 
 CHECKS: dict[str, Callable[[DeviceConfig], Iterator[DeviceCheck]]] = {
     "machine": device_checks.machine,

@@ -16,7 +16,7 @@ from msgspec import Struct
 from edge_fl import metrics
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import ALWAYS, Cell
-from edge_fl_server.runs.statistics import differences
+from edge_fl_server.runs.summaries import differences
 
 MIN_SEEDS = 3
 

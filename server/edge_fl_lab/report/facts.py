@@ -22,7 +22,7 @@ from edge_fl_lab.report import gains, sent
 from edge_fl_lab.report.gains import ClientGroup, ReportFigure
 from edge_fl_lab.report.sent import SentBytes, SentMessage
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.runs import round_metrics, statistics
+from edge_fl_server.runs import round_metrics, summaries
 from edge_fl_server.runs.results import Results, RunManifest, data_name
 from edge_fl_server.runs.round_metrics import RoundLine
 
@@ -157,7 +157,7 @@ def _accuracy(lines: Sequence[RoundLine]) -> tuple[Accuracy, ...]:
         for name in dict.fromkeys(name for line in lines for name in line.metrics)
         if "_acc" in name and not metrics.by_labels({name: name})
     ]
-    place = statistics.best_by_validation([line.metrics for line in lines])
+    place = summaries.best_by_validation([line.metrics for line in lines])
     if place is not None:
         best = lines[place]
         rows += [_row(name, metrics.BEST_BY_VALIDATION, best) for name in best.metrics if "test" in name]

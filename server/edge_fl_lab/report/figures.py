@@ -10,7 +10,7 @@ from edge_fl import metrics
 from edge_fl_lab.report import plots
 from edge_fl_lab.report.facts import Points, RunReport
 from edge_fl_lab.report.plots import Curve, Drawn
-from edge_fl_server.runs.statistics import LEAST_SHARE
+from edge_fl_server.runs.summaries import LEAST_SHARE
 
 SHOWN = {
     metrics.PERSONAL_BEFORE: "personal models",

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.console import units
-from edge_fl_server.runs import statistics
+from edge_fl_server.runs import summaries
 from edge_fl_server.runs.round_metrics import RoundLine
-from edge_fl_server.runs.statistics import Paired
+from edge_fl_server.runs.summaries import Paired
 
 WORST = 5
 """Devices listed of each group."""
@@ -153,7 +153,7 @@ def _group(
         largest = max(map(len, found.values()))
         if not largest:
             continue
-        metric = next(metric for metric in HEADLINES if statistics.is_enough(len(found[metric]), largest))
+        metric = next(metric for metric in HEADLINES if summaries.is_enough(len(found[metric]), largest))
         values = found[metric]
         at = str(line.line)
         return ClientGroup(
@@ -195,7 +195,7 @@ def _gains(
 ) -> Iterator[GroupGain]:
     for against, meaning in BASELINES.items():
         before = {} if against == metric else _values(line, members, against)
-        if (found := statistics.paired(before, after)) is None:
+        if (found := summaries.paired(before, after)) is None:
             continue
         both = before.keys() & after.keys()
         means = [float(np.mean([values[client] for client in both])) for values in (before, after)]

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 from numpy.typing import NDArray
 
 from edge_fl_lab.report import style
-from edge_fl_server.runs.statistics import too_few
+from edge_fl_server.runs.summaries import too_few
 
 PANEL = 7
 """Curves in one panel: each has a colour of its own."""

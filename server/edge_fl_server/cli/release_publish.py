@@ -73,9 +73,9 @@ def made_elsewhere(
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
     """The int8 variant, calibrated on pictures; None if it misses its gate."""
     from edge_fl_server.recipes.recipe import QuantiseConfig
-    from edge_fl_server.release import calibration, quantise
+    from edge_fl_server.release import class_pictures, quantise
 
-    data = calibration.pictures(images, description.classes, description.input)
+    data = class_pictures.pictures(images, description.classes, description.input)
     make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
     return make(exported.onnx, len(description.classes), description.unit_norm)
 

@@ -17,7 +17,6 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.orchestrate.run_setup import RunSetup
-from edge_fl_server.runs import statistics
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
@@ -60,7 +59,7 @@ class RunResult:
         """The round with the highest mean validation accuracy, and its metrics (`statistics.best_by_validation`)."""
         numbers = sorted(self.evaluated)
         summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
-        best = statistics.best_by_validation(summaries)
+        best = summaries.best_by_validation(summaries)
         return None if best is None else (numbers[best], summaries[best])
 
 

@@ -24,7 +24,7 @@ from edge_fl_server.registry.records import (
     RoundRecord,
     RunRecord,
 )
-from edge_fl_server.runs import statistics
+from edge_fl_server.runs import summaries
 
 BEFORE = metrics.PERSONAL_BEFORE
 
@@ -157,8 +157,8 @@ def test_the_headline_is_the_newest_evaluated_round_with_its_clients(db: Databas
 def test_the_best_round_has_enough_clients() -> None:
     name = metrics.PERSONAL_VALIDATION_BEFORE
     found = [{name: summary(mean, n)} for mean, n in ((0.8, 20), (0.9, 12), (1.0, 2))]
-    assert statistics.best_by_validation(found) == 1
-    assert statistics.best_by_validation([{}, found[2]]) == 1 and statistics.best_by_validation([{}]) is None
+    assert summaries.best_by_validation(found) == 1
+    assert summaries.best_by_validation([{}, found[2]]) == 1 and summaries.best_by_validation([{}]) is None
 
 
 def test_a_device_that_was_requested_again_counts_once(db: Database) -> None:

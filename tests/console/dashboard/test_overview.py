@@ -28,9 +28,9 @@ from edge_fl_server.registry.records import (
     RoundRecord,
     RunRecord,
 )
-from edge_fl_server.runs import round_metrics, statistics
+from edge_fl_server.runs import round_metrics, summaries
 from edge_fl_server.runs.round_metrics import RoundMetrics
-from edge_fl_server.runs.statistics import Paired
+from edge_fl_server.runs.summaries import Paired
 from tests.console.dashboard import filled
 
 GLOBAL, BEFORE, AFTER, LOCAL = (
@@ -144,12 +144,12 @@ def test_the_final_personalisation_and_local_only_are_compared_where_known(db: D
 
 def test_sums_of_a_database_give_the_same_interval_as_the_values() -> None:
     before, after = {"a": 0.5, "b": 0.7, "c": 0.2}, {"a": 0.8, "b": 0.6, "c": 0.9, "d": 1.0}
-    found = statistics.paired(before, after)
+    found = summaries.paired(before, after)
     gained = [0.3, -0.1, 0.7]
-    summed = statistics.of_differences(3, sum(gained) / 3, sum(one * one for one in gained) / 3)
+    summed = summaries.of_differences(3, sum(gained) / 3, sum(one * one for one in gained) / 3)
     assert found is not None and summed is not None
     assert (summed.mean, summed.low, summed.high) == pytest.approx((found.mean, found.low, found.high))
-    assert statistics.of_differences(0, 0.0, 0.0) is None
+    assert summaries.of_differences(0, 0.0, 0.0) is None
 
 
 def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) -> None:

@@ -12,7 +12,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.config import DeviceBroker, DeviceConfig
-from edge_fl_devices.doctor import CHECKS, CheckResult, device_checks, run_checks
+from edge_fl_devices.doctor import CHECKS, DeviceCheck, device_checks, run_checks
 from edge_fl_devices.doctor.device_checks import graded
 from edge_fl_devices.doctor.network_checks import network
 from edge_fl_devices.storage.store import Store
@@ -28,7 +28,7 @@ def config(folder: Path, tmp_path: Path, mosquitto: Mosquitto) -> DeviceConfig:
     return DeviceConfig("pi-ill", str(tmp_path / "images.npz"), folder=str(folder), broker=broker)
 
 
-def failed(results: list[CheckResult]) -> list[str]:
+def failed(results: list[DeviceCheck]) -> list[str]:
     assert all(result.remedy for result in results if result.state in ("failed", "warning"))
     return [result.check for result in results if result.state == "failed"]
 

@@ -16,7 +16,7 @@ from edge_fl_devices.data.split import key
 from edge_fl_devices.features.cache import FeatureCache, KnownFeatures
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
-from edge_fl_devices.features.local_loader import FOLDER, LATENCY_RUNS, LocalFeatureLoader
+from edge_fl_devices.features.local_loader import FEATURES, LATENCY_RUNS, LocalFeatureLoader
 from edge_fl_devices.storage.slots import InstalledRelease
 from tests.devices.graphs import WEIGHTS, graph, images, manifest_for, on_disk
 
@@ -107,7 +107,7 @@ def test_images_that_are_gone_leave_the_cache_with_the_next_extraction(tmp_path:
     release, x = installed(tmp_path), images(12)
     for part in (x[:9], x[3:]):
         loaded(tmp_path, release, part)
-    rows = FeatureCache(tmp_path / FOLDER).read(release.manifest.extractor.sha256, WEIGHTS.shape[1]).rows
+    rows = FeatureCache(tmp_path / FEATURES).read(release.manifest.extractor.sha256, WEIGHTS.shape[1]).rows
     assert set(rows) == {key(image) for image in x[3:]}
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_cache_file_is_computed_again(
 ) -> None:
     release, x = installed(tmp_path), images(9)
     good = train(loaded(tmp_path, release, x))
-    (entry,) = (tmp_path / FOLDER).iterdir()
+    (entry,) = (tmp_path / FEATURES).iterdir()
     entry.write_bytes(entry.read_bytes()[:-200] if garbage is None else garbage)
     extracted.clear()
     assert np.array_equal(train(loaded(tmp_path, release, x)), good)
@@ -151,7 +151,7 @@ def test_features_of_another_size_or_that_are_not_finite_are_not_used(tmp_path: 
 
 def test_features_are_for_their_owner_alone(tmp_path: Path) -> None:
     loaded(tmp_path, installed(tmp_path), images(9))
-    assert stat.S_IMODE((tmp_path / FOLDER).stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / FEATURES).stat().st_mode) == 0o700
 
 
 def test_the_key_of_an_image_sees_shape_and_pixels() -> None:

@@ -24,7 +24,7 @@ from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, word
 from edge_fl_console.dashboard.queries import run
 from edge_fl_console.dashboard.queries.run import PERSONAL, MetricMean, RoundRow, RunPage
-from edge_fl_server.runs.statistics import too_few
+from edge_fl_server.runs.summaries import too_few
 
 CURVES = {
     metrics.PERSONAL_BEFORE: "personal, before final personalisation",

@@ -23,7 +23,7 @@ from edge_fl_server.registry.records import AlertRecord, RolloutRecord, RoundRec
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.runs import round_metrics
-from edge_fl_server.runs.statistics import Paired, is_enough, paired
+from edge_fl_server.runs.summaries import Paired, is_enough, paired
 
 EVENTS = 8
 RUNS = 5  # newest runs, among which the last evaluated one is looked for

@@ -17,7 +17,7 @@ from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.registry.tables import devices, reports
-from edge_fl_server.runs.statistics import Paired, of_differences, paired
+from edge_fl_server.runs.summaries import Paired, of_differences, paired
 
 NEWEST = 50
 
