@@ -56,11 +56,11 @@ class RunResult:
         return metrics.summarise_reports(list(self.reports().values()))
 
     def best_by_validation(self) -> tuple[int, dict[str, Summary]] | None:
-        """The round with the highest mean validation accuracy, and its metrics (`statistics.best_by_validation`)."""
+        """The round with the highest mean validation accuracy, and its metrics (`summaries.best_by_validation`)."""
         numbers = sorted(self.evaluated)
-        summaries = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
-        best = summaries.best_by_validation(summaries)
-        return None if best is None else (numbers[best], summaries[best])
+        rounds = [metrics.summarise_reports(list(self.evaluated[number].values())) for number in numbers]
+        best = summaries.best_by_validation(rounds)
+        return None if best is None else (numbers[best], rounds[best])
 
 
 def execute(
