@@ -17,6 +17,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import Summary
 from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.orchestrate.run_setup import RunSetup
+from edge_fl_server.runs import summaries
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
