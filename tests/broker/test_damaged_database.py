@@ -149,8 +149,8 @@ def test_one_that_belongs_to_another_user_stays_and_is_named(tmp_path: Path, sav
     database.write_bytes(saved)
     database.chmod(0o600)
     code = (
-        "import sys; from pathlib import Path; from edge_fl_broker.config import Settings;"
-        " from edge_fl_broker.mosquitto import Mosquitto; Mosquitto(Settings(Path(sys.argv[1]), port=0)).start()"
+        "import sys; from pathlib import Path; from edge_fl_broker.config import BrokerSettings;"
+        " from edge_fl_broker.mosquitto import Mosquitto; Mosquitto(BrokerSettings(Path(sys.argv[1]), port=0)).start()"
     )
     with account() as user:
         os.chown(folder, user.uid, user.gid)

@@ -113,10 +113,10 @@ def test_what_is_retained_survives_a_stop(tmp_path: Path, mosquitto_program: Pro
 def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path, mosquitto_program: Program) -> None:
     code = f"""
 from pathlib import Path
-from edge_fl_broker.config import Settings
+from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.mosquitto import Mosquitto
 from tests.edge_fl.wire.brokers import refused
-broker = Mosquitto(Settings(Path({str(tmp_path)!r}), port=0))
+broker = Mosquitto(BrokerSettings(Path({str(tmp_path)!r}), port=0))
 broker.start()
 print(broker.pid, flush=True)
 input()

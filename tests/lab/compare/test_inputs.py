@@ -45,9 +45,9 @@ def forget() -> None:
 KILLED = """
 import os, signal, sys
 from edge_fl.cli import main
-from edge_fl_lab.compare import cell
+from edge_fl_lab.compare import cell_runs
 
-count, write = 0, cell.write
+count, write = 0, cell_runs.write
 
 def write_some(result, folder):
     global count
@@ -56,7 +56,7 @@ def write_some(result, folder):
     if count == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 
-cell.write = write_some
+cell_runs.write = write_some
 sys.exit(main(sys.argv[1:]))
 """
 
