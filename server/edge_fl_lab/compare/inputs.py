@@ -27,7 +27,10 @@ from edge_fl_server.training.studies import Study
 
 LIBRARIES = ("torch", "numpy")
 PLACES = (
-    *(f"edge_fl_server/{place}" for place in ("training", "orchestrate/execute.py", "orchestrate/setup.py")),
+    *(
+        f"edge_fl_server/{place}"
+        for place in ("training", "orchestrate/execute.py", "orchestrate/run_setup.py")
+    ),
     *(
         f"edge_fl_lab/{place}"
         for place in ("compare/cell_runs.py", "features.py", "newcomers.py", "recipe_heads.py")

@@ -63,7 +63,7 @@ def test_each_dataset_has_three_partitions_and_every_size() -> None:
 
 def test_a_federation_has_the_clients_and_about_the_images_of_its_setting() -> None:
     setting = Setting("digits", "dirichlet-clients:0.5", 12, 50)
-    study = runs.cells.prepare(settings.cell(setting, Path(), 0, "fedavg"))
+    study = runs.cell_runs.prepare(settings.cell(setting, Path(), 0, "fedavg"))
     assert (len(study.data()), len(study.unseen_data())) == (12, 4)
     assert np.mean([len(data.train) for data in study.data().values()]) == pytest.approx(50, abs=3)
 
