@@ -3,8 +3,6 @@
 Extractors, broadcasts and updates travel as blobs: the descriptor in a message or in signed metadata, the chunks separately.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Annotated
 

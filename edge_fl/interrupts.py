@@ -5,8 +5,6 @@ SIGSEGV). So the exception of a signal that comes during an import is raised on 
 convert settings, may swallow an exception of Python code that they call. So it is raised again where edge-fl's own code goes on without it.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

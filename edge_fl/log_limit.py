@@ -1,7 +1,5 @@
 """A limit of the lines that one sender can cause in a log: some at once, then a few a minute, with the number of those left out."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Log a failure that repeats, such as an unreachable database, once when it begins and once when it has ended."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Limits that a child process sets for itself before it runs what others made, such as a model."""
 
-from __future__ import annotations
-
 import math
 import resource
 import time

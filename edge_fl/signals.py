@@ -1,7 +1,5 @@
 """How a process ended, in words: the names of signals."""
 
-from __future__ import annotations
-
 import signal
 
 

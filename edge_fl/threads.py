@@ -8,8 +8,6 @@ All threads and timers of the product are made here (tests/test_layout.py). They
     guarded   the same for work of a pool whose result is not read
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

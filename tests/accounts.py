@@ -1,7 +1,5 @@
 """Real accounts of this machine for tests as root: made for a test, deleted after it, and programs that run as them."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

@@ -3,8 +3,6 @@
 The installation (`factory`) is a virtual environment with the wheel of this source tree, and this Python's packages behind it.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

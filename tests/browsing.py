@@ -4,8 +4,6 @@ A `Visit` records what no page may do: log errors to the console, raise, or send
 be: wider than its window, or hard to use according to axe-core.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

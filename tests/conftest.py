@@ -1,7 +1,5 @@
 """What every package's tests may use: a real mosquitto, a real PostgreSQL, and certificates."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal

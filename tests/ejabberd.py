@@ -1,7 +1,5 @@
 """An ejabberd for tests: an MQTT 5 broker other than mosquitto, over TLS with user name and password, on loopback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 The processes of a program are found by a variable in their environment, which they inherit even into sessions of their own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

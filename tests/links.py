@@ -1,7 +1,5 @@
 """Link checker for Markdown pages: relative links must name existing files, and anchors existing headings."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

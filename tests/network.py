@@ -4,8 +4,6 @@ It is a network namespace in which all addresses, also those of other hosts, bel
 name with one address, so that a program that looks up a host goes on to connect to it, and both are seen; nothing reaches another machine.
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import struct

@@ -1,7 +1,5 @@
 """What a program may send where a number is expected."""
 
-from __future__ import annotations
-
 WRONG_NUMBERS = (
     *(
         "",

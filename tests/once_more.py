@@ -3,8 +3,6 @@
 A flaky test is a defect with a cause: tests/flaky.md lists those that are known. A plugin of pytest, loaded by `tests/conftest.py`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ of what holds paths. Its name, stem, suffix and parts are as dangerous as itself
 a log call, `print`, `join` or `.encode()`; f-strings that are the name of another path again are not.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -209,7 +207,7 @@ class _Scope:
         """Kind of the right side of a division: only a path itself tells that it is no division of numbers."""
         return self.kind(node) if isinstance(node, ast.Call) else ""
 
-    def inside(self, generators: list[ast.comprehension]) -> _Scope:
+    def inside(self, generators: list[ast.comprehension]) -> "_Scope":
         scope = _Scope(dict(self.names), self._known, self.own)
         for each in generators:
             scope.bind(each.target, scope.item(each.iter))

@@ -1,7 +1,5 @@
 """A PostgreSQL of our own: Debian's programs, a cluster in a temporary folder, a free port, trusted on loopback alone."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil
@@ -40,7 +38,7 @@ class Postgresql:
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "tester", name)
         return f"postgresql://tester@127.0.0.1:{self._port}/{name}"
 
-    def __enter__(self) -> Postgresql:
+    def __enter__(self) -> "Postgresql":
         self._folder.mkdir(parents=True, exist_ok=True)
         if self._user:
             shutil.chown(self._folder, self._user)

@@ -1,7 +1,5 @@
 """A disk whose power can be cut: what was not written to it by then is lost, as on a board. It needs root and loop devices."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -20,7 +18,7 @@ class Disk:
             pytest.skip("not root, or no loop devices: no disk can be mounted")
         self._image, self._at, self._mebibytes = image, at, mebibytes
 
-    def __enter__(self) -> Disk:
+    def __enter__(self) -> "Disk":
         _run("mke2fs", "-q", "-t", "ext4", "-m", "0", "-d", self._at, self._image, f"{self._mebibytes}M")
         before = self._at.stat()
         self._mount()

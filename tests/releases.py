@@ -1,7 +1,5 @@
 """Tiny releases: a few kilobytes in chunks of 1 KiB, so that a download has several chunks to lose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

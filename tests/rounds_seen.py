@@ -1,7 +1,5 @@
 """Hooks that keep the results of a run, for assertions."""
 
-from __future__ import annotations
-
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 

@@ -1,7 +1,5 @@
 """Samples of a sweep: CI runs some of its cases, `make nightly` all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two descriptions of CI run the same make targets, and the workflow of a public forge downloads from nowhere that it names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

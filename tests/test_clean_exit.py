@@ -1,7 +1,5 @@
 """A command that ends in any way leaves no process, temporary folder, shared memory or semaphore."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

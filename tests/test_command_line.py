@@ -1,7 +1,5 @@
 """Every command: help with example, metavars and panel; outputs that are closed or full, and Ctrl-C at any moment, give no traceback."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

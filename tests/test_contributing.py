@@ -1,7 +1,5 @@
 """CONTRIBUTING.md: ten typical changes, each with the files that it touches, and every one of these files exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

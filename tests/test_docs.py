@@ -16,8 +16,6 @@ A block of another kind without a comment may only repeat commands that some pag
 own (`tests.network`): all ports are free, no other host can be reached, and a command that tries to reach one fails the test.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os
@@ -259,7 +257,7 @@ class Session:
     folder: Path
     network: Network
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> "Session":
         self._serving: list[tuple[str, subprocess.Popen[str] | Command, Path]] = []
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         above = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

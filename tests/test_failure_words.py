@@ -1,7 +1,5 @@
 """The failure words are defined once, in edge_fl/failures.py: no literal of one elsewhere, and docs/failure-words.md shows the table."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Signals end a command by KeyboardInterrupt, after an import that is running."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rules for the source tree: imports of head-only devices, layers, and strings that are defined in one module."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

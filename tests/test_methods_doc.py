@@ -1,7 +1,5 @@
 """The specification, docs/methods*.md, agrees with the code: parts, hyper-parameters, device tiers, late updates, numbers, citations."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """`--once-more` lets a run pass whose failed tests pass alone, names them, and hides nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The examples of README and docs/your-own.md work as printed, in an installed package with the printed entry points."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

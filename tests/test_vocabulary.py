@@ -1,7 +1,5 @@
 """User-visible text uses the terms of docs/glossary.md: command-line help, messages, pages, recipes and documentation."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Invalid input gives one line with the value and what was expected, exit code 4, and starts nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 A child runs the same `edge_fl.__main__.main` with its own arguments, folder, network namespace and output, and ends with its exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import importlib
@@ -30,7 +28,7 @@ CLONE_NEWNET = 0x40000000
 class WarmStart:
     """The process with the libraries. Use as a context manager; commands that still run at its end go on."""
 
-    def __enter__(self) -> WarmStart:
+    def __enter__(self) -> "WarmStart":
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -42,7 +40,7 @@ class WarmStart:
 
     def start(
         self, arguments: list[str], folder: Path, output: Path, variables: dict[str, str], namespace: str
-    ) -> Command:
+    ) -> "Command":
         """Start `edge-fl` with these arguments in a folder; `namespace` is the path of a network namespace, "" for this one."""
         request = [arguments, str(folder), str(output), variables, namespace]
         return Command(self, self._request(request))

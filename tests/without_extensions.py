@@ -4,8 +4,6 @@ A folder on PYTHONPATH holds this distribution's metadata without the extensions
 import packages, so that commands and children that a test starts have neither. tests/conftest.py does the same in pytest's process.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

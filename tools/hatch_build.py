@@ -1,7 +1,5 @@
 """Build hook: put the SBOM of the wheel (CycloneDX) into its `.dist-info/sboms/` (PEP 770)."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 import uuid

@@ -4,8 +4,6 @@ Wildcards, retained messages, wills, sessions that keep QoS 1 messages for an of
 requests in order, so an event never arrives inside a call of the transport.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading
@@ -68,7 +66,7 @@ def keep(packet: Packet) -> Kept:
 class Session:
     """Broker state of one client name; it outlives the connection unless its expiry is 0."""
 
-    client: InMemoryTransport | None = None
+    client: "InMemoryTransport | None" = None
     patterns: dict[str, int] = field(default_factory=dict)  # pattern -> QoS
     waiting: list[Kept] = field(default_factory=list)
 
@@ -106,7 +104,7 @@ class InMemoryBroker:
         """Run `step` on the broker's thread after all earlier requests."""
         self._steps.put(step)
 
-    def connect(self, client: InMemoryTransport) -> None:
+    def connect(self, client: "InMemoryTransport") -> None:
         """Start or resume the client's session; an older client with the same name is disconnected."""
         if (session := self._sessions.get(client.client_id)) and (other := session.client):
             self.disconnect(other, clean=False)
@@ -122,7 +120,7 @@ class InMemoryBroker:
             if packet := kept.fresh():
                 client.emit(packet)
 
-    def disconnect(self, client: InMemoryTransport, *, clean: bool) -> None:
+    def disconnect(self, client: "InMemoryTransport", *, clean: bool) -> None:
         """End the client's connection; without `clean` its will is published."""
         session = self._sessions.get(client.client_id)
         if not session or session.client is not client:
@@ -151,7 +149,7 @@ class InMemoryBroker:
             elif sent.qos:
                 session.waiting.append(keep(sent))
 
-    def subscribe(self, client: InMemoryTransport, pattern: str, qos: int) -> None:
+    def subscribe(self, client: "InMemoryTransport", pattern: str, qos: int) -> None:
         """Add a subscription and send the retained messages it covers, also when repeated."""
         session = self._sessions.get(client.client_id)
         if not session or session.client is not client:
@@ -161,7 +159,7 @@ class InMemoryBroker:
             if matches(pattern, topic) and (packet := kept.fresh()):
                 client.emit(replace(packet, qos=min(packet.qos, qos)))
 
-    def unsubscribe(self, client: InMemoryTransport, pattern: str) -> None:
+    def unsubscribe(self, client: "InMemoryTransport", pattern: str) -> None:
         """Remove a subscription."""
         session = self._sessions.get(client.client_id)
         if session and session.client is client:

@@ -7,8 +7,6 @@ Results go to build/mutation.json; `--again` tests its survivors again, after ne
 that no test can notice.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -4,8 +4,6 @@ Only arriving messages count: a broker may grant a subscription and never serve 
 two temporary devices.
 """
 
-from __future__ import annotations
-
 import secrets
 import tempfile
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Check any broker: packet size, retained messages, round-trip time, sessions and shared subscriptions."""
 
-from __future__ import annotations
-
 import queue
 import secrets
 import statistics

@@ -3,8 +3,6 @@
 Run as a script, ``child.py PARENT PROGRAM ARGUMENT...``: code between fork and exec would not be safe in a parent with threads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

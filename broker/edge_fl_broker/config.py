@@ -4,8 +4,6 @@ A listener uses TLS and identifies its clients by their certificates, or it is p
 access list is derived from `edge_fl.wire.topics`. It requires authenticated names, so a plaintext listener has none.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ For unpacking, the package and its missing libraries are fetched with apt-get, o
 LD_LIBRARY_PATH. If that fails too, one error explains how to install mosquitto.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

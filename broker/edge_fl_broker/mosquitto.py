@@ -1,7 +1,5 @@
 """Run mosquitto as a child process: write its configuration, keep its log, wait until it accepts connections, stop it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -1,7 +1,5 @@
 """Watch a running mosquitto: restart it after a crash, reload its access list, report a full disk."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable

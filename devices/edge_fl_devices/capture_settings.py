@@ -1,7 +1,5 @@
 """The section `[capture]` of a device's settings."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Settings of one device, from a TOML file and the options of `edge-fl device run`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The makers' commands `edge-fl device ...`: predict over HTTP and from a camera, export, label, share, back up and reset."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Ask before something that cannot be undone."""
 
-from __future__ import annotations
-
 import sys
 
 import typer

@@ -1,7 +1,5 @@
 """Numbers, times and sizes as text, the same in the dashboard and in reports."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from html import escape as _escape
 from math import isfinite

@@ -1,7 +1,5 @@
 """Fit a table to the width of a terminal without shortening a cell: wrap prose, leave out columns by rank, or stack records."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace

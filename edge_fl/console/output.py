@@ -1,7 +1,5 @@
 """Terminal output of commands: results and tables on stdout, status lines on stderr."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Tables as aligned text, Markdown, LaTeX and CSV; every cell is a string already. `layout` fits them to a terminal."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Numbers, shares, sizes and durations for the terminal, the dashboard and reports."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import isfinite
 

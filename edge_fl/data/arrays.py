@@ -1,7 +1,5 @@
 """Validation and conversion of arrays from files or functions to `Samples`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ The bytes per pixel are peaks of a process that decodes 12 megapixels (Pillow 13
 | AVIF, HEIC | 12, 9.3 | planes, RGB, a copy, the picture; 10 bits, which Pillow does not write, take half as much again |
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, BinaryIO

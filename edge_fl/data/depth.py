@@ -3,8 +3,6 @@
 The range is that of the folder, never of one picture: else a dark picture would become a bright one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ FPX, IPTC), and cameras write none of them: they are not read. To add a format: 
 `decoding_cost`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 SUFFIXES = frozenset(

@@ -3,8 +3,6 @@
 The same dataset, settings and seed give the same split, so that simulated devices and the server's simulation agree.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,7 +103,7 @@ class Split:
         split_file.write(path, self.samples, self.clients, {part: getattr(self, part) for part in _PARTS})
 
     @classmethod
-    def load(cls, path: Path) -> Split:
+    def load(cls, path: Path) -> "Split":
         """Read a file written by `save`. Raises DataError for anything else."""
         content = npz.read(path)
         try:

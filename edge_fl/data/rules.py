@@ -4,8 +4,6 @@ A rule takes labels (or domains) and returns one ascending index array per clien
 `edge_fl.data.partition`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

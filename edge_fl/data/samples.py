@@ -4,8 +4,6 @@ Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, a
 `edge_fl.data.arrays`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,7 +48,7 @@ class Samples:
         _, channels, height, width = self.x.shape
         return channels, height, width
 
-    def take(self, indices: Indices) -> Samples:
+    def take(self, indices: Indices) -> "Samples":
         """The samples at `indices`, copied in that order."""
         return Samples(self.x[indices], self.y[indices])
 

@@ -9,8 +9,6 @@
 Every sample occurs once. The sets are train, validation, test, and unused for samples that are left out.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The limit on open files and sockets of this process."""
 
-from __future__ import annotations
-
 import resource
 
 from edge_fl.errors import InputError

@@ -1,7 +1,5 @@
 """Disk failures as ArtefactError with the failure word that a device reports."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

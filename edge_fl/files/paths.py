@@ -3,8 +3,6 @@
 Python gives such bytes as lone surrogates, which no output, JSON or message takes. `os.fspath` gives a path to the system unchanged.
 """
 
-from __future__ import annotations
-
 import os
 import unicodedata
 

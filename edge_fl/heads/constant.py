@@ -1,7 +1,5 @@
 """The constant head: predicts the most frequent class. Any kind becomes this one for a client with a single class."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, final

@@ -3,8 +3,6 @@
 The MLP replaces projector and personal classifier, which a head-only device trains on features without the contrastive term.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, final

@@ -3,8 +3,6 @@
 Only the personal head is trained here, by SGD from the global one; policy and global head are extras of the release.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, final

@@ -4,8 +4,6 @@ A head is a small frozen value: prediction needs NumPy only, and it is saved as 
 client.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

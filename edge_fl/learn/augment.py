@@ -3,8 +3,6 @@
 Parameters are drawn per image; flip, crop, scale and rotation are one affine resampling.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 `Batches` is immutable; `features` returns the same samples as features of a frozen extractor, computed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -75,7 +73,7 @@ class Batches:
     augment: str = "none"
 
     @classmethod
-    def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> Batches:
+    def of(cls, x: np.ndarray | Tensor, y: np.ndarray | Tensor, **settings: object) -> "Batches":
         """Batches from arrays; keywords are the other fields."""
         return cls(as_tensor(x), as_tensor(y).to(torch.int64), **settings)  # type: ignore[arg-type]
 
@@ -122,7 +120,7 @@ class Batches:
             return tensor.detach().clone(memory_format=torch.channels_last)
         return tensor.detach().clone()
 
-    def features(self, part: Part, params: Params) -> Batches:
+    def features(self, part: Part, params: Params) -> "Batches":
         """The same samples as features of a frozen part: x becomes float32 [N, d], computed once, no augmentation."""
         params = tree.map(self.copy, params)  # in the order of channels that is fastest
         return self.mapped(lambda x: part.frozen(params, x))
@@ -134,17 +132,17 @@ class Batches:
         known = self.mapped(fn).x
         return lambda batch: take(known, batch.rows)
 
-    def sample(self, share: float, stage: str) -> Batches:
+    def sample(self, share: float, stage: str) -> "Batches":
         """A random share of the samples, at least one, drawn per stage."""
         rows = generator(self.run, f"{stage}.sample", self.round, self.client).permutation(len(self))
         index = torch.from_numpy(rows[: max(int(share * len(self)), 1)]).to(self.y.device)
         return replace(self, x=self.x[index], y=self.y[index])
 
-    def with_stragglers(self, probability: float) -> Batches:
+    def with_stragglers(self, probability: float) -> "Batches":
         """The same samples on a client that with `probability` runs only 1 to E epochs (FedProx)."""
         return replace(self, stragglers=probability)
 
-    def in_at_least(self, batches: int, epochs: int, *, norm: bool = False) -> Batches:
+    def in_at_least(self, batches: int, epochs: int, *, norm: bool = False) -> "Batches":
         """The same samples in smaller batches if `epochs` have fewer than `batches`, as far as there are enough samples."""
         if epochs * -(-len(self) // self.batch_size) >= batches:
             return self
@@ -157,7 +155,7 @@ class Batches:
         rng = generator(self.run, f"{stage}.hurry", self.round, self.client)  # renaming changes results
         return int(rng.integers(1, epochs, endpoint=True)) if rng.random() < self.stragglers else epochs
 
-    def mapped(self, fn: Callable[[Tensor], Tensor]) -> Batches:
+    def mapped(self, fn: Callable[[Tensor], Tensor]) -> "Batches":
         """The same samples with x replaced by fn(pixels), without gradient, in order."""
         return replace(self, x=in_batches(fn, self.x))
 

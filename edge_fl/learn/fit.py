@@ -4,8 +4,6 @@
 optimisers, an inner loop, clipped weights) passes a pure step to `scan` and calls `gradient` or `descend` in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice

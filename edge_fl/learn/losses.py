@@ -3,8 +3,6 @@
 Every loss is a mean over the batch. `mask` [B] is 1 for samples and 0 for padding; None: no padding.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cross-entropy of parts in sequence with further terms, the loss of most stages; in closed form where the parts are chains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

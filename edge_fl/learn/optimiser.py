@@ -1,7 +1,5 @@
 """Optimisers as frozen values: `init` returns the state, `step` is pure, `advance` works in place, `at(round)` applies the schedule."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A key is an int64 scalar tensor; numbers are hashes of key + counter by splitmix
 global state.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

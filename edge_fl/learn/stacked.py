@@ -5,8 +5,6 @@ samples from padding, and `active` tells whether a client has a batch at a step.
 every engine trains on the same batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -83,7 +81,7 @@ class Stacked(Batches):
                     None if all_on else active[:, step],
                 )
 
-    def _plans(self, stage: str, epochs: int, norm: bool = False) -> Iterator[tuple[int, StackPlan]]:
+    def _plans(self, stage: str, epochs: int, norm: bool = False) -> "Iterator[tuple[int, StackPlan]]":
         """The steps of an epoch at a time, with the number of the first."""
         orders = [
             list(chain.from_iterable(member.order(stage, epochs, norm=norm))) for member in self.members

@@ -4,8 +4,6 @@ Parameters keep their torch name (``conv1.weight``), buffers have the prefix ``b
 proximal terms and means can distinguish them without the network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

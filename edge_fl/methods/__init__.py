@@ -1,7 +1,5 @@
 """The methods by name, one file each. To add one: a file and a line in METHODS. The suffix `+ft` adds fine-tuning."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

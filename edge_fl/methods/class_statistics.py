@@ -9,8 +9,6 @@ towards the ridge head of the others' sum. Without the prior it is the cosine he
     final   min_W Σ_i |t_i - W u_i - b|² + ρ |W - a W₀|²       W₀ from the sums, a in {0, 1/2, 1} by leave-one-out
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -5,8 +5,6 @@ In addition to its part in FedAvg (model w) every client trains a personal model
     v ← argmin_v ℓ(v) + λ/2 ||v - w^t||²    Algorithm 1
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

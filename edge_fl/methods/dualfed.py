@@ -10,8 +10,6 @@ heads are combined for prediction; the server averages with equal weights.
     predict  softmax(head(u)) + softmax(global_head(z))             Eq. 5
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar
 

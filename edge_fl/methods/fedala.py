@@ -8,8 +8,6 @@ last p layers with its own ones h_i from its last participation, on a share of i
     W ← clip(W - η_W ∇_ĥ ℓ ⊙ (h^t - h_i), 0, 1)     Eq. 5
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 

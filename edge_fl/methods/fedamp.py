@@ -8,8 +8,6 @@ models (attentive message passing). The client trains its own model w_i, regular
     client:  w_i ← argmin_w ℓ(w) + λ/(2α) ||w - u_i||²                                                    Eq. 5
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -9,8 +9,6 @@ holds, so that under-trained models count less (client synchronisation).
     server  f^{t+1} = Σ_i F_i f_i / Σ_i F_i,  F_i = Σ_batches ||∇ℓ(f_i, h_i)||², the trace of the empirical Fisher information
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -4,8 +4,6 @@ Decentralized Data", AISTATS 2017.
 Every client trains the whole model on its data for `epochs`; the server averages the models, weighted by samples: w ← Σ_i p_i w_i.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

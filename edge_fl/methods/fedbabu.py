@@ -4,8 +4,6 @@ During training only the extractor ("body") is trained and averaged; the head ke
 personalisation each client fine-tunes head, extractor or both on its data.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

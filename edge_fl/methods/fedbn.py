@@ -4,8 +4,6 @@
 FedAvg in which all BatchNorm parameters and statistics stay on the clients and adapt the model to each client's features.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -11,8 +11,6 @@ collaborators, in the end none.
     u_i = mean of w_j over i and its collaborators,  w_i^{t+1} = M_i ⊙ u_i + (1 - M_i) ⊙ Σ_j p_j w_j
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self

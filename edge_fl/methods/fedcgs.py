@@ -9,8 +9,6 @@ form. In the personalised variant each client then trains its own model and pull
     final   (f_i, h_i) ← argmin ℓ(h(f(x)), y) + λ mean ||f(x) - μ_y||²/d, from f and a new head
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -9,8 +9,6 @@ train extractor, policy and personal head; the features stay close to those of t
     sent as head: (h_i + h^t)/2
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +27,7 @@ from edge_fl.methods.contract.method import HeadTier, Method
 from edge_fl.seeds import seed_for
 
 
-def _policy(net: Net, method: FedCP) -> nn.Module:
+def _policy(net: Net, method: "FedCP") -> nn.Module:
     d = net.feature_dim
     return nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU(), nn.Unflatten(1, (2, d)))
 

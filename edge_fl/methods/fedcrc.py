@@ -11,8 +11,6 @@ head towards the mean of the clients' copies.
     server  f = Σ p_i f_i,  h_g ← τ h_g + (1-τ) Σ p_i h_g,i    Eqs. 3 and 8
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar

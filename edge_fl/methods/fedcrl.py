@@ -9,8 +9,6 @@ Before training, a client mixes its own extractor with the global one: the lower
     server: φ^G = Σ p_i φ_i,  Ω_c = Σ n_{i,c} ω_{i,c} / Σ n_{i,c}                      Eqs. 5 and 6
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 

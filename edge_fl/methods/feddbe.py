@@ -8,8 +8,6 @@ extractor need not learn it. A second term pulls the mean of the client's featur
     m^g = Σ_i p_i m_i of the first round, which trains without b_i and without the second term
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -8,8 +8,6 @@ balanced softmax loss. In final personalisation every client trains its own copi
     M = sqrt(C/(C-1)) P (I - 11ᵀ/C),  PᵀP = I                                 docs/methods-formulas.md F9
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product
@@ -30,12 +28,12 @@ from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method
 
 
-def _projection(net: Net, method: FedETF) -> nn.Module:
+def _projection(net: Net, method: "FedETF") -> nn.Module:
     """Features [N, d] -> [N, e], e = max(d, C): a frame needs at least one dimension per class."""
     return nn.Linear(net.feature_dim, max(net.feature_dim, net.classes))
 
 
-def _frame_head(net: Net, method: FedETF) -> nn.Module:
+def _frame_head(net: Net, method: "FedETF") -> nn.Module:
     """Projected features [N, e] -> logits [N, C]: inner products with the columns of the frame."""
     width = max(net.feature_dim, net.classes)
     head = nn.Linear(width, net.classes, bias=False)

@@ -4,8 +4,6 @@ Every client has its own extractor, trains it with a copy of the shared head, an
 the shared head on these class means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar

@@ -8,8 +8,6 @@ and distil into each other, with a weight that decreases with their error. The s
     A = U Σ Vᵀ: keep the smallest K with Σ_{k≤K} σ_k² >= T Σ σ_k², T from T_0 to T_1 over the rounds   docs/methods-formulas.md F10
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -30,7 +28,7 @@ from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, HeadTier, 
 LEFT, RIGHT = "~left", "~right"  # suffixes of a factorised tensor's name
 
 
-def _alignment(net: Net, method: FedKD) -> nn.Module:
+def _alignment(net: Net, method: "FedKD") -> nn.Module:
     return nn.Linear(net.feature_dim, net.feature_dim, bias=False)
 
 

@@ -11,8 +11,6 @@ samples, prototypes by class, and gives every client its own convex combination 
     server  h̃_i = Σ_j α_ij h_j,  α_i = argmin_{α ≥ 0, Σα = 1} Σ_j α_j² V_j + ||Σ_j α_j (H_i - H_j)||²        Eq. 11
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar

@@ -4,8 +4,6 @@ arXiv:1912.00818 (2019).
 The last layers are personal. Clients train them jointly with the shared layers below; the server averages the shared layers by samples.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -8,8 +8,6 @@ C̄_y of its class; a client predicts the class of the nearest global prototype.
     server:  C̄_c = mean of C_{i,c} over the clients that have class c                    Eq. 6
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

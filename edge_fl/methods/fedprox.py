@@ -6,8 +6,6 @@ FedAvg with a proximal term that penalises the distance to the received model w^
     w_i ← argmin_w ℓ(w) + μ/2 ||w - w^t||²    Eq. 2
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

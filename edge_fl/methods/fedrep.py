@@ -10,8 +10,6 @@ default `aggregate`). In final personalisation clients may refit their heads on 
     server:                  f^{t+1} = Σ_i p_i f_i,  p_i = n_i / Σ_j n_j
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -12,8 +12,6 @@ keeps client-specific information out of it. The server averages the shared extr
 The specific extractor outputs m and log s²: of the masked image in s1, of the whole image in s2, where f_cs = m. q(y|x) is a Gaussian.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -3,8 +3,6 @@
 With the model `cnn2-bn` they have the sizes of the official code; for any other extractor they are derived from its size.
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 import torch

@@ -2,8 +2,6 @@
 own data. Nothing is sent. C. Jing et al., arXiv:2204.11841, report FedAvg+FT and FedProx+FT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import isfunction
@@ -22,7 +20,7 @@ from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import TUNED, HeadTier, Method
 
 
-def _asking_inner(tuned: type[FineTuned]) -> type[FineTuned]:
+def _asking_inner(tuned: "type[FineTuned]") -> "type[FineTuned]":
     """Decorate the class: a step of `Method` that it does not define is the inner method's."""
 
     def step(name: str) -> Callable[..., Any]:

@@ -10,8 +10,6 @@ of its class; the personal one is classified by the client's head h_i.
     min ℓ(h_i(v(z, p_i)), y) - mean log softmax_c(cos(v(z, g), e_c))_y + λ ||v(z, g) - e^t_y|| + μ/2 (||v||² + ||e||²)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,11 +39,11 @@ class Valve(nn.Module):
         return torch.stack((self.gamma(condition), self.beta(condition)), dim=1)
 
 
-def _valve(net: Net, method: GPFL) -> nn.Module:
+def _valve(net: Net, method: "GPFL") -> nn.Module:
     return Valve(net.feature_dim)
 
 
-def _embeddings(net: Net, method: GPFL) -> nn.Module:
+def _embeddings(net: Net, method: "GPFL") -> nn.Module:
     return nn.Embedding(net.classes, net.feature_dim)
 
 

@@ -4,8 +4,6 @@ Globally: Federated Learning with Local and Global Representations", arXiv:2001.
 The reverse of FedPer: every client has its own extractor, and the last layers are shared. All layers are trained jointly.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Local (also SingleSet): every client trains its own model on its own data and sends nothing. The baseline for all methods that share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

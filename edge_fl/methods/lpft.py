@@ -8,8 +8,6 @@ from there (fine-tuning). With a fitted head the second step changes the extract
     ft:  (f_i, h_i) ← argmin ℓ(h(f(x)), y), from f and h_i
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ those of its own previous model (z_p).
     min ℓ - μ mean log[ exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_p)/τ)) ]    Eqs. 3 and 4
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar

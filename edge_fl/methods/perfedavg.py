@@ -7,8 +7,6 @@ its own data. Each outer step uses independent batches b, b' (and b'' for the He
     w ← w - β (I - α H(w; b'')) ∇ℓ(w - α ∇ℓ(w; b); b')    `fo` leaves out H, `hf` takes H by finite difference
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

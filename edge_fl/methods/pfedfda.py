@@ -11,8 +11,6 @@ Gaussians. Then the client interpolates between its own estimate and the global 
     server       μ^g = Σ_i p_i μ_i,  Σ^g = Σ_i p_i Σ_i
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -8,8 +8,6 @@ towards θ. The server moves w by β towards the mean of the clients' copies, we
     server: w ← (1 - β) w + β Σ_i p_i w_i
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 The method of runs with source "none" and of releases that no run trained. It is built by name, but not listed: it has nothing to compare.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -10,8 +10,6 @@ averages the extractors by samples (the contract's default `aggregate`). Stage 2
     L_out = mean_i 1/|P(i)| Σ_{p∈P(i)} -log[ exp(s_ip) / Σ_{a≠i} exp(s_ia) ]    Khosla et al., NeurIPS 2020
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

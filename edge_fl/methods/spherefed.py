@@ -7,8 +7,6 @@ round the head is calibrated in closed form (least squares) from sums over all c
     A_i = Σ z zᵀ,  B_i = Σ z onehot(y)ᵀ,  W* = ((Σ_i A_i + λ I)⁻¹ Σ_i B_i)ᵀ
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,7 +27,7 @@ from edge_fl.methods.contract.hyper import hyper
 from edge_fl.methods.contract.method import HeadTier, Method
 
 
-def _orthonormal_head(net: Net, method: SphereFed) -> nn.Module:
+def _orthonormal_head(net: Net, method: "SphereFed") -> nn.Module:
     if net.feature_dim < net.classes:
         raise MethodError(
             f"SphereFed: {net.feature_dim} features for {net.classes} classes, expected at least as many features"

@@ -4,8 +4,6 @@ A model is a function `(input, **options) -> Module` whose module has an int att
 this package is named `package.module:function_or_Class`. Pretrained networks are in `edge_fl.models.backbones`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

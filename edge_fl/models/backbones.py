@@ -4,8 +4,6 @@ timm, an extra, and torchvision, which takes seconds, are imported only when a n
 (`edge_fl.models.weights`).
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

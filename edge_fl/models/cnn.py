@@ -3,8 +3,6 @@
 `tiny` is for tests and small devices: two padded convolutions for images from 4x4 pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

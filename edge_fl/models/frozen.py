@@ -1,7 +1,5 @@
 """Frozen networks: their tensors are neither trained, averaged nor sent."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -18,7 +16,7 @@ class Frozen(nn.Module):
         self.network = constant(network, trained).eval()
         self.feature_dim = network.feature_dim
 
-    def train(self, mode: bool = True) -> Frozen:
+    def train(self, mode: bool = True) -> "Frozen":
         """Keep inference behaviour: BatchNorm uses the statistics of the weights."""
         return super().train(False)
 

@@ -4,8 +4,6 @@ Every linear layer and every pointwise convolution W gets W + B A with A of `ran
 the frozen network.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MobileNetV1 and torchvision's MobileNetV2 as extractors (3.2 M and 2.2 M parameters), with stride 1 in the stem for small images."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from edge_fl.inputs import InputSpec

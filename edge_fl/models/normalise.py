@@ -1,7 +1,5 @@
 """The dataset's normalisation as part of the extractor: devices input raw 0..1 pixels (docs/methods-on-devices.md, "Export")."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """torchvision's ResNet-18 and ResNet-34 as extractors, with a small stem for small images."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from edge_fl.inputs import InputSpec

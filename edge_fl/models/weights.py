@@ -3,8 +3,6 @@
 In a run's specification `ModelConfig.weights` ends in "@" and the file's sha256, so that every device checks that it has the same file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

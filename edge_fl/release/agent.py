@@ -5,8 +5,6 @@
 A field of its own: every target is the manifest of an extractor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated
 

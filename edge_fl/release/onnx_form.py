@@ -1,7 +1,5 @@
 """The form of ONNX files: versions, names of inputs and outputs, and how far results may differ. No package onnx."""
 
-from __future__ import annotations
-
 OPSET = 18
 """Of the standard operators, for extractors that are exported here."""
 OLDEST_OPSET = 7

@@ -4,8 +4,6 @@ A file of 100 KB can unpack to 100 MB. Python's zipfile yields at most the size 
 sizes, which counts overlapping files too, is the most that can come out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from zipfile import ZipInfo
 

@@ -4,8 +4,6 @@ A seed of 16 random bytes gives a private key (X25519) or a self mask; a label k
 A mask is a ChaCha20 key stream, six bytes per number. Every key encrypts one message, so nonces are zero.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from cryptography.exceptions import InvalidTag

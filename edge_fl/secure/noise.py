@@ -4,8 +4,6 @@ Each of at least t devices adds noise with standard deviation z * clip / sqrt(t)
 standard deviation of at least z * clip. Noise is rounded like the vector; it is not hardened against attacks on floating point.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

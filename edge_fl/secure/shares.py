@@ -3,8 +3,6 @@
 Shares belong to the names of a cohort in ascending order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from Crypto.Protocol.SecretSharing import Shamir

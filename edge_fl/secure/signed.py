@@ -4,8 +4,6 @@ Signed is the JSON object as it is sent, without its field `signature`: a field 
 and kind of the message are part of it, so that no message passes for one of another device or of another kind.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """What both sides of a secure sum know: its members and their signatures, the threshold, and what is signed."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Mapping
@@ -23,7 +21,7 @@ class Member(Signer):
     authorities: Authorities
 
     @classmethod
-    def of(cls, folder: Path) -> Member:
+    def of(cls, folder: Path) -> "Member":
         """Read an identity folder. Raises ConfigError."""
         own = Signer.of(folder)
         return cls(own.certificate, own.key, signatures.authorities(folder))

@@ -4,8 +4,6 @@ Both are closed lists of fields. A device with a certificate signs the answer to
 so that neither the broker nor another device can forge it, nor replay the answer to another query.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

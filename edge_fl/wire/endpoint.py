@@ -1,7 +1,5 @@
 """Address of a broker, and the certificates or login for connecting to it."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass
 from functools import cache

@@ -6,8 +6,6 @@
 They are read at every attempt to connect, so a token can be replaced while a client runs. No message or log contains the password.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

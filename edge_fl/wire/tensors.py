@@ -5,8 +5,6 @@ Equal parts give bit-identical files. Reading trusts nothing: the result is comp
 payload.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

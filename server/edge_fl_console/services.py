@@ -3,8 +3,6 @@
 The dashboard is a child process, so that it does not slow down training; the alerts are threads.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

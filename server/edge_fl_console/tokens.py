@@ -1,7 +1,5 @@
 """Personal tokens for the dashboard and `/metrics`: only the SHA-256 of a secret is stored, which suffices for 256 random bits."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Descriptions of methods, models and heads, from their own declarations."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Mapping

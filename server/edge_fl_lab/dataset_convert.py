@@ -6,8 +6,6 @@ FOLDER/{train,test}/0.npz       PFLlib: one file per client with {"x", "y"}; pix
 FOLDER/{train,test}/*.json      LEAF: {"user_data": {user: {"x", "y"}}}; pixels 0..1, flat and square, as of FEMNIST
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle  # noqa: TID251  # the format of PFLlib; `_Unpickler` reads only arrays

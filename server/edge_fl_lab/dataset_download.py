@@ -3,8 +3,6 @@
 Without a network, the original files can be put into the folder by hand; torchvision then only checks and unpacks them.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import zlib

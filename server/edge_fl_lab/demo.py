@@ -3,8 +3,6 @@
 Meanwhile this process computes baselines on the same split, clients and test sets: Local, FedAvg+FT, and a head on raw pixels.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil
@@ -177,7 +175,7 @@ def _start(children: CommandProcesses, options: DemoOptions, recipe: Recipe, fol
     return children.start("server", *arguments["server"])
 
 
-def _enrol(options: DemoOptions, folder: _DemoFolder) -> None:
+def _enrol(options: DemoOptions, folder: "_DemoFolder") -> None:
     """Must finish before the commands start: they use the certificates."""
     with CommandProcesses(folder.print_line, ONE_THREAD) as children:
         command = [*_quiet(options), *enrolment(options, folder.path)]

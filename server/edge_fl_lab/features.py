@@ -4,8 +4,6 @@ A client's representation is the input of its own head: its personal or tuned ex
 a personal projector if the method has one (DualFed's post-projection features).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

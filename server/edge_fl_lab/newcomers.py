@@ -5,8 +5,6 @@ paper uses their mean; only a simulation can compute it, because no server ever 
 extractor stays frozen, and every client of another task fits a new head, batch after batch.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ stay here and are sent with the work; Ray repeats the work of a dead worker. Wit
 this machine; its processes address each other over loopback.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -40,7 +38,7 @@ USER_HOME = "EDGE_FL_HOME"  # environment variable of a worker: the user's home
 Arrays = dict[str, dict[str, np.ndarray]]
 
 
-def build(store: ClientStore, method: Method) -> RayClients:
+def build(store: ClientStore, method: Method) -> "RayClients":
     """Build the clients of the engine "ray", an entry point of `edge_fl.engines`."""
     clients: RayClients = in_process(RayClients, store, method)
     return clients

@@ -1,7 +1,5 @@
 """Recipes derived from a recipe: with another method, or scaled down; and the differences between two recipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Personal heads of chosen kinds on a run's final extractor, fitted as a head-only device fits them: the key `heads` of a recipe."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 

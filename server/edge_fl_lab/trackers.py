@@ -1,7 +1,5 @@
 """The trackers `tensorboard` and `mlflow`: event files, and a store, inside the run's folder. Nothing leaves this machine."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

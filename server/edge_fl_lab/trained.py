@@ -1,7 +1,5 @@
 """Load a finished run from its folder: method, shared parts, and the personal parts of simulated clients."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edge_fl.errors import InputError

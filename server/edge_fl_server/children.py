@@ -1,7 +1,5 @@
 """Commands of edge-fl as child processes: start them, read their output, and always end them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -4,8 +4,6 @@ A service is a context manager registered in the entry point group "edge_fl.serv
 options say; it runs while its block does. A function in "edge_fl.finished_runs" is called with the results of every finished run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 processes too (Linux 6.7 or newer). 65536 users exist in there, so that files can have owners; mapping those takes root outside.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A broker with TLS and client certificates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An emulated aarch64 computer: a card with boot and root partition, a Debian kernel, systemd, and simulated power cuts."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import signal

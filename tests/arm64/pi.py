@@ -1,7 +1,5 @@
 """A Raspberry Pi made of an image and a userland; its first boot runs under emulation."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

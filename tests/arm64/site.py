@@ -1,7 +1,5 @@
 """Set-up of both arm64 tests: the device's identity and pictures, and a server with a release of EfficientNet-Lite0."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A cut ends all processes of the board, and what was not written to its disk is lost.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -3,8 +3,6 @@
 Flashed, installed offline as the first boot does, and run against a real broker.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -140,7 +138,7 @@ def bytes_in(folder: Path) -> int:
 class Listener:
     """The notification socket of systemd."""
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> "Listener":
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.settimeout(5)
         name = f"edge-fl-{time.monotonic_ns()}"

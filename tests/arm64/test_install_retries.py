@@ -4,8 +4,6 @@ The card's own files run in an aarch64 userland; this test does what systemd doe
 Bookworm and Trixie differ only in what enables the unit, so one test uses one and one the other.
 """
 
-from __future__ import annotations
-
 import base64
 import configparser
 import hashlib

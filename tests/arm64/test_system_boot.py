@@ -3,8 +3,6 @@
 On demand: `pytest -m 'arm64 and slow'`.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

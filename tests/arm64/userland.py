@@ -4,8 +4,6 @@ apt works in a folder of its own and takes everything from this machine's own so
 needs (users, links, a clock-less machine id) is done here in a few lines.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import shutil

@@ -4,8 +4,6 @@ mosquitto grants a subscription that it will not serve, so reading is tried by d
 One file, longer than others, because all its tests share one broker with its authority.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import secrets

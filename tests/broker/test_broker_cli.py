@@ -1,7 +1,5 @@
 """`edge-fl broker`: what it prints, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A broker's certificate without the host that devices use: who says so, and the renewal that devices do not notice."""
 
-from __future__ import annotations
-
 import queue
 import signal
 import subprocess

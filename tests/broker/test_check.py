@@ -1,7 +1,5 @@
 """`check` approves of a broker that edge-fl can use, and names what is wrong with another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

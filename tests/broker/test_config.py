@@ -1,7 +1,5 @@
 """The configuration says what docs/protocol.md requires, in the syntax of the mosquitto version."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A mosquitto.db that a power cut damaged: set aside by name, and the broker starts; one that is only unreadable stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

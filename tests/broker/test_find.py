@@ -1,7 +1,5 @@
 """Finding mosquitto: installed, unpacked from a package, or an error with install instructions."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

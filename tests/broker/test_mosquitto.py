@@ -1,7 +1,5 @@
 """A real mosquitto as a child process: start, failure messages, persistence, access list, end."""
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

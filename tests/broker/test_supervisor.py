@@ -1,7 +1,5 @@
 """A crashed mosquitto is restarted, not for ever; a full disk is reported and does not end it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Number of runs: 6, or 200 in `make nightly`."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -3,8 +3,6 @@
 A server restart disconnects the server permanently; another server then resumes the run, as `server run --resume` does.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

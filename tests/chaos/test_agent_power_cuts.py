@@ -1,7 +1,5 @@
 """Power cuts at every step of an agent update: always a whole agent, the old or the new one, with the device's own files untouched."""
 
-from __future__ import annotations
-
 import inspect
 import random
 import time

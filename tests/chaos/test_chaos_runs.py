@@ -1,7 +1,5 @@
 """Under any faults a run ends in one named state, counts nothing twice, and logs no unexpected error."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from pathlib import Path

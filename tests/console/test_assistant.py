@@ -1,7 +1,5 @@
 """The read-only MCP server, asked by the SDK's own client over standard input and output."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Every command that changes something is in the audit log under its own name, or has a reason why not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path

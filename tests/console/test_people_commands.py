@@ -1,7 +1,5 @@
 """`edge-fl token`, `edge-fl fleet audit` and `edge-fl server dashboard` as commands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

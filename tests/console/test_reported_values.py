@@ -1,7 +1,5 @@
 """Numbers and texts of one device cannot spoil results, logs or tables."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """Bursts: many nearly equal frames of few scenes, drawn from the fruit of the label page's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path

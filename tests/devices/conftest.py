@@ -1,7 +1,5 @@
 """A device folder with a fitted head, and a scripted server on a real broker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Child processes that end themselves by a signal: real processes, at their start, at their first output, or when they load a package."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

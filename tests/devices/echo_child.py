@@ -1,7 +1,5 @@
 """A child process that responds with its process id and the request, or does what it says: `python -m tests.devices.echo_child`."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

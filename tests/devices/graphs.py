@@ -1,7 +1,5 @@
 """Tiny ONNX graphs, good and malicious, with their manifests: features z = flatten(x) @ W of images [N, 1, 4, 4], d = 3."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

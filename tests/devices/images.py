@@ -1,7 +1,5 @@
 """Images of two separable classes, and pictures of noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ A step is a change of the disk, as "rename heads/*", "remove outbox/rel-2.json" 
 with paths relative to FOLDER. With STEP "-" nothing is killed, and the steps are printed on stderr. Children are not killed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

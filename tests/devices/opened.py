@@ -1,7 +1,5 @@
 """What processes open in folders, by inotify: whether pictures were read, without a change to the code that reads them."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

@@ -1,7 +1,5 @@
 """A scripted server for the devices' tests: it publishes, records everything that devices publish, and acknowledges."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """A test site: a broker with a scripted server, releases of a small extractor, head-only devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Child processes respond and end; one that was started ahead serves the first request."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import closing

@@ -3,8 +3,6 @@
 pytest tests/devices/test_figures.py -s
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import subprocess

@@ -1,7 +1,5 @@
 """Files and folders with names of any bytes and any Unicode form: a device reads, counts, watches, predicts and reports them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """A device killed at any step of installing, fitting or reporting serves the old model or the new one, and every report counts once."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess

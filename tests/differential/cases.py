@@ -1,7 +1,5 @@
 """The methods that edge-fl and PFLlib have in common, with settings that mean the same on both sides."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.differential import changes

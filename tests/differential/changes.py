@@ -4,8 +4,6 @@ it does after the change.
 Written from the papers' formulas (docs/methods.md); no code of PFLlib is repeated.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """The network of the comparison, as a model of edge-fl; PFLlib gets the same module with the same initial values."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

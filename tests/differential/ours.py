@@ -1,7 +1,5 @@
 """edge-fl's side: the product's round loop on the sequential engine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@ differs on purpose, it is compared as published and once more after the changes 
 changes counts. Exit code: 0 if every method is equal, 1 if one is not, 2 for a wrong argument.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

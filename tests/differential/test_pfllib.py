@@ -1,7 +1,5 @@
 """The comparison with PFLlib: two methods on a checkout if there is one, and the script's own errors and verdicts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

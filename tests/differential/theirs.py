@@ -5,8 +5,6 @@ client's data from disk, the batch size, which becomes each client's number of i
 is called once per image, so that the comparison knows which images are predicted correctly.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import random

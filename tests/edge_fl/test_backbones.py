@@ -1,7 +1,5 @@
 """Pretrained networks: the weights are the reference's, files are checked, nothing is downloaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A blob arrives whole from any order of chunks, and no wrong byte gets in."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from hypothesis import given

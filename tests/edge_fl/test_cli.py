@@ -1,7 +1,5 @@
 """Commands end with one line and the documented exit code, and start fast."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

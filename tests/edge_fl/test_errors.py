@@ -1,7 +1,5 @@
 """The tree in the docstring is the tree in the code, and its exit codes are those that the command line promises."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl import errors

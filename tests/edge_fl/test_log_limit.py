@@ -1,7 +1,5 @@
 """The lines that one sender can cause in a log."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

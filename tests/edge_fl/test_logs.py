@@ -1,7 +1,5 @@
 """JSON log lines contain run, round and device."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

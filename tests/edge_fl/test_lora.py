@@ -1,7 +1,5 @@
 """Low-rank adapters: the part's only parameters, small, equal on all machines, and gone from the export."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

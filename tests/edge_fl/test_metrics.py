@@ -1,7 +1,5 @@
 """Summaries of one value per client: mean, weighted mean, standard deviation, bottom decile."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

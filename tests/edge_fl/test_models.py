@@ -1,7 +1,5 @@
 """Networks have the sizes of their papers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Options are declared as in the help, and a command takes a group of them as one parameter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

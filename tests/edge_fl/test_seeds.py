@@ -1,7 +1,5 @@
 """Seeds depend on run, purpose, round and client only."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

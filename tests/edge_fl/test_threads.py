@@ -1,7 +1,5 @@
 """Background threads log and report an exception, and continue or end as they are meant to."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor

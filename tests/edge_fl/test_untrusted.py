@@ -1,7 +1,5 @@
 """Numbers and JSON of other programs."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

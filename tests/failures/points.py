@@ -3,8 +3,6 @@
 `arm` wraps one of them in this process. At its n-th call the victim gets SIGKILL: this process, or another one (the broker) by its id.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

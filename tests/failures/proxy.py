@@ -3,8 +3,6 @@
 Used where netem needs privileges that a container does not have.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Coroutine

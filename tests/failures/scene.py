@@ -3,8 +3,6 @@
 The processes are forked from one that has imported torch already, so that a restart is quick.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import multiprocessing

@@ -3,8 +3,6 @@
 The script's absolute paths point into the test's folder, and stubs stand in for the commands that need root or another machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import stat

@@ -3,8 +3,6 @@
 The run never hangs, ends in one named state, and counts no report twice.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable

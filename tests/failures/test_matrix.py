@@ -3,8 +3,6 @@
 These run against a real mosquitto.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import resource

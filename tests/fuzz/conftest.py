@@ -1,7 +1,5 @@
 """Suppress warnings: every rejected input logs one, thousands of times."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Random bytes would be rejected at the first byte. Here everything but a field is
 out of range, is missing, unknown or there twice; arrays are too long or too deep; numbers are none; the text is cut or not UTF-8.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A device and a server receive mutated messages and still answer valid ones afterwards."""
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

@@ -1,7 +1,5 @@
 """Mutated settings give a value that survives a round trip, or a ConfigError that names the problem."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

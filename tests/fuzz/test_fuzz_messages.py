@@ -1,7 +1,5 @@
 """Mutated messages and manifests give a value that survives a round trip, or one error type."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

@@ -1,7 +1,5 @@
 """Mutated tensor files (header, data, dtypes, names, huge shapes, NaN) give complete parts or a ProtocolError."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

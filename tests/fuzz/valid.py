@@ -1,7 +1,5 @@
 """Valid values of any msgspec type, derived from its type, so that new messages and fields are fuzzed without changes here."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`python -m tests.golden [METHOD ...]` records the golden numbers again, by default of all methods; review the diff."""
 
-from __future__ import annotations
-
 import sys
 
 from edge_fl.methods import names

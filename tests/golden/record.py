@@ -4,8 +4,6 @@ They are compared with a tolerance of 1e-4 and not bit by bit, so that they hold
 different orders. After an intended change of a method, record them again with `python -m tests.golden`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

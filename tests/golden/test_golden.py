@@ -1,7 +1,5 @@
 """The results of every method equal the recorded numbers (record.py defines them and their tolerance)."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.methods import names

@@ -1,7 +1,5 @@
 """The fixtures of the server's tests."""
 
-from __future__ import annotations
-
 from tests.server.conftest import bench, broker, clock, own_mosquitto, real_bench, stage
 
 __all__ = ["bench", "broker", "clock", "own_mosquitto", "real_bench", "stage"]

@@ -1,7 +1,5 @@
 """The catalogue: the commands' output and the table of methods come from the methods' own declarations."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

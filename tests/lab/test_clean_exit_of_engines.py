@@ -3,8 +3,6 @@
 The places are scripts without a main guard, `python -c`, `python -`, the command line and notebooks.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

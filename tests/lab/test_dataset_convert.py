@@ -1,7 +1,5 @@
 """Folders of PFLlib and LEAF become a dataset and a split file; a pickle is read without running its code."""
 
-from __future__ import annotations
-
 import json
 import os
 import unicodedata

@@ -1,7 +1,5 @@
 """Downloads give .npz files that edge-fl reads; without a network the error says where to put the files."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from pathlib import Path

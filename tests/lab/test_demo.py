@@ -1,7 +1,5 @@
 """The demo: three real commands as child processes that always end, and a comparison with baselines."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

@@ -1,7 +1,5 @@
 """Lists of methods, models, heads and datasets, also of installed packages; JSON of every research command; own heads in research."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """New clients: those left out never train, they get the global model or averaged heads, and a new task does not change the extractor."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

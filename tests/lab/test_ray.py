@@ -3,8 +3,6 @@
 `make ray` runs these tests, in an environment of its own.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

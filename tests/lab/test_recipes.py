@@ -1,7 +1,5 @@
 """Built-in recipes match the settings of the papers' tables, build on each other and scale; papers.toml holds the printed figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

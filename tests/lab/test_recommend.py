@@ -1,7 +1,5 @@
 """`edge-fl methods recommend`: nearest settings, robust choice, intervals, and the shipped evidence."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """`edge-fl simulate`: resumed runs, split files, options of another model or method, and the engine in results and report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A viewer that was asked for has the rounds as the run's own file has them; one that cannot be had is told before anything starts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

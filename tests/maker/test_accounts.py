@@ -1,7 +1,5 @@
 """The accounts of a flashed board: the agent's, the Pi's user in its group, and root, each with real commands on real files."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

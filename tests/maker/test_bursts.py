@@ -1,7 +1,5 @@
 """Bursts of nearly equal frames: what a device measures on its own pictures holds on new scenes, or is said to be unknown."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from functools import partial

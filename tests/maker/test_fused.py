@@ -1,7 +1,5 @@
 """The exported ONNX model has the same predictions as the served model."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Requests that no program of ours sends, to every route of a device: each is refused, and none fails."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Predictions over HTTP and from standard input, without a broker."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 pytest tests/devices/test_photos.py -s
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

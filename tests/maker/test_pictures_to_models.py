@@ -1,7 +1,5 @@
 """From folders of pictures to personal models, by the documented commands: two devices in each domain of PACS, no picture on the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

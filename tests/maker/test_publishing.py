@@ -1,7 +1,5 @@
 """Predictions are published with the device's own certificate and name, unless its agent is connected with it."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Iterator
 from pathlib import Path

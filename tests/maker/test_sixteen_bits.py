@@ -1,7 +1,5 @@
 """16-bit pictures have one range from the fit to every prediction: command, HTTP, label page."""
 
-from __future__ import annotations
-
 import threading
 from io import BytesIO
 from pathlib import Path

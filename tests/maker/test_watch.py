@@ -1,7 +1,5 @@
 """A camera's newest frames are predicted, at most one frame behind; interrupted streams continue; results go to Home Assistant."""
 
-from __future__ import annotations
-
 import json
 import queue
 import secrets

@@ -1,7 +1,5 @@
 """Numbered frames: as a video file, and as an MJPEG stream over HTTP."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 This mosquitto has no access rules: every client may publish on all topics, as the broker itself could.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field

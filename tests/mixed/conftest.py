@@ -1,7 +1,5 @@
 """A whole run in one process: the real server, real agents of both tiers, a broker, and a recorder of all packets."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A board's disk fills up during a step of an agent update: an agent keeps serving, the cause is reported, the update can complete."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

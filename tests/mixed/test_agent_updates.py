@@ -1,7 +1,5 @@
 """Agents update themselves from signed wheels over a real broker: in stages, and back by themselves from a bad one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial

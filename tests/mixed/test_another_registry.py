@@ -1,7 +1,5 @@
 """A fleet stays with its registry: another one, and a mistyped fleet, are refused before anything is published."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The attack: two sums at the same time, over six devices and over five of them. Their difference would be the vector of the sixth.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A broker that lost all retained messages and sessions: server and devices bring back everything, whoever was connected."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path

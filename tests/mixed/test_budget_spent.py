@@ -1,7 +1,5 @@
 """A run with exhausted privacy budgets ends with its results so far and its own state: final steps, release, records."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Class statistics from agents to the prior of a release and back to their heads, over a broker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace as replace_fields

@@ -1,7 +1,5 @@
 """The dashboard against a live fleet: a real broker, real agents, a running server's roll-outs, a real browser."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Predictions on other data than a head was fitted on: the device detects drift, the fleet page shows it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping
 from contextlib import closing

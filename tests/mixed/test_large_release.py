@@ -4,8 +4,6 @@ The figures of B1 in docs/performance.md are printed: the same chunks, the same 
 that throw away what they get, against ten agents that verify every chunk, write it, hash the whole and install it.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Head-only and full devices in one run: every method works on the tiers stated in docs/methods.md; only declared parts leave a device."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

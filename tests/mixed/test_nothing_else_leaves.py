@@ -3,8 +3,6 @@
 The commands that the documentation runs are recorded by `tests/test_docs.py`; this file runs all others.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """A fleet on an MQTT 5 broker other than mosquitto: ejabberd, over TLS, with one user name and password for everybody."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Extractors that no run trained: a command or the server that is online rolls them out; later releases append classes."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

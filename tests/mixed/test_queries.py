@@ -1,7 +1,5 @@
 """An operator asks devices for logs and diagnostics over a real mosquitto with certificates."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

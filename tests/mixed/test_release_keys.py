@@ -1,7 +1,5 @@
 """Keys taken out, rotated and added from the command line; running devices follow over a real broker."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing

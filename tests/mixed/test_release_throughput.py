@@ -6,8 +6,6 @@ hashed as a whole and installed, on the broker as we configure it, the agents in
 and never reads one.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

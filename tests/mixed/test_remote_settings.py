@@ -1,7 +1,5 @@
 """Settings from the operator over a real mosquitto: applied and reported, forged and replayed ones rejected, a broker that moves."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

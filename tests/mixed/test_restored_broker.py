@@ -1,7 +1,5 @@
 """A broker that was restored from its last save is told from one that replays: both deliver what devices have replaced since."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Certificate renewal during a round of a real fleet over mTLS: the update of the device still counts."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The round gate with real agents over a broker: what a panel of devices costs, and what becomes of a round that one of them poisons."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from pathlib import Path

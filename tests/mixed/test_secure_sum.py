@@ -1,7 +1,5 @@
 """Secure sums between the real server and real agents over a broker: masked, plain, with drop-outs, and what the broker sees."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """A broker that is under an attacker's control, between a real server and a real device: it can withhold, but neither assign nor lie."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Releases reach a fleet of real agents in stages; a bad one is aborted early and rolled back automatically."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

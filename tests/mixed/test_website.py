@@ -1,7 +1,5 @@
 """The signed repository on a web server: python-tuf's client verifies it, devices download from it."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable, Iterator

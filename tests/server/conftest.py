@@ -4,8 +4,6 @@ A scripted device follows the protocol of a full device, with `edge_fl.methods.c
 the package `devices`. Its messages can be tampered with.
 """
 
-from __future__ import annotations
-
 import queue
 import secrets
 import time

@@ -1,7 +1,5 @@
 """Networks for tests: one kills its process, one reads the values it computes, one reports where it is trained."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scripted devices: full and head-only clients that follow the protocol, with the deviations that a test gives them."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """One round of training by devices, and the same by simulation."""
 
-from __future__ import annotations
-
 from edge_fl.methods import build_method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds

@@ -1,7 +1,5 @@
 """Run as a process of its own: the vectorised engine under a limit on its memory that a chunk of all clients breaks."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

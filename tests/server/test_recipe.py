@@ -1,7 +1,5 @@
 """Recipes: valid ones are read as written, invalid ones name file, key, value and expectation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

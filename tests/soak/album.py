@@ -1,7 +1,5 @@
 """A folder of pictures that people and programs change: the test's own record says what must still be there."""
 
-from __future__ import annotations
-
 import io
 import os
 import unicodedata

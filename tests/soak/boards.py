@@ -1,7 +1,5 @@
 """The boards of the soak: real agents under the launcher, on this machine and in an emulated aarch64 root, each with its pictures."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import shutil

@@ -4,8 +4,6 @@ At the end of each day every board serves the head that a fresh device with the 
 picture is lost. A tenth of the days in CI, a hundred with `make nightly`.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

@@ -1,7 +1,5 @@
 """The surroundings of the boards of the soak: a calendar that the test moves, the broker, the server and the operator's commands."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What the tools may import: the product and each other, so that a benchmark never depends on a test."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation site builds in strict mode, requests nothing from other hosts, and has every command, setting and message."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ correct clients' test images in the same fleet without the attackers (they never
 percentage points. So an attack that only loses the attackers' own pictures costs 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """A backbone on a device: its features, and `device predict` on folders of pictures, against plain programs of onnxruntime and Pillow."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`make bench`, `make bench-full` and `make bench-gpu`: measure figures and write them as a table, JSON and a plot."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

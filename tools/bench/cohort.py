@@ -1,7 +1,5 @@
 """A5: memory of a round as a function of the cohort's size, each size in its own process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

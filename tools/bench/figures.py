@@ -1,7 +1,5 @@
 """Results of a benchmark: figures with their sides, target, and the difference between the sides' results."""
 
-from __future__ import annotations
-
 import statistics
 
 from msgspec import Struct

@@ -6,8 +6,6 @@ FAILED of the devices fail for other reasons, and latencies vary by LATENCY. `ea
 take the variance from the predictions that changed.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Sequence

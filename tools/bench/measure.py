@@ -1,7 +1,5 @@
 """Time measurement: the sides alternate (A B A B), and every report describes the machine during the run."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import multiprocessing

@@ -1,7 +1,5 @@
 """B3: round-trip time of a small message through the broker that `edge-fl broker up` runs."""
 
-from __future__ import annotations
-
 import queue
 import socket
 import statistics

@@ -1,7 +1,5 @@
 """Networks used only by the benchmark: pixels as features, one hidden layer, and the small network of BlazeFL's benchmark."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import nn

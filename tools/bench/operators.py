@@ -1,7 +1,5 @@
 """The operators of a local update on one thread: their time, and the share of the GEMM peak that those with most arithmetic reach."""
 
-from __future__ import annotations
-
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -5,8 +5,6 @@ our engines draw, so that the resulting weights can be compared. Like typical re
 anew in every round and runs a frozen network again for every batch of a head.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +72,7 @@ class PlainLoop:
     """The plain federation: the server's model and one per client. `shared` selects the module that is averaged and broadcast."""
 
     store: ClientStore
-    train: Callable[[PlainLoop, str, Model, int], None]
+    train: "Callable[[PlainLoop, str, Model, int], None]"
     shared: Callable[[Model], nn.Module] = lambda model: model
     device: str = "cpu"
 

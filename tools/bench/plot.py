@@ -1,7 +1,5 @@
 """The report as a bar chart: each figure with a target as a multiple of it, with a line at the target."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edge_fl_lab.report import style

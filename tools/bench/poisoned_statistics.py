@@ -7,8 +7,6 @@ class of the prior is used. After: bounds, the comparison of plain vectors, and 
 honest devices' heads on 50 unseen pictures of each class.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

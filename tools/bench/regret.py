@@ -1,7 +1,5 @@
 """Regret of engine "auto": the time per round of the engine that it chooses, divided by that of the fastest, over a grid of workloads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What happens after training: fitting heads, exporting the extractor, signing and publishing it. Times and sizes, without targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

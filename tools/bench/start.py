@@ -1,7 +1,5 @@
 """Start-up: seconds until the first round of `edge-fl simulate` has ended, and the peak memory of all its processes."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import sys

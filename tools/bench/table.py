@@ -1,7 +1,5 @@
 """A report as text: the machine, then one row per figure, followed by its notes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from edge_fl.console.tables import Table, aligned_lines

@@ -1,7 +1,5 @@
 """A1 to A4: whole rounds of local training by each engine, compared with the plain loop on the same batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 An image is its class's pattern with noise: easy enough to learn in a few rounds, hard enough for accuracies to differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

@@ -1,7 +1,5 @@
 """Fault injection into simulated fleets: `edge-fl fleet up --faults tools.chaos:PROFILE` (docs/chaos.md)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

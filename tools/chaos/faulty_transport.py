@@ -4,8 +4,6 @@ The fault of the n-th packet of a kind in one direction depends only on the seed
 timing. All callbacks run on the thread of one loop, which several transports may share.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

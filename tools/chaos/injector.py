@@ -3,8 +3,6 @@
 Every fault follows from the profile and its seed. `FaultInjector.advance` runs on the runner's thread.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import math

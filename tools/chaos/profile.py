@@ -3,8 +3,6 @@
 The same profile and seed give the same faults: which devices crash and when, and the fault of the n-th packet of a kind.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

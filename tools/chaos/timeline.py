@@ -1,7 +1,5 @@
 """Outages of devices, broker and server, drawn from the seed before the run, so that a run can be repeated."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Write the dossier: `python -m tools.dossier [--tuf-conformance DIR] [--previous DIR] [--out DIR]`."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

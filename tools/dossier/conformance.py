@@ -1,7 +1,5 @@
 """Run `tuf-conformance` (theupdateframework/tuf-conformance, an external checkout) against the device's TUF client."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """SBOMs in CycloneDX: of a flash bundle, of the server environment, of a wheel; and what changed between two of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Sign a small release with `edge-fl release sign` and verify it with the command of model-signing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -9,8 +9,6 @@ The trusted files are copied to DIR after each command, because `Trust` keeps th
 Expected failures are in tuf_client.py.xfails, each with its reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

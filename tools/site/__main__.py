@@ -1,7 +1,5 @@
 """Build the documentation site: `python -m tools.site [FOLDER]`, by default in build/docs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

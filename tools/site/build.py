@@ -1,7 +1,5 @@
 """Build the site: the pages of docs/, the reference pages, and Zensical in strict mode, in which a broken link is an error."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The table of docs/table-of-methods.md, from the methods' own declarations: `python -m tools.site.methods_table` writes it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edge_fl.console import tables

@@ -1,7 +1,5 @@
 """Reference pages from the code: the command line, settings, messages, the Python interface, and the notebook as a page."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

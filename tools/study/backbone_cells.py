@@ -1,7 +1,5 @@
 """One cell of `tools.study.backbones`: features of a device's pictures from one kind of extractor, and the personal heads on them."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable

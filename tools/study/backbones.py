@@ -9,8 +9,6 @@ python -m tools.study.backbones --rows cnn --labels 20 --lr 0.2 --first-seed 100
 Finished cells are stored in --out. They are run again if their settings changed, not if the code did: remove the folder then.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -6,8 +6,6 @@ Every domain is one device. Its own best head, of several kinds, is compared wit
 three other devices' class statistics, on the same unseen pictures of its domain. The features are kept in --out.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ python -m tools.study --methods fedcrc,fedrep      the claims about these method
 python -m tools.study --minutes 5                  for five minutes; finished cells are stored, the next call continues
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

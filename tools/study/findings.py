@@ -1,7 +1,5 @@
 """From finished cells to the evidence of `edge-fl methods recommend`, tables of accuracies, and verdicts on the papers' claims."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python -m tools.study.groups --data .data        the figures in docs/devices.md, "Scenes"
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The study's images: 6,000 of each dataset (PACS: all), reduced to 14x14 or 16x16 pixels by averaging blocks; a run takes seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

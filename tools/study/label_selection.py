@@ -7,8 +7,6 @@ labels as `edge-fl device run` fits it. The rule was chosen on art_painting and 
 The features are those of `tools.study.predictions`, kept in --out.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 python -m tools.study.near_duplicates --data .data        the figures in docs/devices.md, "Capture"
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Sequence

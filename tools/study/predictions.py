@@ -6,8 +6,6 @@ Every domain is one device with 5 or 20 labels per class, fitted and calibrated 
 pictures; all other pictures of the domain are unseen. The features are kept in --out.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import defaultdict

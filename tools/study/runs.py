@@ -3,8 +3,6 @@
 A stored cell is run again only if its inputs changed (`edge_fl_lab.compare.inputs`).
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable

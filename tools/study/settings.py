@@ -4,8 +4,6 @@ Every federation has `clients` that train, with about `samples` training images 
 train: their heads are fitted on the exported extractor as a head-only device does it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Finished cells are stored, so a study can be interrupted, or run for some minutes at a time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ HOME/server/denied                          names that the server ignores, one p
 HOME/server/tags.json                       tags that devices were enrolled with
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import logging
@@ -93,7 +91,7 @@ class Authority:
         self._ca, self._key = ca, key
 
     @classmethod
-    def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+    def open(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> "Authority":
         """Load the authority in `home`. Raises ConfigError if there is none."""
         try:
             ca = x509.load_pem_x509_certificate((home / CA_FILE).read_bytes())
@@ -105,7 +103,7 @@ class Authority:
         return cls(home, ca, key, clock)
 
     @classmethod
-    def make(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Authority:
+    def make(cls, home: Path, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> "Authority":
         """Load the authority in `home`, or create it with the identities of all roles other than device. Raises ConfigError."""
         if not (home / CA_FILE).exists():
             key = identity.new_key()

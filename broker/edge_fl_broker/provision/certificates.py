@@ -4,8 +4,6 @@ All keys are P-256. Validity begins one day in the past, because clocks differ, 
 may have any date: identities are ended early by the revocation list.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence

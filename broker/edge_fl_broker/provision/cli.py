@@ -1,7 +1,5 @@
 """Commands `edge-fl fleet enrol | certificates | revoke | rotate`, which manage a fleet's certificates without a broker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Numbered names of devices: PREFIX000, PREFIX001, ... A number is used once: a removed device's history keeps its name."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Register of issued and revoked certificates: one JSON file, changed under a lock and replaced atomically."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Keep a broker up to date with the register: claims, workers, people and denied names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

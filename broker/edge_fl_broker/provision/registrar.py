@@ -3,8 +3,6 @@
 The requester follows from the topic, which the broker restricts to it: a claim requests its device's certificate, a device its next one.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 from typing import Self

@@ -3,8 +3,6 @@
 Pure functions over tuples; the store writes what must survive a restart.
 """
 
-from __future__ import annotations
-
 import functools
 import zlib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The state of an agent as one frozen value, and what is derived from it: status, activity, next wake-up."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

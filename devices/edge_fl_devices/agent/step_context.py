@@ -1,7 +1,5 @@
 """The mutable context of one call of `step`: the state so far and the effects so far."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal
 

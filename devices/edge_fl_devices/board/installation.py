@@ -1,7 +1,5 @@
 """Where `edge-fl flash` installs a device on a board: account, folders, units, and settings."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory of long-lived processes: the agent, and those that hold an extractor."""
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Notify systemd that the service is ready, alive or stopping (sd_notify protocol); does nothing outside systemd."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -1,7 +1,5 @@
 """Iterate in a thread, so that pictures are decoded while the extractor works on those before them."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from queue import Full, Queue

@@ -1,7 +1,5 @@
 """Read a device's data according to its settings: for full devices into memory, for head-only devices in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace

@@ -7,8 +7,6 @@ Rows are appended in steps, each with its length and checksum, and flushed, so t
 damaged row ends the file. A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts anew.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import struct
@@ -82,7 +80,7 @@ class _Row(Struct, frozen=True):
     facts: PictureFacts
 
     @classmethod
-    def of(cls, path: Path, stat: os.stat_result, facts: PictureFacts) -> _Row:
+    def of(cls, path: Path, stat: os.stat_result, facts: PictureFacts) -> "_Row":
         state = b"\0%d %d %d" % (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
 

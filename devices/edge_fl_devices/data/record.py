@@ -1,7 +1,5 @@
 """The last count of a device's data, or why it failed, in FOLDER/data.json: for `device status`, and to notice a class that disappeared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Select the images a device uses: those of its classes, and at most a given number, the newest or a fair sample."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 To add a source: one function (location, spec -> SourceData) in SOURCES, and its kind in `location.KINDS`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress

@@ -1,7 +1,5 @@
 """Request to a data source and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """A device's images, read in batches and forgotten: only their labels and their places in the split are kept."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -49,7 +47,7 @@ class ImageStream:
         self._content, self._split, self._where, self._remember = content, split, where, remember
 
     @classmethod
-    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> ImageStream:
+    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> "ImageStream":
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))

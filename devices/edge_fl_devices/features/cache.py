@@ -5,8 +5,6 @@ picture does not cause the others to be extracted again. Rows are appended in st
 keeps what it has computed. `edge_fl_devices.data.picture_index` knows the keys of unchanged files.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import struct

@@ -1,7 +1,5 @@
 """Load features in a short-lived child process (`child_main`), so that the agent holds neither images nor onnxruntime."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Sequence

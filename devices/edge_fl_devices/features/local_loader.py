@@ -1,7 +1,5 @@
 """Compute features in this process, for the child and for simulated fleets, where many devices share one onnxruntime."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -63,7 +61,7 @@ class LocalFeatureLoader:
 
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
-    ) -> _Extracted:
+    ) -> "_Extracted":
         """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
         stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
@@ -91,7 +89,7 @@ class LocalFeatureLoader:
         return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups, stream.bits)
 
 
-def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
+def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> None:
     """Write what was computed since the last call: the next attempt continues from here if this one is killed or expires."""
     for extraction in extractions:
         extraction.keep()
@@ -106,7 +104,7 @@ class _Extracted:
     `bits`: as of LoadedFeatures.
     """
 
-    extractions: dict[str, _Extraction]
+    extractions: "dict[str, _Extraction]"
     keys: list[bytes]
     sets: Sets
     labels: Labels

@@ -1,7 +1,5 @@
 """How far a slow reading of the pictures is, for `device run`, and in FOLDER/features/progress.json for `device status`."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

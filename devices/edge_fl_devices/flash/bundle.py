@@ -1,7 +1,5 @@
 """Plan the bundle, the files in the folder `edge-fl` of a card, without writing anything."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Contents of a card: one device's settings with the Pi's paths, its identity, wheels and pictures."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, field
 from pathlib import Path

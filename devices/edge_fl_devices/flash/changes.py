@@ -1,7 +1,5 @@
 """Compare a target with the planned bundle, check the space, and write the difference; the boot files are written last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from edge_fl.errors import ConfigError

@@ -1,7 +1,5 @@
 """Check the names of pictures: the bundle's manifest and, on a card, the FAT file system must be able to hold them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 

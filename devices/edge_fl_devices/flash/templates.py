@@ -1,7 +1,5 @@
 """Templates of the bundle: the installation script and the systemd units."""
 
-from __future__ import annotations
-
 import shlex
 from importlib.resources import files
 from ipaddress import ip_address

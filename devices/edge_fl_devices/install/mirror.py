@@ -4,8 +4,6 @@ Neither is trusted: the files are named by signed metadata that arrived over MQT
 Any failure ends the attempt; what is still missing is fetched from the broker.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Choose the precision of a release's extractor, float32 or int8: the owner's choice, or by memory and measured latency."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

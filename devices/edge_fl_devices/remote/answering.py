@@ -3,8 +3,6 @@
 A device answers at most MAX_ANSWERS in INTERVAL_S, and none where the owner has switched `remote_logs` off; the reply then says why.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -3,8 +3,6 @@
 Left out are the checks that read the owner's data or load every package, which takes more memory than a busy board may have.
 """
 
-from __future__ import annotations
-
 import platform
 from contextlib import suppress
 from dataclasses import asdict

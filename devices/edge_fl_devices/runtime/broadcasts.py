@@ -1,7 +1,5 @@
 """The broadcasts that a device has fetched: the newest stay in memory for the next assignment if they are small."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

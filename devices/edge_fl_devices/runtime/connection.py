@@ -1,7 +1,5 @@
 """The connection of one device to its broker: it carries out effects of the wire, signs what a device signs, and counts bytes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any

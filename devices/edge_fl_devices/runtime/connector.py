@@ -1,7 +1,5 @@
 """Functions that connect devices to their broker: one with its certificate, many simulated ones, or all without certificates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A device has no thread of its own. Its runner delivers events, keeps the time an
 runner's queue.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

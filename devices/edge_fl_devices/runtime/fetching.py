@@ -1,7 +1,5 @@
 """What one device fetches at a time: one blob, when it is the device's turn, and the signed metadata at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

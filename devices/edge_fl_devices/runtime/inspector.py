@@ -1,7 +1,5 @@
 """Measure the board and count the data of a device, in a child."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Interfaces between a device, the runner that drives it, and its connection."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """What a running agent is checked for a few times a second: its certificate, the operator's settings, and its display."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

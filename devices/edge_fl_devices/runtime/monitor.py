@@ -5,8 +5,6 @@ stable for one interval, so that no half-copied picture is used, and lead to a r
 state of the device, and is repeated with growing pauses.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The reports of one device: sends them and counts them, and the acknowledgements of the server."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Assemble and run one real device in its own process: data, board, worker, agent and monitor."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

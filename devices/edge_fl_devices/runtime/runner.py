@@ -3,8 +3,6 @@
 An idle device costs its state and its connection, but no thread and no timer.
 """
 
-from __future__ import annotations
-
 import heapq
 import logging
 import math

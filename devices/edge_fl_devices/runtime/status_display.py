@@ -1,7 +1,5 @@
 """What a running agent shows on its terminal."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

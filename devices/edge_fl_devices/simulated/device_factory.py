@@ -1,7 +1,5 @@
 """Create the devices of a simulated fleet, at the start and again after a simulated crash."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from datetime import datetime

@@ -4,8 +4,6 @@ Device i owns the data of client i of a partition. The full devices are drawn fr
 turn. Faults may be added from outside: bad connections, wrong clocks, and crashes after which devices restart on their own folders.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime

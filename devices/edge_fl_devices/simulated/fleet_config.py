@@ -1,7 +1,5 @@
 """Settings of a simulated fleet, and the names and tiers of its devices."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress of a simulated fleet, and the final result of each device, as values for display."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Table of a simulated fleet on the terminal, updated in place: one row per device, failed and busy devices first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

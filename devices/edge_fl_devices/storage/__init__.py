@@ -3,8 +3,6 @@
 Here is the one place that tells a file that is missing from one that this account may not read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a device records of its secure sums, in FOLDER/statistics/sums.json."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

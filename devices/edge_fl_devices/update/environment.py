@@ -3,8 +3,6 @@
 It costs a few MB: what the wheels do not contain comes from FACTORY, which a line in `factory.pth` appends to the import path.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

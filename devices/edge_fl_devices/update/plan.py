@@ -1,7 +1,5 @@
 """Whether this device can run an agent release, and which of its wheels it needs. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 
 from packaging.requirements import InvalidRequirement, Requirement

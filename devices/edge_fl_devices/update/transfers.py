@@ -1,7 +1,5 @@
 """Transfers of agent updates: the downloads of `edge_fl_devices.install.fetch`, in a thread of their own, over the agent's connection."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ on trial, in which this module confirms it once it was connected and served for 
 a word for the server.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import platform

@@ -1,7 +1,5 @@
 """The releases of a head-only device: looked up in the signed metadata, fetched, tested and installed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The worker that trains, made on a board that can train: making it loads torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from edge_fl.failures import Failure

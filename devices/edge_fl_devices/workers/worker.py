@@ -3,8 +3,6 @@
 An exception in a job becomes a `Failed` event with a failure word; none ends the agent. The head-only tier is `head`, the full tier `full`.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 from abc import ABC, abstractmethod

@@ -3,8 +3,6 @@
 The package ImageHash computes the same hash, but depends on SciPy and PyWavelets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from io import BytesIO
 

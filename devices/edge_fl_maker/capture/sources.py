@@ -1,7 +1,5 @@
 """Sources of pictures without labels: a camera or stream, and a watched folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol

@@ -5,8 +5,6 @@ picture has to be decoded again at a start, unlike with the cache of the agent (
 Children read the file themselves, so no process has to hold all features.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -5,8 +5,6 @@ is configured for them, else ridge regression (`cosine`). With 2,000 pictures, 1
 core, and so does each fold of its calibration; after CALIBRATION_S no further fold is computed. The agent fits the configured kind later.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -8,8 +8,6 @@ of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `pyt
 random choice.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

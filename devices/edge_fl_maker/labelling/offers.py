@@ -1,7 +1,5 @@
 """Which picture each person labels next: the most informative one that no other person has on the screen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -13,8 +13,6 @@
 Pictures leave the device only as answers to a browser that may use this service.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Assemble the service of a device: predictions and, where its data are a folder, the label page and capture."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

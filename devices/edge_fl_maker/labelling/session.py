@@ -1,7 +1,5 @@
 """The labelling session of a device: which picture is next, what people do with it, and how to undo that."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

@@ -1,7 +1,5 @@
 """The files of a device's folder by what a reset does with them, and the lock that keeps the agent out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Reset a device to its state after flashing."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

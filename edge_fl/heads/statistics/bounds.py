@@ -10,8 +10,6 @@ DEVIATIONS more are allowed, so that noise alone passes in all but one of 10^8 s
 32 pictures of a class that it does not have, and in a masked sum take what the other devices left of the bound.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ device's style, and those of different classes away from each other: on average 
 cosine to them is below 0; how often that happens to honest devices, and what it stops, is in docs/class-statistics.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -9,8 +9,6 @@ Two trained changes are never the same, so that copies are made by colluders, or
 outliers; where most of a cohort are copies (a trial with one folder of pictures), they count once.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -11,8 +11,6 @@ Kept per device: sketches (`edge_fl.learn.aggregation.screening.sketch`) of the 
 that was used.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Sums are over n_i * x_i with integer n_i, so that the mean of one update, or of equal updates, is exact. Updates come sorted by client id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ same values, which removes the differences between clients that some methods use
 tensors of different shapes (class means) stay unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

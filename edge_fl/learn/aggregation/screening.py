@@ -10,8 +10,6 @@ recognise changes within the cohort's spread (Baruch et al., "A Little Is Enough
 attacked fleets: docs/robustness.md.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

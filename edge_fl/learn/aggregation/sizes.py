@@ -7,8 +7,6 @@ Above `max_norm` a deviation is reduced to that: its elements are clamped, then 
 the device is an outlier.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ server adds the mean over a buffer of s(τ) Δ_i, where Δ_i is client i's chang
 s(τ) = 1/sqrt(1 + τ). Here an update becomes w + s(τ) Δ_i on the newest w, so that the mean that any method takes of them is the same.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

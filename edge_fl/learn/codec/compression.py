@@ -8,8 +8,6 @@
   ICLR 2018).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

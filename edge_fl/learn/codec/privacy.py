@@ -7,8 +7,6 @@ k updates with noise multiplier z have the privacy loss of one with μ² = k (2 
 Stat. Soc. B 2022). μ² is stored; Opacus converts it to epsilon. Floating-point noise is not hardened (Mironov, CCS 2012).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

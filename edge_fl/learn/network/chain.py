@@ -5,8 +5,6 @@ again, and building the graph costs as much as a small layer. Here the backward 
 of a linear layer's weight stays in its two factors (`Product`). Optional: `objective.CrossEntropy` falls back to autograd.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

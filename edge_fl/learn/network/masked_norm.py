@@ -3,8 +3,6 @@
 Only the vectorised engine pads; without a mask torch's own BatchNorm runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

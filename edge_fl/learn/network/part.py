@@ -4,8 +4,6 @@ A `Part` holds no trained weights: `init` returns initial ones, `part(params, x)
 updates the buffers inside `params`), `part.frozen(params, x)` with inference behaviour. Not thread-safe: a call swaps the parameters in.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -66,7 +64,7 @@ class Part:
         """Run with inference behaviour; gradients still reach x, and params that require them."""
         return self._run(self._inference, params, x)
 
-    def to(self, device: torch.device | str) -> Part:
+    def to(self, device: torch.device | str) -> "Part":
         """Move normalisation constants to a device; returns itself."""
         self._training.to(device)
         self._inference.to(device)
@@ -114,16 +112,16 @@ class Net:
         except KeyError:
             raise AttributeError(f"net has no part {name!r}") from None
 
-    def with_part(self, name: str, build: Callable[[], nn.Module], like: str = "") -> Net:
+    def with_part(self, name: str, build: Callable[[], nn.Module], like: str = "") -> "Net":
         """The net with one more part; `like` names the part whose initial values it shares."""
         return replace(self, parts={**self.parts, name: Part(like or name, build, self.seed)})
 
-    def with_projector(self) -> Net:
+    def with_projector(self) -> "Net":
         """The net with `projector` behind its extractor, drawn after it from the same seed."""
         build = self.parts["extractor"].build
         return self.with_part("extractor", lambda: nn.Sequential(build(), projector(self)))
 
-    def with_added(self, name: str, spec: PartSpec, method: object) -> Net:
+    def with_added(self, name: str, spec: "PartSpec", method: object) -> "Net":
         """The net with a part declared by `method`; an already added part stays."""
         if name in self.added or not (spec.build or spec.like):
             return self
@@ -141,7 +139,7 @@ class Net:
             top[part] = top.get(part, frozenset()) | names
         return top
 
-    def to(self, device: torch.device | str) -> Net:
+    def to(self, device: torch.device | str) -> "Net":
         """Move the parts' constants to a device; returns itself."""
         for part in self.parts.values():
             part.to(device)

@@ -6,8 +6,6 @@ On a CPU, float16 takes ten to a hundred times as long as float32, and bfloat16 
 for it.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Under torch.func.vmap every operation of a step is dispatched twice, which takes
 vmap once, through the rule of an autograd.Function, and trains the stacks [K, ...] of all K clients by batched products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Simulation and full devices run the same code, therefore their results are bit-identical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Hyper-parameters of methods: dataclass fields with range, description and source of the default."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

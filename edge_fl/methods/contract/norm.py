@@ -4,8 +4,6 @@ Under `local_stats` and `local_bn` some BatchNorm tensors of a shared part stay 
 client still sends its running statistics as ``<part>.export_norm``; the server averages them into exports and never broadcasts them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 No other code calls a method's `local_update` or `aggregate`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 

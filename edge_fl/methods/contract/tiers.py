@@ -1,7 +1,5 @@
 """The head plan that a method's releases carry for head-only devices (docs/methods-on-devices.md, "Device tiers")."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edge_fl.heads.plan import HeadPlan

@@ -7,8 +7,6 @@ received; everything else (class means, buffers, tensors without a counterpart i
 Noise is added first, so compression and the residuals of error feedback only see values that are already private.
 """
 
-from __future__ import annotations
-
 import torch
 
 from edge_fl.errors import MethodError, PrivacyError

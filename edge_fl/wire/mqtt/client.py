@@ -1,7 +1,5 @@
 """Configuration of paho clients, and the MQTT 5 properties of connections and publications."""
 
-from __future__ import annotations
-
 import functools
 import socket
 import ssl

@@ -3,8 +3,6 @@
 Each kind gives {subject: text}, or None while it cannot tell, so that its alerts stay as they are.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Mapping

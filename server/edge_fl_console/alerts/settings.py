@@ -1,7 +1,5 @@
 """The alerts of a fleet: channels and rules in HOME/FLEET/alerts.toml; without the file the default rules, and no channel."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

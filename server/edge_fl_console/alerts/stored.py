@@ -4,8 +4,6 @@ An alert is delivered twice on a channel: as "raised" and as "resolved". A deliv
 send it once; a claim whose process ended before the result was stored is taken over after CLAIM_S.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 

@@ -3,8 +3,6 @@
 Every channel has its own thread, so that one that does not respond delays no other. Several servers may watch one fleet.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

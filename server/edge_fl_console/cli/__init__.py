@@ -1,7 +1,5 @@
 """The operator's commands for people: dashboard, logins, audit log, alerts. Nothing heavy is imported before a command runs."""
 
-from __future__ import annotations
-
 from edge_fl.cli import App
 from edge_fl_console.cli import alerts, dashboard, people
 

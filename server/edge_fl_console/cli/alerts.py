@@ -1,7 +1,5 @@
 """`edge-fl fleet alerts list | silence | test`: what needs attention, and where it is sent."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`edge-fl server dashboard` and `edge-fl server mcp`: the fleet in a browser, and for an assistant."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

@@ -4,8 +4,6 @@ Actions on roll-outs and runs write a desired state into the registry, which the
 so, and names the command that acts now.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

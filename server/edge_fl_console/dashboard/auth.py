@@ -5,8 +5,6 @@ origin are always rejected. A token is given in the form, or once in the address
 Bearer`, as Prometheus sends it. The pages find who it was in the request's scope, under `ACCESS`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress

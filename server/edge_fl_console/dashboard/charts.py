@@ -1,7 +1,5 @@
 """The pages' charts as ECharts options. Colours are variables of the style sheet, so that charts follow the page's theme."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, isfinite, sqrt

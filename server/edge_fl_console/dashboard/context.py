@@ -1,7 +1,5 @@
 """What all pages share: the fleet, its registry, and the folders of releases and certificates where they are on this machine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -5,8 +5,6 @@ attribute such as `onerror` cannot have one, so neither runs. NiceGUI compiles t
 in attributes.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

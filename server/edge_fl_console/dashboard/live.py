@@ -4,8 +4,6 @@ Values are read in a thread, so that a slow database blocks no other page. While
 and shows the error.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

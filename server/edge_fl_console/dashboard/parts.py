@@ -1,7 +1,5 @@
 """Markup that several pages share: states with a colour, lists of facts, table columns, empty states, links."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isnan
 from operator import attrgetter

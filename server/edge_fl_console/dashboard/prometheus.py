@@ -1,7 +1,5 @@
 """The registry as Prometheus metrics, read at each scrape; counters are sums over the registry, so they survive a restart of the server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """Why a device needs attention, in plain language."""
 
-from __future__ import annotations
-
 import re
 
 from edge_fl.failures import Failure

@@ -14,8 +14,6 @@ A sign-in holds for `hours`, until its sign-out, or until the dashboard's proces
 number, so that a copy of the cookie ends with it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -105,7 +103,7 @@ class SingleSignOn:
     lines: LogLimit = field(default_factory=LogLimit)
 
     @classmethod
-    def of(cls, settings: OidcSettings, secret: str) -> SingleSignOn:
+    def of(cls, settings: OidcSettings, secret: str) -> "SingleSignOn":
         """The provider is asked for its metadata at the first sign-in."""
         oauth = OAuth()
         client = oauth.register(

@@ -1,7 +1,5 @@
 """The dashboard's pages in NiceGUI: routes, and the frame around each page."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The researcher's commands. Nothing heavy is imported before a command runs."""
 
-from __future__ import annotations
-
 from edge_fl.cli import App
 from edge_fl_lab.cli import compare, data, demo, lists, methods, runs, simulate
 

@@ -1,7 +1,5 @@
 """`edge-fl compare`: compare methods on the same clients."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated

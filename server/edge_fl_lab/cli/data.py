@@ -1,7 +1,5 @@
 """`edge-fl data download` and `edge-fl data convert`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

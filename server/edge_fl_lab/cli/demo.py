@@ -1,7 +1,5 @@
 """`edge-fl demo`: broker, server and simulated devices on this machine."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`edge-fl models list`, `edge-fl heads list` and `edge-fl datasets list`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

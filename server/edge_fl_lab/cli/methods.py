@@ -1,7 +1,5 @@
 """`edge-fl methods list`, `edge-fl methods show` and `edge-fl methods recommend`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from edge_fl.cli import App

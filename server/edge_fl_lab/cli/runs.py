@@ -1,7 +1,5 @@
 """Commands on finished runs: `edge-fl report`, `edge-fl plots`, `edge-fl newtask`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from edge_fl import plugins

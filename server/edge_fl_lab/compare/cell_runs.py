@@ -4,8 +4,6 @@ FOLDER/cells/<key>.json    the result, or the reason of the failure
 FOLDER/cells/<key>.npz     features of test images, for plots
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from functools import lru_cache

@@ -6,8 +6,6 @@ FOLDER/curves.csv                            accuracy, bytes and processor time 
 FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

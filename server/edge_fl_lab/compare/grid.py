@@ -1,7 +1,5 @@
 """The grid of a comparison: methods x datasets x partitions x seeds. A cell's key is a hash of everything that determines its numbers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product

@@ -4,8 +4,6 @@ A stored result whose inputs differ from today's is run again. The source of a m
 modules of the user included; the same holds for a model. All other code that affects numbers counts as "source of edge_fl".
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

@@ -4,8 +4,6 @@ Children send their progress through one shared pipe. It needs no lock, which a 
 enough to be written atomically.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed

@@ -4,8 +4,6 @@ With three seeds or more the interval is Student's t over the seeds' mean differ
 so their spread contains that of clients and that of seeds. With fewer seeds it is over the clients' differences in these seeds only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal

@@ -3,8 +3,6 @@
 A scaled run, a single seed, a "best" round or a doubtful cell also cause differences; the notes state each of them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Progress of a comparison: a line per finished cell with the estimated time left, and the bars of `edge_fl.console.progress`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Self

@@ -4,8 +4,6 @@ A number is named after its metric. A suffix states the statistic over clients (
 mean), ".participants" restricts it to clients that took part, ".best_by_validation" is the best round instead of the last.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Tables of a comparison, one per dataset and partition, with notes on the columns and on unequal settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The outcome of a tuned comparison: chosen values, tuned and untuned accuracy, and the difference to the best baseline, by method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

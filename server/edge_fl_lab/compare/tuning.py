@@ -9,8 +9,6 @@ The best trial has the highest mean validation accuracy over clients after the f
 data play no part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from math import sqrt

@@ -8,8 +8,6 @@ federations: the mean, over the worst quarter of the federations, of how far it 
 in any of them do not qualify.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import mul

@@ -1,7 +1,5 @@
 """The evidence: accuracies of tuned methods in simulated federations, written by `python -m tools.study` into evidence.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """A recommendation as text: the method, why, what it rests on, and how its rivals and both references did."""
 
-from __future__ import annotations
-
 from edge_fl.console import units
 from edge_fl.console.output import terminal_lines
 from edge_fl.console.tables import Table

@@ -1,7 +1,5 @@
 """A comparison as one self-contained page: verdict, paired differences, figures and tables by dataset and partition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path

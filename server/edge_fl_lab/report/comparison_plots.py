@@ -1,7 +1,5 @@
 """The figures of a comparison by dataset and partition, for FOLDER/plots/ and its page. One method or one point makes no figure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

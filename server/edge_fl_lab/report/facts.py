@@ -6,8 +6,6 @@ Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the
 "best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import isfinite
 

@@ -1,7 +1,5 @@
 """The figures of a report: accuracy by round, bytes and labels, and the clients. A figure with one point or one client is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -3,8 +3,6 @@
 Full and head-only devices are separate groups, because their models come about differently. A gain is over the clients with both values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, isnan
 

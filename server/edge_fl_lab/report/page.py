@@ -1,7 +1,5 @@
 """A `RunReport` as one HTML file without external references, as Markdown, and as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each says in itself what its bands and bars are, and over how many seeds and clients (`note`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite

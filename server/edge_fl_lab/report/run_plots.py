@@ -1,7 +1,5 @@
 """The figures of a run, drawn from its folder into RUN/plots/ as PDF, SVG and PNG: those of its report, and of its features."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path

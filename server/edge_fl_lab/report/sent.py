@@ -1,7 +1,5 @@
 """What the devices of a run may send, and what each has sent."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec import Struct

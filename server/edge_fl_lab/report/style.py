@@ -1,7 +1,5 @@
 """Style and output of figures: one column of a paper wide, colours for colour-blind readers, no display, reproducible bytes."""
 
-from __future__ import annotations
-
 import io
 import re
 import textwrap

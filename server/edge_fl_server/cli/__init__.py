@@ -1,7 +1,5 @@
 """The server's commands, one file per group. Nothing heavy is imported before a command runs."""
 
-from __future__ import annotations
-
 from edge_fl.cli import App
 from edge_fl_server.cli import device, fleet, fleet_members, new, release, runs, server
 

@@ -1,7 +1,5 @@
 """`edge-fl fleet tag` and `edge-fl fleet group list | save | remove`: tags of devices, and saved selectors."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from edge_fl.cli import Commands

@@ -1,7 +1,5 @@
 """`edge-fl release list | publish | rollout | agent | agents | wheel | pause | abort | rollback | export | sign`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

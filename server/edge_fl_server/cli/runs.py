@@ -1,7 +1,5 @@
 """`edge-fl runs list` and `edge-fl recipes list`: earlier runs, and what a run can begin with."""
 
-from __future__ import annotations
-
 from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table

@@ -1,7 +1,5 @@
 """`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates elsewhere."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import closing
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Publish the chunks of a blob as retained messages, and clear them again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ its session. Packets become (address, message) pairs on the receive thread and g
 protocol or exceed a device's rate limit are counted by sender and dropped. Tasks that wait for the broker run on a background thread.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import secrets

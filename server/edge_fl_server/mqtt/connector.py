@@ -5,8 +5,6 @@ the server's identity, so the identity folders of server and operator contain a 
 identity is not accepted: the broker would hide the fleet from it and disconnect the device.
 """
 
-from __future__ import annotations
-
 import fcntl
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ member has responded, when the others have left for longer than `lost_s`, or at 
 `max_staleness` the requests of earlier rounds stay open, and late updates on them join the current round.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import time

@@ -1,7 +1,5 @@
 """Text from devices, made safe for logs, terminals and tables before the server uses it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from msgspec import Struct

@@ -4,8 +4,6 @@ An accepted report is stored before it is acknowledged, so that it never counts 
 batches by a separate thread, which also reads the devices that other processes have quarantined or revoked.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Packets that break the protocol: counted by sender and kind, each kind logged ever more rarely."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 

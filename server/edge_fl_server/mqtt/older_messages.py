@@ -8,8 +8,6 @@ device turns out to have been connected all along, or does not get its newer mes
 was replayed as well. A device that does not return tells nothing.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A correct device stays far below: it sends a few messages per request, and one u
 whose reports do not count, gets a tenth: enough for its states, too little to keep the server busy.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 They run before the server connects: a client with the server's own name would disconnect the other server.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import secrets

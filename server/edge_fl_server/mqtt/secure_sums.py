@@ -7,8 +7,6 @@ Every step is signed for its device. The registry remembers the number of the si
 device arrived, and every opening repeats it: a device whose folder was restored from a backup learns that it has sent more than it knows.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import secrets

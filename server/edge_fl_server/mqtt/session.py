@@ -1,7 +1,5 @@
 """A connected server: its connection with the fleet's lease, roster, inbox, assignments and journal."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +45,7 @@ class Server:
         workers: bool = False,
         director: SignsForDevices | None = None,
         authorities: Authorities = (),
-    ) -> Server:
+    ) -> "Server":
         """Register all handlers on a connection that is not open yet."""
         connection.statements = Statements(journal, authorities)
         connection.director = director

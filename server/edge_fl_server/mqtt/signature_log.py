@@ -1,7 +1,5 @@
 """The log lines about messages whose signatures do not count: one per kind with its devices, then silence until it changes."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ which the broker sends by order of the device, is never signed.
 Older messages of a broker that was restored from its last save do not count either, but are no attack (`older_messages`).
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """How a server gets at a fleet: the broker, the registry and the signed releases, for a run and between runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

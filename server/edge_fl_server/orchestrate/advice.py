@@ -1,7 +1,5 @@
 """What a run tells its operator about devices that get nothing from it, or that a run without rounds cannot show otherwise."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -3,8 +3,6 @@
 The first release comes after round 1, so that heads serve early; then every `release.every` rounds, and after the last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from edge_fl.console.progress import Progress

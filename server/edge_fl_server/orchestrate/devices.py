@@ -3,8 +3,6 @@
 Simulations do not import this module, because the broker's client, the registry and ONNX come with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass

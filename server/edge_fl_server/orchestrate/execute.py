@@ -1,7 +1,5 @@
 """Execute a run: rounds, final personalisation, clients that never trained. The same code for simulated, fleet and hybrid sources."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

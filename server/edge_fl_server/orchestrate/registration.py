@@ -1,7 +1,5 @@
 """A run in the registry: its entry, its rounds, and the request to stop it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isnan

@@ -1,7 +1,5 @@
 """The releases of a run: export, sign and roll out the extractor, and wait until heads on it have reported."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

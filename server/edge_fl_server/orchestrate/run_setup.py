@@ -3,8 +3,6 @@
 Modules that only runs with devices need are imported where they are used, so that a simulation starts sooner.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Screening of a run's updates: stated weights are bounded, outliers left out, and both the screen's and the gate's findings recorded."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping

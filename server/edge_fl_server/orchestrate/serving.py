@@ -4,8 +4,6 @@ The server of a run takes the fleet over; this one then waits, and continues aft
 registry and the signed releases, so that it may end at any moment, also by kill -9, and another one continues.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import closing, suppress

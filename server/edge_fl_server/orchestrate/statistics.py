@@ -5,8 +5,6 @@ takes it over. A sum that does not complete, or that the devices in it cannot ha
 device's statistics are checked by themselves and compared with those of the others, class by class.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ FILE.toml holds the recipe FILE and, under `[cells.NAME]`, further recipes as ch
 any other built-in recipe instead: `base = "fedrir-fmnist-dir01"`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

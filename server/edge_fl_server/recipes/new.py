@@ -1,7 +1,5 @@
 """Write a recipe for devices with pictures and a server without any (`edge-fl new`), and read class names from a sample of pictures."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `edge_fl.config` has the settings of the method, which devices get, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal

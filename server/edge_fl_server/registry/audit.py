@@ -4,8 +4,6 @@ with audit.acting(db, "main", person, "admit", "pi-07"):
 devices.readmit(db, "main", "pi-07")
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime

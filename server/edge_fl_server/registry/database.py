@@ -1,7 +1,5 @@
 """Open a registry: one engine with up-to-date tables, safe to use from any thread and from several processes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +60,7 @@ class Database:
         self._lock: AbstractContextManager[object] = threading.RLock() if single else nullcontext()
 
     @classmethod
-    def open(cls, where: str | Path = IN_MEMORY) -> Database:
+    def open(cls, where: str | Path = IN_MEMORY) -> "Database":
         """Open a path (SQLite) or a URL such as postgresql://user@host/name; create and upgrade tables.
 
         Raises ConfigError, and ConnectError for a PostgreSQL that cannot be reached.
@@ -76,7 +74,7 @@ class Database:
         return cls(engine)
 
     @classmethod
-    def existing(cls, where: str | Path) -> Database:
+    def existing(cls, where: str | Path) -> "Database":
         """Open a registry that a server has created, instead of an empty one under a mistyped name. Raises like `open`."""
         if str(where) == IN_MEMORY:
             return cls.open(where)

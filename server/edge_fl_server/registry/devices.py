@@ -1,7 +1,5 @@
 """The devices of a fleet in the registry: the last state and capability of each, whether its reports count, and the operator's settings."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The fleets of a registry, and the id of the registry for each: another registry of the same fleet has another id."""
 
-from __future__ import annotations
-
 import secrets
 
 from sqlalchemy import select

@@ -1,7 +1,5 @@
 """Values stored in the registry: frozen structs, one per row of a table, one field per column."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from msgspec import Struct

@@ -1,7 +1,5 @@
 """Releases in the registry, with the run and round each came from."""
 
-from __future__ import annotations
-
 import msgspec
 from sqlalchemy import select
 

@@ -1,7 +1,5 @@
 """Reports in the registry: accepted ones, each counted once, and rejected ones with their reasons."""
 
-from __future__ import annotations
-
 import msgspec
 from sqlalchemy import func, select, update
 

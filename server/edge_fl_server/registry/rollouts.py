@@ -5,8 +5,6 @@ rollouts.steer(db, number, "paused")            # the command line, the dashboar
 rollouts.advance(db, rollout, state="paused")   # the running server, once it has paused
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs, their rounds and the requests to devices in the registry. A run ends once, in one state; so does a request."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Which server serves a fleet, and since when: written by the server that holds the fleet's lease, read by everyone."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from msgspec import Struct

@@ -5,8 +5,6 @@ reach different workers and are put together here. The worker that adds the last
 that the crash of a worker leaves no partial state: the device sends again what was not acknowledged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 

@@ -3,8 +3,6 @@
 `migrations/` creates them, and changes those of an earlier release; a test compares both.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct, inspect

@@ -1,7 +1,5 @@
 """Tags of devices (key and value), and saved selectors ("groups"), by fleet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import delete, select

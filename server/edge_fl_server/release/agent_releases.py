@@ -1,7 +1,5 @@
 """Sign releases of the agent's own software: wheels, listed in the signed metadata like the releases of extractors."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pictures of the server, by class, as data of one client: int8 variants of releases without a run are calibrated on them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

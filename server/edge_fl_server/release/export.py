@@ -4,8 +4,6 @@ Input are raw pixels in 0..1, output are features; normalisation and unit length
 (docs/methods-formulas.md, "Networks"). Opset and IR version are low, so that older runtimes can load the graph.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ is wrong with a model and how to export it right. The model is parsed and run in
 (`edge_fl_server.release.foreign_child`), so that one that allocates terabytes or never returns harms nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

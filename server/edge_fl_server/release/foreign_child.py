@@ -1,7 +1,5 @@
 """Read a foreign ONNX model in a child process (`python -m`) with limits on memory and time, and return the converted one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Private keys that sign releases: one PEM file per key, named by its key id, in the repository's folder or in other folders."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Inspect ONNX graphs: versions, types, all weights and subgraphs. No torch and no onnxruntime."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx

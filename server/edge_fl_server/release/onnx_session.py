@@ -1,7 +1,5 @@
 """Run an ONNX extractor in this process, on one thread as on a device: for checks before a release."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterator

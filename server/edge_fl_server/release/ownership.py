@@ -4,8 +4,6 @@ A server with another registry, such as an empty one under a mistyped name, woul
 roll-outs, no settings, no tags, no history. It has to be told to.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edge_fl.console.units import counted

@@ -4,8 +4,6 @@ After a crash at any point devices still have the old release, and publishing ag
 the server's disk, next to the repository, to publish them again after the broker lost its data.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor

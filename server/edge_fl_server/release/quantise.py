@@ -10,8 +10,6 @@ to which 256 steps leave nothing of the rest (DINOv2: cosine 0.84 with them, 1.0
 images with the spectrum of photographs.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

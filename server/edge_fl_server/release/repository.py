@@ -15,8 +15,6 @@ because the canonical JSON that TUF signs has no floating point numbers. An olde
 higher metadata version; devices reject lower versions.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

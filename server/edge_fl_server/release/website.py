@@ -13,8 +13,6 @@ For consumers that know OpenSSF Model Signing but not TUF, `sign` writes a secon
 devices do not use it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -8,8 +8,6 @@ The previous checkpoint stays until the next is complete. Damaged ones are skipp
 the server never has them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Provenance of a run: versions of Python and of the libraries that affect its numbers, the machine, and the commit of this code."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

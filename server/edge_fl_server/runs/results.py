@@ -14,8 +14,6 @@
 A running process holds a lock on the round metrics, so that a run whose process died is not shown as running.
 """
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import re
@@ -108,7 +106,7 @@ class Results:
         self._tracking = Tracking({}, path)
 
     @classmethod
-    def create(cls, root: Path, recipe: Recipe, *, data_hash: str = "") -> Results:
+    def create(cls, root: Path, recipe: Recipe, *, data_hash: str = "") -> "Results":
         """Create a folder below `root` with its recipe and manifest. Raises InputError if that fails."""
         created = datetime.now(UTC)
         name = run_id(recipe.name, created)
@@ -133,7 +131,7 @@ class Results:
         return cls.resume(path)
 
     @classmethod
-    def open(cls, path: Path) -> Results:
+    def open(cls, path: Path) -> "Results":
         """Open a run's folder for reading. Raises InputError, which names the existing runs."""
         if not (path / "manifest.json").is_file():
             there = [run.run for run in list_runs(path.parent)]
@@ -141,7 +139,7 @@ class Results:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: Path, *, after: int | None = None) -> Results:
+    def resume(cls, path: Path, *, after: int | None = None) -> "Results":
         """Open a run's folder to continue it after round `after`; later rounds are dropped, because they are repeated.
 
         Raises InputError if it does not exist or another process writes to it.

@@ -1,7 +1,5 @@
 """round_metrics.jsonl: one line per round and one for the final personalisation, written and read as the same type by every run."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from math import nan

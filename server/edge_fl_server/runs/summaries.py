@@ -1,7 +1,5 @@
 """Which means may be compared: each has its n, a round counts only if enough clients measured it, and differences are paired."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan, sqrt
 from typing import TypeVar

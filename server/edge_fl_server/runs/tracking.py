@@ -3,8 +3,6 @@
 A tracker is an entry point of the group `edge_fl.trackers`: a function that returns its `Opener`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite

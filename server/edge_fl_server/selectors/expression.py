@@ -9,8 +9,6 @@
 A key is an attribute (`edge_fl.fleet.tags`) or a tag. Without a value `site=*` does not match a device, `site!=berlin` does.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Select devices of a fleet from the registry; only the tags and attributes that the selector compares are read."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """The order and number of updates that arrive from clients: by client, up to a goal, with progress."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterable, Iterator
 
 from edge_fl.console.progress import Count, Watch

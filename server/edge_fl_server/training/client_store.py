@@ -3,8 +3,6 @@
 A store is written to a folder once; any number of processes memory-map its images. Clients are built on access.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,7 +40,7 @@ class ClientStore(Mapping[ClientId, Client]):
     device: str = "cpu"
 
     @classmethod
-    def of(cls, study: Study, device: str = "cpu") -> ClientStore:
+    def of(cls, study: Study, device: str = "cpu") -> "ClientStore":
         """The store of a study's training clients."""
         trained = tuple(id for id in study.split.clients if id not in set(study.unseen))
         samples = study.dataset.samples
@@ -55,7 +53,7 @@ class ClientStore(Mapping[ClientId, Client]):
         )
 
     @classmethod
-    def load(cls, folder: Path, device: str = "cpu") -> ClientStore:
+    def load(cls, folder: Path, device: str = "cpu") -> "ClientStore":
         """Open a saved store; images are memory-mapped."""
         settings = msgspec.json.decode((folder / SETTINGS).read_bytes(), type=ClientSettings)
         x, y = np.load(folder / X, mmap_mode="r"), np.load(folder / Y)

@@ -3,8 +3,6 @@
 Updates may arrive in any order; the round loop sorts them by client id before a method sees them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal

@@ -1,7 +1,5 @@
 """Cohort selection: which clients take part in a round. Drawn from the run's seed, so a resumed run selects the same clients."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from math import floor
 

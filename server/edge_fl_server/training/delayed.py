@@ -4,8 +4,6 @@ The duration of a local update is drawn from the run's seed, half-normal as in t
 time. A client's pending work is part of its personal state, so that a resumed run continues with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The record of an engine chosen by "auto", for the report and the run's manifest."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 

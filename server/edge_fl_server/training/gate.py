@@ -23,8 +23,6 @@ The margin: where all clients take part, the accuracy of honest rounds falls by 
 classes of the others; the margin grows with the share that did not (docs/robustness.md has the measured falls).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -82,7 +80,7 @@ class Evidence:
     comparisons: Mapping[ClientId, RoundComparison]
     of: int
 
-    def __or__(self, other: Evidence) -> Evidence:
+    def __or__(self, other: "Evidence") -> "Evidence":
         return Evidence({**self.comparisons, **other.comparisons}, max(self.of, other.of))
 
     @property

@@ -1,7 +1,5 @@
 """Source "hybrid": simulated clients and devices in one cohort. Devices get their round requests first and train in the meantime."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 
 from edge_fl.learn.aggregation.mean import Update

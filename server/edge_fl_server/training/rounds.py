@@ -7,8 +7,6 @@ The loop does not know where clients are: simulated in this process or on device
 to the current parts.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -63,7 +61,7 @@ class Plan:
     panel_from: int = 2
 
     @classmethod
-    def of(cls, recipe: Recipe, method: Method) -> Plan:
+    def of(cls, recipe: Recipe, method: Method) -> "Plan":
         """The recipe's plan; a method without a model before its final personalisation is not evaluated between rounds."""
         updates = recipe.validation
         auto, devices = updates.panel == "auto", recipe.source in ("fleet", "hybrid")

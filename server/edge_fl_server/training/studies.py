@@ -1,7 +1,5 @@
 """A study: a recipe with its dataset and the split of the dataset over clients. Methods are compared on the same study."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -64,7 +62,7 @@ class Study:
         ]
         return "\n".join(lines)
 
-    def with_method(self, method: msgspec.Struct) -> Study:
+    def with_method(self, method: msgspec.Struct) -> "Study":
         """The same data and split with another method."""
         return Study(msgspec.structs.replace(self.recipe, method=method), self.dataset, self.split)
 

@@ -1,7 +1,5 @@
 """Simulated clients that drop out or are slow (`CohortConfig`): the options -cdr and -tsr of PFLlib."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import floor
 

@@ -1,7 +1,5 @@
 """The verdict of the round gate on one round, as it is recorded with the round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The CA issues each certificate once, only to its owner, and never reveals or overwrites a key."""
 
-from __future__ import annotations
-
 import json
 import stat
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Enrolling more devices continues their numbers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sinks for alerts: a mail server and a webhook on loopback, which keep what they receive."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Alerts reach a mail server and a webhook exactly once, also after a restart of the server, and are resolved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

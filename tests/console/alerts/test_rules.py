@@ -1,7 +1,5 @@
 """The conditions of alerts, from what the registry knows."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A registry of any size with devices, runs, releases and roll-outs, for tests of the pages. Its figures agree with each other."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each action states its effect, and does what the command of the same name does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`server run --dashboard PORT`: the pages and /metrics answer while the run goes on, and stop with it."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

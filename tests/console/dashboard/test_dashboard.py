@@ -1,7 +1,5 @@
 """The dashboard without a browser: queries, pages, actions, access, metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -4,8 +4,6 @@ EDGE_FL_SCREENSHOTS=FOLDER keeps a picture of each page there; those of README a
 `EDGE_FL_SCREENSHOTS=docs/images python -m pytest tests/console/dashboard/test_every_page.py -k readme`.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures that would mislead: means over other devices, over few, or over none; devices that are counted twice."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Headers of all responses, and requests that no browser of ours sends: none is answered with a failure."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import closing
 from http.client import parse_headers

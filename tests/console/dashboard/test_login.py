@@ -1,7 +1,5 @@
 """Who may see the dashboard, who may do what there, and what the audit log says about it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """10,000 devices in a real browser: load time, memory, chosen colours, use with the keyboard."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ A registry is filled with random fleets, releases, reports and rounds. Each page
 its n, and be one of those that follow from the reports by hand.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The overview: what needs attention, what personalisation gains on the same devices, and what changed; the list and the log behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

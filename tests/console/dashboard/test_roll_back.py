@@ -1,7 +1,5 @@
 """A fleet that was rolled back: it is recorded who asked for it, and every comparison names the releases that it compares."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Single sign-on with a real, small OpenID provider on loopback: who gets in, with which role, and who does not."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """An agent under test with a settable clock, and the messages that the tests deliver to it."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from edge_fl.blob import describe
@@ -62,7 +60,7 @@ class Agent:
         }[type(message)]
         return self.on(events.Received(address, message, retain), after_s)
 
-    def up(self, *, online: bool = True) -> Agent:
+    def up(self, *, online: bool = True) -> "Agent":
         self.on(Connected(session_present=False))
         self.receive(ServerState(online, "server-1"), retain=True)
         self.receive(self.echo(), after_s=0.4)

@@ -1,7 +1,5 @@
 """Birth of an agent: subscriptions, capability, status, request for an assignment; and its clean stop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edge_fl.wire.messages import (

@@ -1,7 +1,5 @@
 """The agent keeps its invariants for random sequences of events."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A report is sent until it is acknowledged or its deadline has passed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edge_fl.wire.messages import (

@@ -1,7 +1,5 @@
 """Demotion and used-up budgets limit what work begins, and the status gives the reason."""
 
-from __future__ import annotations
-
 import math
 
 from edge_fl.failures import Failure

@@ -1,7 +1,5 @@
 """A head-only device brings the assigned release into service and retries while it is assigned."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A full device works on each training assignment once and cancels work that is no longer assigned."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

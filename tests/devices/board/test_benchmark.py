@@ -1,7 +1,5 @@
 """A board is measured once per set-up, within its time, and what was measured decides what it may do."""
 
-from __future__ import annotations
-
 import socket
 from itertools import count
 from pathlib import Path

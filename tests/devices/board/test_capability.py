@@ -1,7 +1,5 @@
 """The tier is what was measured, and may be limited by a person but never lifted."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

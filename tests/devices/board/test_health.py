@@ -1,7 +1,5 @@
 """Board problems are read from the system, described, and kept for a while."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

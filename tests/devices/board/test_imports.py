@@ -1,7 +1,5 @@
 """A package that does not load is named, with the signal that ends a process that loads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

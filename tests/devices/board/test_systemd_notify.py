@@ -1,7 +1,5 @@
 """The runner notifies systemd that it is ready, alive and stopping; a hanging runner sends nothing."""
 
-from __future__ import annotations
-
 import os
 import queue
 import socket

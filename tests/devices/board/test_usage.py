@@ -1,7 +1,5 @@
 """What a device has used today is counted over restarts, and the budget that it uses up is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Pictures are decoded ahead of the extractor, in one thread and by a bounded number."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

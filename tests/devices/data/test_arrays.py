@@ -1,7 +1,5 @@
 """A device's images come from an .npz or from a function of its owner; unusable ones are rejected with one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A device trains on its data as they are now: new pictures take part in the next round, deleted ones in none."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A picture that ends the process which decodes it is found and skipped by name; one that was there by chance is used."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

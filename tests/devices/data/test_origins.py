@@ -1,7 +1,5 @@
 """When pictures were taken, and of which recording they are, is only believed where it can be."""
 
-from __future__ import annotations
-
 import os
 from datetime import UTC, datetime
 from pathlib import Path

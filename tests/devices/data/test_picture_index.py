@@ -1,7 +1,5 @@
 """Pictures are decoded once: not again after a restart, a fit, a move to another class, or an extraction that was killed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A device works with its own classes and with as many images as it is allowed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A device's images come from a folder per class; unusable files are skipped and counted, or rejected with one line."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A device's images are split by their pixels and a seed: none that was tested on is ever trained on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The doctor detects each problem of a device and names a remedy."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `device status` shows of secure sums."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Features are computed once per extractor and image, and kept for their owner alone."""
 
-from __future__ import annotations
-
 import os
 import stat
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The child that counts the data needs little memory; without enough of it the agent continues and reports that."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images of the same kind are no drift, others are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

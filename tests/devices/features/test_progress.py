@@ -1,7 +1,5 @@
 """A slow reading of the pictures says how far it is and when it will be done; a fast one says nothing."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from types import SimpleNamespace

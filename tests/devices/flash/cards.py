@@ -1,7 +1,5 @@
 """Cards for the flash tests: the boot partition of Raspberry Pi OS, as a folder or as an image with a FAT partition."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from pathlib import Path

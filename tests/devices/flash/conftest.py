@@ -1,7 +1,5 @@
 """Fixtures of the flash tests: an identity with a real key, contents with one tiny wheel, and a filled wheel cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path

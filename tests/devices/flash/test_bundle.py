@@ -1,7 +1,5 @@
 """Content of a bundle: paths on the Pi, private keys readable only by their owner and never printed, a reproducible wheel."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """Edits of the boot files keep one line, keep what Imager wrote, and are idempotent."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

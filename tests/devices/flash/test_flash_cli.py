@@ -1,7 +1,5 @@
 """The command `edge-fl flash`."""
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

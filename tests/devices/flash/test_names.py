@@ -1,7 +1,5 @@
 """File names that a bundle's target cannot hold are rejected before anything is removed or written."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

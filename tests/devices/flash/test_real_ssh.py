@@ -1,7 +1,5 @@
 """`flash --ssh` with OpenSSH and sudo themselves: an sshd on loopback, in a mount namespace with accounts, sudoers and /home of its own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

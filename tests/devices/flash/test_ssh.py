@@ -1,7 +1,5 @@
 """A running Pi, replaced by an `ssh` stub that runs its command here, with stubs for the Pi's programs."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -1,7 +1,5 @@
 """Each kind of unusable card is rejected with its own message before anything is written; a usable one is written once."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """systemd-analyze accepts the units; skipped where it is missing."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requirements are resolved for the Pi's Python by pip's own resolver, whatever Python runs `flash`."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

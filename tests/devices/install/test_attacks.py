@@ -4,8 +4,6 @@ Forged metadata and chunks are rejected with their reason, and genuine ones are 
 fails its canary, and its release is blocked.
 """
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections.abc import Callable, Iterator

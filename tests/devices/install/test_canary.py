@@ -1,7 +1,5 @@
 """The canary detects a signed but bad model in its child process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

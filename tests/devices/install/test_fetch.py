@@ -1,7 +1,5 @@
 """A download subscribes group by group, keeps verified chunks only, repeats requests for missing ones, and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The choice between float32 and int8: the owner's setting, then measurements."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from edge_fl.blob import describe

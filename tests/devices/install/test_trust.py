@@ -1,7 +1,5 @@
 """Invalid metadata are rejected with a reason, after which genuine ones are accepted again."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The agent's log: what a line may contain, how large the ring grows, and what a query selects."""
 
-from __future__ import annotations
-
 import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings from the operator on a device: what wins, what is rejected, and which address of the broker is used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A claim is exchanged once for a certificate on a key that stays on the device, and renewal loses no message."""
 
-from __future__ import annotations
-
 import queue
 import shutil
 import time

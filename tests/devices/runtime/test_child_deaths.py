@@ -1,7 +1,5 @@
 """An agent survives the deaths of its children: one is tried again, many are a state with words, and nothing counts as seen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A device has the name on its certificate; a simulated fleet takes its names from the given identities."""
 
-from __future__ import annotations
-
 import queue
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an object of a device needs is given to its constructor: no code assigns to an attribute of another object."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The monitor delivers events for new images, board problems, drift and used-up budgets."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import dataclass, field, replace
 from itertools import count

@@ -1,7 +1,5 @@
 """An agent is ready before it looks at its pictures, however many they are, and whatever happens to the child that counts them."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Running devices over an in-memory broker and a real one, from birth to an acknowledged report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Another head in the place of the one that serves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prediction, and the whole work of a head-only device, in processes that cannot import torch or scikit-learn."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """A simulated fleet follows from its seed, runs the agents of real devices, and stops when there is nothing left to do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

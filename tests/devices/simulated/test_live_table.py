@@ -1,7 +1,5 @@
 """The live table of a simulated fleet: failures first, and never more rows than fit on the terminal."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ After each death the folder must contain a whole current release, 2 or 3, and a 
 to finish. Prints the number of deaths.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Run by test_slots.py: a process with a file size limit meets a full disk three times, then has space again."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

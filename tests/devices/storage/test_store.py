@@ -1,7 +1,5 @@
 """Stored files are whole after a power cut, and unfinished steps repeat with the same result."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """The canary of an agent tells an accident of a child from a new environment that does not work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

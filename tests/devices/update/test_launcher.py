@@ -1,7 +1,5 @@
 """The launcher starts the environment that the state names, and returns from one that fails, without any server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

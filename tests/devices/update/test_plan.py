@@ -1,7 +1,5 @@
 """What an agent release must contain for this device, and what is refused before anything is downloaded."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small wheel that unpacks to a large one is refused: when it is signed, before it is unpacked, and while."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zipfile

@@ -1,7 +1,5 @@
 """A full device trains exactly as the simulation does, and never sends its personal parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

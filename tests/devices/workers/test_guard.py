@@ -1,7 +1,5 @@
 """A new model is served only if it is not worse than the old one, and a head is fitted again only for new inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

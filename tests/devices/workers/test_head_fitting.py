@@ -1,7 +1,5 @@
 """A head is fitted in a child process, so that the agent stays small and survives its errors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

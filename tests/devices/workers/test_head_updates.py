@@ -1,7 +1,5 @@
 """A head-only device sends only the parts that its signed release names, computed by functions of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A device's part in secure sums: which ones it begins and continues, what it records, and that nothing it receives stops it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field

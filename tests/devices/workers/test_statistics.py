@@ -1,7 +1,5 @@
 """Every labelled picture of a device is in at most one sum per extractor; the device uses the sum without its own part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

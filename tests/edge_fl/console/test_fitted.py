@@ -1,7 +1,5 @@
 """Tables on terminals of any width keep every cell whole: prose is wrapped, columns are left out by rank, or rows become records."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

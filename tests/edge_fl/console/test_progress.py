@@ -1,7 +1,5 @@
 """Progress of a job: bars on a terminal, occasional lines elsewhere, nothing under --quiet."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

@@ -1,7 +1,5 @@
 """Accuracies, differences, sizes and durations as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.console import units

@@ -1,7 +1,5 @@
 """Names of folders are class names in one Unicode form; similar ones are remarked, series are not."""
 
-from __future__ import annotations
-
 import os
 import unicodedata
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Datasets come by name from scikit-learn or from an .npz; whatever is wrong with a file is one line."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

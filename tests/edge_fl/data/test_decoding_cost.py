@@ -1,7 +1,5 @@
 """The estimate of what decoding takes is not below the measured peak, in any format, and not far above it."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """16-bit pictures that use fewer bits keep their shades, by the range of their folder and not by that of one picture."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from io import BytesIO

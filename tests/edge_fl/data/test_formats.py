@@ -1,7 +1,5 @@
 """Formats are a closed list, found by content: no other decoder of Pillow runs, and whatever one raises is that file's reason."""
 
-from __future__ import annotations
-
 import os
 import struct
 import warnings

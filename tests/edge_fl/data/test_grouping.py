@@ -1,7 +1,5 @@
 """Near duplicates are found and clean data stay apart; groups count once, and no fold cuts one."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An .npz is read completely, or rejected with its real fault."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

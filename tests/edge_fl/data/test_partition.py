@@ -1,7 +1,5 @@
 """A split gives every client its own train, validation and test images, the same on every machine, and survives the disk."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

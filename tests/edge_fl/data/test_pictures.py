@@ -1,7 +1,5 @@
 """Pictures get the extractor's size by its declared policy: from files and arrays alike, upright, and in the memory of one picture."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

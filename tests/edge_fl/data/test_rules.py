@@ -1,7 +1,5 @@
 """Whatever the labels and the seed, a rule deals every sample at most once, keeps its minimum and repeats itself exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Samples are checked where they are made; foreign arrays are converted or refused in one line."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A split file gives back the split that was saved; anything else than a whole split is one line, with its place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """A file is the old one or the new one, never half of either."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

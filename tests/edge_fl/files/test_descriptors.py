@@ -1,7 +1,5 @@
 """A process gets the sockets that it needs, or a word about why not before anything starts."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A folder's files are listed with links to folders followed once, without what operating systems leave in it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

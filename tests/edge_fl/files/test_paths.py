@@ -1,7 +1,5 @@
 """Names of files become text that every output takes, and bytes that are the file's own, whatever they hold."""
 
-from __future__ import annotations
-
 import json
 import os
 import unicodedata

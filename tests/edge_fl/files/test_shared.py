@@ -1,7 +1,5 @@
 """What root, the agent's account and the Pi's user make in a shared folder: each can use what the others made, whatever the umask."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files that people write are read in the encodings of their editors, or the error says where and what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

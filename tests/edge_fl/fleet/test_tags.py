@@ -1,7 +1,5 @@
 """Tags of devices: which can be given, and the file that enrolment writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The head `auto` takes what validates best, within its budget, and shows from how many labels on which kind does."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Bounds of class statistics: nothing that honest devices send is outside them, and what one device alone can add is bounded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Class statistics: sums that add up, fit into their message, and are checked against their counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

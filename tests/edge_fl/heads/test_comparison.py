@@ -1,7 +1,5 @@
 """Class means are compared across devices: what differs in its class is left out, honest skew is not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a release's extras are for: heads found as their methods find them, and the parts that may go back, by the formulas."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

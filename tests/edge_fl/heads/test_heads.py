@@ -1,7 +1,5 @@
 """Heads are fitted on one client's features, predict with NumPy alone, survive the disk, and serve one extractor only."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """The prior: what other devices know helps with few labels, does no harm with many, and a useless one is ignored."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Calibration from out-of-fold predictions: probabilities, thresholds and rejections hold on samples that no head has seen."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

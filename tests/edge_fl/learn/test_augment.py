@@ -1,7 +1,5 @@
 """Augmentations: pure, drawn per image, values within 0..1, and the intended transformation."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

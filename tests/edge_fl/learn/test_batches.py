@@ -1,7 +1,5 @@
 """Batches are determined by (run, stage, round, client); short last batches do not reach BatchNorm."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The batch loop against a plain torch loop, and what it must not change."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every loss against the numbers of docs/methods-formulas.md, "Numbers that tests check", and against padding, which must not count."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

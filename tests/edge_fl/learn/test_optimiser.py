@@ -1,7 +1,5 @@
 """The optimisers equal torch's, with clipping and weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Random numbers from keys: uniform, independent, and bit-identical in every engine."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Data of many clients in one computation: aligned batches, and features in pieces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

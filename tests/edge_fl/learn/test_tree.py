@@ -1,7 +1,5 @@
 """Trees are matched by name, not by order; inputs are never changed."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Methods on a model of one number w with a given loss, to compare with values worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any

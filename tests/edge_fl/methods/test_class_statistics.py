@@ -1,7 +1,5 @@
 """Class-Statistics: the sums of all clients give each a better head (docs/methods-personal-heads.md, "Class-Statistics")."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

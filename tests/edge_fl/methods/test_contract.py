@@ -5,8 +5,6 @@ sizes, fewer samples than a batch, a client with one class, one with two samples
 its tests share the two rounds that each method runs once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Ditto: a personal model regularised towards the global one (docs/methods-personal-models.md, "Ditto"). λ = 0: see test_identities.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

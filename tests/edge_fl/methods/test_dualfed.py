@@ -1,7 +1,5 @@
 """DualFed: two stages, two heads combined, equal client weights (docs/methods-personal-heads.md, "DualFed")."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FedALA: element-wise weights between the global and the own head are trained (docs/methods-personal-models.md, "FedALA")."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedAMP: per-client mixtures by attention between models (docs/methods-personal-models.md, "FedAMP")."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

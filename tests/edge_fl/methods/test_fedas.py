@@ -1,7 +1,5 @@
 """FedAS: alignment with the previous extractor, weights by Fisher information (docs/methods-personal-heads.md, "FedAS")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """FedAvg (docs/methods-global.md, "FedAvg"). That one client is plain SGD: see tests/edge_fl/learn/test_fit.py."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from edge_fl.learn import tree

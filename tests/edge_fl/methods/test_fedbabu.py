@@ -1,7 +1,5 @@
 """FedBABU: the head keeps its initial values until final personalisation (docs/methods-global.md, "FedBABU")."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.learn import tree

@@ -1,7 +1,5 @@
 """FedBN: BatchNorm stays on the client (docs/methods-personal-models.md, "FedBN")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

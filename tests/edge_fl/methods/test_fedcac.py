@@ -1,7 +1,5 @@
 """FedCAC: critical values are shared with similar clients only (docs/methods-personal-models.md, "FedCAC")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """FedCGS: a head from sums over all clients' features (docs/methods-global.md, "FedCGS")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """FedCP: the policy splits every feature between two heads (docs/methods-personal-heads.md, "FedCP"). MMD: see test_losses.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

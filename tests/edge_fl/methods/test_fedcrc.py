@@ -1,7 +1,5 @@
 """FedCRC: three stages that each train one part, and a moving average of the global head (docs/methods-personal-heads.md, "FedCRC")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

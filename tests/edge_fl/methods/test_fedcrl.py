@@ -1,7 +1,5 @@
 """FedCRL: class means are sent, heads are not, and the contrastive loss sets the mix (docs/methods-personal-models.md, "FedCRL")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """FedDBE: a personal bias of the features, and a pull of their mean (docs/methods-global.md, "FedDBE")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

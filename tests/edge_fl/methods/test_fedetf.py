@@ -1,7 +1,5 @@
 """FedETF: a fixed frame as the head of all clients (docs/methods-global.md, "FedETF"). Balanced loss: see test_losses.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """FedGH: clients send class means, the server trains the head on them (docs/methods-personal-models.md, "FedGH")."""
 
-from __future__ import annotations
-
 import torch
 
 from edge_fl.learn import tree

@@ -1,7 +1,5 @@
 """FedKD: a student sent in low-rank factors and a personal teacher (docs/methods-personal-models.md, "FedKD" and F10)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

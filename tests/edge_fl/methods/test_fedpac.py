@@ -1,7 +1,5 @@
 """FedPAC: features pulled to class means, heads combined by a quadratic programme (docs/methods-personal-heads.md, "FedPAC" and F11)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """FedPer: the last layers are personal (docs/methods-personal-heads.md, "FedPer"). Its limits FedAvg and Local: see test_identities.py."""
 
-from __future__ import annotations
-
 from edge_fl.learn import tree
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors

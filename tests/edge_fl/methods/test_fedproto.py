@@ -1,7 +1,5 @@
 """FedProto: only prototypes are sent (docs/methods-personal-models.md, "FedProto")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

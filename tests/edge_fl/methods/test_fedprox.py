@@ -1,7 +1,5 @@
 """FedProx: proximal term and stragglers (docs/methods-global.md, "FedProx")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

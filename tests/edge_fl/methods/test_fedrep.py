@@ -1,7 +1,5 @@
 """FedRep: stage 1 trains only the head, stage 2 only the extractor (docs/methods-personal-heads.md, "FedRep")."""
 
-from __future__ import annotations
-
 from edge_fl.learn import tree
 from edge_fl.methods.contract import steps
 from tests.edge_fl.methods import toy

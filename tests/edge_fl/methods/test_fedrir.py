@@ -1,7 +1,5 @@
 """FedRIR: stages, alternation inside the second, masked images, bound of mutual information (docs/methods-personal-models.md, "FedRIR")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

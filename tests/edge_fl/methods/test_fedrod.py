@@ -1,7 +1,5 @@
 """Fed-RoD: a balanced generic head and a personal head on top (docs/methods-personal-heads.md, "Fed-RoD"). Loss: see test_losses.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Fine-tuning of a global model (docs/methods-global.md, "FedAvg+FT" and G17)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from inspect import isfunction
 

@@ -1,7 +1,5 @@
 """Every method runs on a frozen extractor; nothing of it travels or changes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """GPFL: global and personalised features behind a conditional valve (docs/methods-personal-heads.md, "GPFL")."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Pairs of methods that must be bit-identical with equal seeds and cohorts (docs/methods-formulas.md, "Numbers that tests check")."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

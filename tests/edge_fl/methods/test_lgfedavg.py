@@ -1,7 +1,5 @@
 """LG-FedAvg: shared head, personal extractors (docs/methods-personal-models.md, "LG-FedAvg")."""
 
-from __future__ import annotations
-
 from edge_fl.learn import tree
 from tests.edge_fl.methods import toy
 

@@ -1,7 +1,5 @@
 """Local: nothing is sent, and clients are independent of each other (docs/methods-global.md, "Local")."""
 
-from __future__ import annotations
-
 from edge_fl.learn import tree
 from tests.edge_fl.methods import toy
 

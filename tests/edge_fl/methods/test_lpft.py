@@ -1,7 +1,5 @@
 """LP-FT: the head first, then the whole model (docs/methods-global.md, "LP-FT")."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

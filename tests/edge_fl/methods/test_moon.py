@@ -1,7 +1,5 @@
 """MOON: contrast between global and previous features (docs/methods-global.md, "MOON")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

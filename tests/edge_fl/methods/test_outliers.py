@@ -1,7 +1,5 @@
 """An outlier in any element of any shared part of any method does not reach the aggregate: what is aggregated is screened."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Per-FedAvg: the gradient is taken after an inner step (docs/methods-global.md, "Per-FedAvg")."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.learn import tree

@@ -1,7 +1,5 @@
 """pFedFDA: heads from adapted Gaussians (docs/methods-personal-heads.md, "pFedFDA")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis

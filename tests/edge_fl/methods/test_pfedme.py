@@ -1,7 +1,5 @@
 """pFedMe: θ minimises the regularised loss, w steps towards θ (docs/methods-personal-models.md, "pFedMe")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """RepPer: a shared contrastive representation, and a head per client (docs/methods-personal-heads.md, "RepPer")."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

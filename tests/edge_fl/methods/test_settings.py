@@ -1,7 +1,5 @@
 """Settings of every method: augmentation of training images, a projector behind the extractor, another BatchNorm policy."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

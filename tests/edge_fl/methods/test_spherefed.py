@@ -1,7 +1,5 @@
 """SphereFed: a fixed orthonormal head, calibrated in closed form at the end (docs/methods-global.md, "SphereFed")."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

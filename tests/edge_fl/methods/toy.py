@@ -4,8 +4,6 @@
 tests to look at.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Cohorts of `SumDevice` with enrolled identities, and a server between them: every message is encoded, decoded and recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Thirty devices with certificates, made once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixed-point numbers: the error of a sum, the range, and six bytes on the wire."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Why a device has floors: what a server that deviates from the protocol learns with colluders, and how many it needs at the floors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

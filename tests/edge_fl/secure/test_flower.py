@@ -4,8 +4,6 @@ Flower's pins (rich < 15, typer < 0.21, pycryptodome < 4) conflict with those of
 environment of its own. Flower's generator of masks has a seed of 32 bits and serves only to compare what is done with masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A cohort of devices and a server: results, drop-outs, and what the messages reveal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

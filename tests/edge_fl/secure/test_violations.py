@@ -1,7 +1,5 @@
 """Devices and a server that deviate from the protocol: every violation has a name and reveals nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace as with_fields

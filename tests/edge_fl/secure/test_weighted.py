@@ -1,7 +1,5 @@
 """Weighted averages of parameters as masked sums: each device sends weight * parameters, followed by the weight."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

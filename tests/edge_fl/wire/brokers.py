@@ -1,7 +1,5 @@
 """Other brokers than our own mosquitto: one with passwords, and a server that treats every connection in its own way."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

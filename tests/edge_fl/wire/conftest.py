@@ -1,7 +1,5 @@
 """Clients of every transport, that keep their events in order and wait for them."""
 
-from __future__ import annotations
-
 import queue
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """The egress manifest names what may leave a device, and everything else stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Which hosts a broker's certificate covers: as OpenSSL decides it, in every spelling."""
 
-from __future__ import annotations
-
 import shutil
 import ssl
 import subprocess

@@ -1,7 +1,5 @@
 """An identity is read whole or refused with the reason, and a cut while it is replaced leaves one that works."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from datetime import UTC, datetime

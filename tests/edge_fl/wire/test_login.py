@@ -1,7 +1,5 @@
 """User name and password are files of the identity folder; the password is private and appears in no text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Encoded messages decode to the same values; anything else raises ProtocolError only."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

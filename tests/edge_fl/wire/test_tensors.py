@@ -1,7 +1,5 @@
 """Tensors survive the wire bit for bit, and nothing else does: every other payload is a ProtocolError."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

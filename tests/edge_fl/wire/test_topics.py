@@ -1,7 +1,5 @@
 """`parse` is the inverse of every topic function, refuses all else, and the access rules fit the topics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

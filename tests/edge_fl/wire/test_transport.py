@@ -1,7 +1,5 @@
 """The contract test of all transports."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """A comparison runs only missing cells, names every number, survives failed cells, and is compared with the paper."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A comparison runs a cell again when its inputs changed, says why, and keeps all others."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

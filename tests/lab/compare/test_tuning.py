@@ -1,7 +1,5 @@
 """A tuned comparison: equally many trials for every method on validation data, paired differences, and what they cost."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

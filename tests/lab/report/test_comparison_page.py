@@ -1,7 +1,5 @@
 """The page of a comparison: one file, a verdict by validation accuracy, paired differences with interval and n."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of runs over a broker: where nothing was trained on the server, and where no full device could be measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.config import MethodConfig

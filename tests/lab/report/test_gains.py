@@ -1,7 +1,5 @@
 """Headlines and gains: of the same clients, full and head-only devices apart, of the newest evaluated line, never of a few clients."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.metrics import GLOBAL_TEST, LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, TEST_SAMPLES

@@ -1,7 +1,5 @@
 """Figures are reproducible, need no display, and show the measured values; separation and CKA similarity follow their formulas."""
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """The report of a run: its figures equal those of the JSONL, it has no external reference, and it lists what devices sent."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

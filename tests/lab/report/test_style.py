@@ -1,7 +1,5 @@
 """Figures are legible in print: width, fonts, contrast, and colours that differ to colour-blind readers; SVG and PDF have real text."""
 
-from __future__ import annotations
-
 import re
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Class-Statistics on digits: what the prior gains with one label per class."""
 
-from __future__ import annotations
-
 import numpy as np
 from sklearn.datasets import load_digits
 

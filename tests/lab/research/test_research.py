@@ -1,7 +1,5 @@
 """The Python API: runs and comparisons on arrays, with the numbers of the commands; wrong input starts nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

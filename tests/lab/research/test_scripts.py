@@ -1,7 +1,5 @@
 """Three lines of Python run FedRep with the pool engine: in a script next to a `server.py`, and in a notebook."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ full         add scenes while files may not grow beyond a limit, then without th
 kill         add a scene in children that die before their n-th change of the disk, for every n; prints the number of deaths
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Pictures of random blocks: different numbers give pictures that are no near duplicates."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import numpy as np

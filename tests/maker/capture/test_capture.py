@@ -1,7 +1,5 @@
 """Capture from cameras, streams and a watched folder, within the daily budget; everything that stops it is named, and nothing is lost."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

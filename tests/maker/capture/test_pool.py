@@ -1,7 +1,5 @@
 """The pool keeps whole pictures within its limits, rejects near duplicates, and drops the least informative ones."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Drawn pictures of fruit, a release with a small extractor for them, and a device that has both."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

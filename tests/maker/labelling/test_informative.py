@@ -1,7 +1,5 @@
 """Informative pictures are far from the labelled ones, typical, and among those that the head confuses; every row comes once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ The work is counted in processor time of both processes, because other programs 
 pytest tests/maker/labelling/test_label_figures.py -s
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

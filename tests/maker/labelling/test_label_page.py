@@ -3,8 +3,6 @@
 With EDGE_FL_SCREENSHOTS the pictures of docs/teach-a-device.md are written to that folder.
 """
 
-from __future__ import annotations
-
 import os
 from io import BytesIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The label page's JSON API: what it refuses, two people at once, tokens, other web sites, TLS."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """A label leads to a new head at once, which predictions use until the agent has fitted."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pictures move between the pool and the folders of their classes; none is lost, whatever happens in between."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import unicodedata

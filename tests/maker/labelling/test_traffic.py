@@ -1,7 +1,5 @@
 """Pictures never leave the device: all MQTT traffic of an agent, recorded while pictures are captured and labelled."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The label page never acts on a picture that was not seen: slow and broken pictures, held keys, double clicks, two tabs, files that go."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

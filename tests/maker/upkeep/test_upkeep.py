@@ -1,7 +1,5 @@
 """Reset, backup, restore and removal of a device: what goes, what stays, and what is rejected."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Kept releases for tests of commands."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`edge-fl new`: a recipe from folders of pictures or a list of classes; it loads and runs as written, and nothing is overwritten."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import unicodedata

@@ -1,7 +1,5 @@
 """`edge-fl release ...`, with a running server and without one."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The server's commands: invalid input gives one line and an exit code; a signal ends a run in order."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

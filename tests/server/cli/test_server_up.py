@@ -1,7 +1,5 @@
 """`edge-fl server up` as a process next to a run: either may be killed, and devices that join later are served."""
 
-from __future__ import annotations
-
 import os
 import signal
 from contextlib import closing

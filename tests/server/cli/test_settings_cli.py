@@ -1,7 +1,5 @@
 """`edge-fl fleet set` and `fleet settings`: checks, confirmation, roles and the audit log, desired and actual settings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

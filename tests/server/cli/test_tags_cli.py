@@ -1,7 +1,5 @@
 """The commands on tags and groups, and the confirmation of selectors that match no device or all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables in a real terminal of 80, 100 and 200 columns have every word of their data; what is left out is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

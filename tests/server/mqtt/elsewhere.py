@@ -5,8 +5,6 @@ tensors are on one device, as CUDA would have it (a number, that is a tensor wit
 a tensor behind fails here as it would fail on a GPU. What a GPU computes differently is not seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +26,7 @@ class There(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> There:
+    def __new__(cls, held: Tensor) -> "There":
         options = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
         there = Tensor._make_wrapper_subclass(cls, held.size(), device=ELSEWHERE, **options)
         there.held = held

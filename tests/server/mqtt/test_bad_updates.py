@@ -1,7 +1,5 @@
 """Bad messages of devices do not change an aggregate or fill the server's memory, and all are counted."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -3,8 +3,6 @@
 Of the real thing only the placement is seen (`tests.server.mqtt.elsewhere`); `make bench-gpu` compares engines on a real GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Head updates are validated, join their own part, and have no weight in others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

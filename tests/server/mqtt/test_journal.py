@@ -1,7 +1,5 @@
 """The journal: screened updates in the registry, and quarantine that follows from them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The fleet of real devices: bit-identical to simulation; a lost device, connection or broker does not stop a round."""
 
-from __future__ import annotations
-
 import threading
 
 import msgspec

@@ -1,7 +1,5 @@
 """What tells a restored broker's messages from replayed ones, and the lines about them, on a clock that the test moves."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.failures import Failure

@@ -1,7 +1,5 @@
 """The rate limit per device: what a correct device sends passes, a flooding device is dropped, named and quarantined."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Devices that were decommissioned or renamed: certificate, assignments and retained messages end, history stays."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

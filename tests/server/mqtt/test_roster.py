@@ -1,7 +1,5 @@
 """The server's connection and roster: present devices, a single server per fleet, robustness against messages of devices."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Identities on a broker with access control: revoked and duplicate devices do not count; one server per fleet."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

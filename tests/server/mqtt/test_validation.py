@@ -1,7 +1,5 @@
 """Limits of one update, at their ends: norms and the shapes of what is aggregated."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Several processes receive the reports of one fleet and share a database: each report counts once, also after a crash."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The request of a small run over the stage's broker."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """How a run ends: too few devices, a missed quorum, a stop on request, Ctrl-C; and how it is resumed."""
 
-from __future__ import annotations
-
 import _thread
 import signal
 import threading

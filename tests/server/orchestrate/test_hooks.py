@@ -1,7 +1,5 @@
 """Hooks of other packages: one whose setting a recipe has measures more, any client; one that cannot be imported ends the run at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs without data on the server: source "none" releases the extractor as it is, source "fleet" needs no dataset file."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """One run against a fleet: from a recipe to results, in one named end state, with nothing left on the broker that keeps devices at work."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """`edge-fl server up`: a fleet is served between runs; runs take over while they last."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

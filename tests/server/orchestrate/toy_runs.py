@@ -1,7 +1,5 @@
 """Small changes to the request of a toy run, and reading its results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as changed

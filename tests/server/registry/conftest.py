@@ -1,7 +1,5 @@
 """Registry tests run on SQLite in memory, SQLite in a file and, if Debian's package is installed, PostgreSQL."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """The audit log: rows are added by every way to act, and can be neither changed nor deleted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands that only read a registry never create an empty one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

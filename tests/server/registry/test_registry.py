@@ -1,7 +1,5 @@
 """The registry: every value survives, nothing is counted twice, and final states do not change."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Whether a server is online, and since when: also one that ended without notice, or that another one replaced."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The roll-out of an agent release follows the statuses of devices, also of those that a restart has made absent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

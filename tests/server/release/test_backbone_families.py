@@ -1,7 +1,5 @@
 """Families of pretrained networks: exported with parity, and as int8 through the gate; source of the table in docs/models.md."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

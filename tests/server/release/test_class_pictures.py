@@ -1,7 +1,5 @@
 """Pictures of the server, by class, for int8 variants of releases without a run."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

@@ -1,7 +1,5 @@
 """What a release says about heads follows from its method and network."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig

@@ -1,7 +1,5 @@
 """Foreign ONNX models: what is accepted is converted without a change of its features; every bad kind is one line that says what to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gates and stages of a roll-out: rare false aborts, early detection of harm, independence of the order of reports."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace

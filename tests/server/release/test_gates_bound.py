@@ -1,7 +1,5 @@
 """The bound of the accuracy gates, computed a second time from docs/gates.md: nothing here calls the product on the side that it checks."""
 
-from __future__ import annotations
-
 from functools import partial, reduce
 from itertools import pairwise
 

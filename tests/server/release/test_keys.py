@@ -1,7 +1,5 @@
 """Keys that are taken out, rotated and added: what a server can do without them, and which metadata devices trust."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The panel of a release that changes how heads are fitted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """int8 compared with fp32: smaller, nearly as accurate, evaluated before publication; source of the table in docs/releases.md."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A roll-out in the registry: which devices count in a stage that some of them have left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

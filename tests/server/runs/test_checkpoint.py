@@ -1,7 +1,5 @@
 """Checkpoints: bit for bit, whole or passed over, and a resumed simulation equals one that was never interrupted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

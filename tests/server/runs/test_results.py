@@ -1,7 +1,5 @@
 """A results folder is complete, readable while the run goes on, and honest about how the run ended."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

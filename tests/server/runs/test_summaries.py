@@ -1,7 +1,5 @@
 """Paired differences: the same clients on both sides, with their number and a 95 % interval."""
 
-from __future__ import annotations
-
 from math import isnan, nan
 
 import pytest

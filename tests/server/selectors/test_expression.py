@@ -1,7 +1,5 @@
 """Selectors: what an expression matches, and what a wrong one says."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.fleet import tags

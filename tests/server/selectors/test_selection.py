@@ -1,7 +1,5 @@
 """Selections of a fleet from the registry: tags, attributes, groups, and the time of a large fleet."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

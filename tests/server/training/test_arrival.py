@@ -1,7 +1,5 @@
 """Updates that arrive in any order: passed on by client as soon as possible, up to a goal, with progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from edge_fl.console.progress import Count

@@ -1,7 +1,5 @@
 """Asynchronous aggregation: a round ends when its buffer is full, and what comes later counts in the round in which it comes, but less."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.errors import ConfigError

@@ -1,7 +1,5 @@
 """Cohorts: how many clients a round selects, and which."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl_server.recipes.recipe import CohortConfig

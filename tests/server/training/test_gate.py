@@ -1,7 +1,5 @@
 """The round gate: what honest rounds cost and keep, what a harmful update cannot do, and what liars cannot do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Cohorts of simulated clients and devices."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The round loop: attempts, quorum and the end of a run."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

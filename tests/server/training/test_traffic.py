@@ -1,7 +1,5 @@
 """Bytes of a round are those of the tensors that travel, as docs/methods.md lists them for every method."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.learn.tree import parameters, size_bytes

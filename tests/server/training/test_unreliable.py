@@ -1,7 +1,5 @@
 """Simulated clients drop out and are slow as configured, the same with every engine and in every resumed run."""
 
-from __future__ import annotations
-
 import pytest
 
 from edge_fl.errors import ConfigError

@@ -1,7 +1,5 @@
 """Updates that were asked for compressed or with noise: alike in simulation and over the wire, and refused in any other form."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """A sample of the attack table in CI: two of ten attackers are named and cost little, honest one-class clients lose nothing."""
 
-from __future__ import annotations
-
 from functools import cache
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """The benchmark reports its figures, and no number if the two sides did not compute the same."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A sample of the gate table: false aborts at most 1 %, and gross harm stopped in the first stage. `make nightly` computes the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

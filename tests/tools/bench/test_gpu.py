@@ -1,7 +1,5 @@
 """The GPU benchmark at tiny sizes on the CPU: every item runs and states what it would measure."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of poisoned class statistics: what the attacks cost, and that the protections stop them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The scale bench with a dozen devices: a round survives a restart of its broker, and idle agents stay connected."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A faulty transport injects the faults of its profile reproducibly, and recovers after a cut."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

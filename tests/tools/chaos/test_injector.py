@@ -1,7 +1,5 @@
 """A fleet with faults: devices crash and restart on their own folders, leave permanently, or lose their connections together."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """A chaos profile is read strictly, and what it draws is the same again from the same seed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page about the Cyber Resilience Act names every item of Annex I, and only tests and documents that exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

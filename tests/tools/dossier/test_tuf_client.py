@@ -1,7 +1,5 @@
 """The adaptor for `tuf-conformance`, on a repository of ours; the suite itself where a checkout is given."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pictures of PACS and the backbone that studies of them need."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny sample of the study of backbones, on made-up pictures of four domains."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

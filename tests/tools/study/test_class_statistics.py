@@ -1,7 +1,5 @@
 """The study of class statistics: a small federation through all its tables, and the accuracies that it promises on PACS."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The study of groups on a few pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from edge_fl.data import datasets

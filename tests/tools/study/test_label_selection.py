@@ -1,7 +1,5 @@
 """The table of label selection on separable pictures of unequal classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The study of near duplicates on a few pictures of random blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.maker.capture.scenes import pixels

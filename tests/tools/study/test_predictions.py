@@ -1,7 +1,5 @@
 """Calibration and target precision of the default head hold on unseen pictures of PACS, with the real weights of EfficientNet-Lite0."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

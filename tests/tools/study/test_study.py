@@ -1,7 +1,5 @@
 """A small sample of the study: trials, federations, head-only clients, evidence, claims; interrupted and continued."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

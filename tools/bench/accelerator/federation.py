@@ -1,7 +1,5 @@
 """Rounds of a whole federation on the vectorised engine, with evaluation, each with its wall-clock time."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The items of the GPU benchmark by name, each with a statement of what it measures on a GPU and its target."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

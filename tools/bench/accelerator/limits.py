@@ -4,8 +4,6 @@ All peaks are measured in the same run: a copy, a square matrix product and an e
 write, as if nothing stayed in a cache; views are free. The limit with the longest time applies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

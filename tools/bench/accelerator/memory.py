@@ -1,7 +1,5 @@
 """Memory: how many clients `ClientCapacity` puts into one computation, and the peak of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

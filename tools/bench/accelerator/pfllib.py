@@ -4,8 +4,6 @@ The child works in a temporary folder, because PFLlib reads `../dataset` and wri
 this repository.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ Its authors need about 24.5 s on 32 cores and four RTX 6000 (CVPR-W 2026, read f
 has been loaded, images are cropped and flipped, and the global model is evaluated on 10,000 images after every round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ Both sides evaluate every second round, so that one run shows rounds with and wi
 evaluates accuracy, AUC and the loss of the training images, edge-fl the metrics of its reports.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A6: rounds of the vectorised engine compared with the plain loop on the same accelerator, with a profile of their time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Device and sizes of the GPU benchmark, and memory measurement on the device."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Single training steps of equal clients: one after the other, stacked, compiled by torch.compile, and replayed as a CUDA graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """The methods that are compared: their settings in edge-fl and PFLlib, and which weights both sides have after a round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m tools.bench.peers.child SIDE FOLDER [PFLLIB]`: one side of the comparison, which runs a round whenever it is asked to."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """`make bench-peers`: measure all sides of the given methods in turns; write runs/bench/peers.json and peers.md."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

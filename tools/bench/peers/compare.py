@@ -1,7 +1,5 @@
 """Compares the sides of a case: their weights after round 1, then their times in turns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Flower's simulation with Ray: one actor with one thread per core, FedAvg by its own strategy."""
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

@@ -9,8 +9,6 @@
 This module needs torch and NumPy only, because other simulators run in environments without edge-fl.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """edge-fl with the engine that `auto` chooses, and the plain loop of the benchmark."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import edge_fl

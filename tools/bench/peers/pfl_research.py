@@ -3,8 +3,6 @@
 It takes a user's samples in the order in which they are stored; they are stored in the order of the job's batches.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from importlib import metadata
 from typing import Any

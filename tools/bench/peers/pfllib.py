@@ -3,8 +3,6 @@
 In round 1 the clients' loaders have the job's batches, so that the weights can be compared; from round 2 on everything is PFLlib's own.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

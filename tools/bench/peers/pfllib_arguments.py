@@ -1,7 +1,5 @@
 """The arguments of PFLlib's main.py that its base classes read, in every comparison with it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 DEFAULTS: dict[str, Any] = {

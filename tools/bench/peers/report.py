@@ -1,7 +1,5 @@
 """Results of the comparison, as JSON and as a markdown table."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 

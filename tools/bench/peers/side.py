@@ -1,7 +1,5 @@
 """The parent's end: a side as a child process that is timed round by round, with its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -43,7 +41,7 @@ class Command:
     threads: int = 0
 
     @classmethod
-    def separate(cls, kind: str) -> Command:
+    def separate(cls, kind: str) -> "Command":
         """The command of a simulator with an environment of its own."""
         return cls(kind, ENVIRONMENTS / kind / "bin" / "python")
 
@@ -75,7 +73,7 @@ class Side:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Side:
+    def __enter__(self) -> "Side":
         return self
 
     def __exit__(

@@ -1,7 +1,5 @@
 """PFLlib's division of images over clients, and its dataset files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

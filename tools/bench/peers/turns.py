@@ -1,7 +1,5 @@
 """The child's end of the protocol: a line on standard input asks for a round or for the weights, a line of JSON answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Writes a job: synthetic images, PFLlib's split, initial weights, and the batches that edge-fl draws in round 1."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The two runs: a busy fleet whose broker restarts in mid-round, and an idle fleet."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

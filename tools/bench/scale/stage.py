@@ -1,7 +1,5 @@
 """The processes of a run: a folder with data, a free port, and the real commands as child processes."""
 
-from __future__ import annotations
-
 import re
 import socket
 import tempfile

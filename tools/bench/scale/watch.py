@@ -1,7 +1,5 @@
 """Measurements from outside a running fleet: memory of processes, the broker's counters, delays of reports."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Interface of the targets to which a bundle can be written."""
 
-from __future__ import annotations
-
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Check that a boot partition belongs to a supported Raspberry Pi OS, by its file names and `issue.txt`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection
 from datetime import date

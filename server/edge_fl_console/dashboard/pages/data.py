@@ -1,7 +1,5 @@
 """The data of the fleet: a dot per device and class, its area the number of samples."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nicegui import ui

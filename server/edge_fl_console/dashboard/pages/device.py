@@ -1,7 +1,5 @@
 """One device: its description, its accuracy over time, its requests, reports and rejections."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn

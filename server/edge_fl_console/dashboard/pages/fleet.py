@@ -1,7 +1,5 @@
 """The fleet: one table of all devices; the database searches, sorts and pages, and the address keeps the query."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import urlencode
 

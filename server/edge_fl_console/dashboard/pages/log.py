@@ -1,7 +1,5 @@
 """The events of a fleet, the newest first."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from nicegui import ui

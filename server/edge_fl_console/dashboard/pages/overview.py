@@ -1,7 +1,5 @@
 """The overview: what needs attention, what personalisation gains, what changed last."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby

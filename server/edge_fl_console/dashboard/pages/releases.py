@@ -1,7 +1,5 @@
 """Releases: the devices that run each of them, the current roll-out with its stages, and the buttons that control it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

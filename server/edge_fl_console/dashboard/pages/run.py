@@ -1,7 +1,5 @@
 """A run by round: accuracies as a chart and a table, clients that did not respond, rejected reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from math import isfinite

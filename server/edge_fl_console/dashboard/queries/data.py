@@ -1,7 +1,5 @@
 """Samples per class of a page of devices, as the devices reported them."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from msgspec import Struct

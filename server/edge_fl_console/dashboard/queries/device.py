@@ -1,7 +1,5 @@
 """One device: its description, and its newest requests, reports and rejected reports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from msgspec import Struct

@@ -4,8 +4,6 @@ Reports are read for the devices of the page only, unless it is sorted by one of
 as 50.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct

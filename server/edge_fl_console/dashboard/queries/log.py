@@ -1,7 +1,5 @@
 """Events of a fleet, the newest first: runs, rounds, releases, roll-outs, rejections and failures, merged by the database."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import reduce
 from operator import add

@@ -1,7 +1,5 @@
 """The state of a fleet at a glance: what needs attention, what personalisation gains, what changed last."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from math import isfinite
 from pathlib import Path

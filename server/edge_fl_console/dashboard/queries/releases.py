@@ -1,7 +1,5 @@
 """Releases with the devices that run them, and roll-outs with their progress."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from statistics import fmean
 from typing import Any

@@ -4,8 +4,6 @@ Counts and means come from the registry, std and bottom decile from the run's fo
 requested several times in a round counts once: by its success, else by its newest request.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from math import nan

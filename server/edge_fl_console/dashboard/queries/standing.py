@@ -1,7 +1,5 @@
 """Which devices need attention or are blocked, and which run a release: the counts behind health, filters and questions."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 from sqlalchemy import ColumnElement, case, func, select
 

@@ -5,8 +5,6 @@ earlier one left behind; "serve" assignments stay for devices that return later.
 stay are signed again before they expire.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -5,8 +5,6 @@ FOLDER/signature.json      fleet, device, query and sha256 as signed, the certif
 FOLDER/errors.txt          its recent warnings and errors, one per line
 """
 
-from __future__ import annotations
-
 import base64
 import zipfile
 from datetime import UTC, datetime

@@ -5,8 +5,6 @@ whether a server is online, and from the local registry, if there is one, when a
 outlier score, and whether its reports count. A state that its device did not sign is flagged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

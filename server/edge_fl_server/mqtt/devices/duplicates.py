@@ -4,8 +4,6 @@ A broker allows one client per name and disconnects the older, which reconnects 
 draws a random boot id, so boot ids that alternate come from two running processes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 MAX_DEVICES = 100_000

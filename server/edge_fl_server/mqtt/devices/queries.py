@@ -7,8 +7,6 @@ The answer comes as a descriptor and chunks. On a fleet with certificates it cou
 fleet, device, query and content.
 """
 
-from __future__ import annotations
-
 import queue
 import secrets
 import time

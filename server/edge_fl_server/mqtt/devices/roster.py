@@ -4,8 +4,6 @@
 notifies listeners of changes. A lost device stays in the table but is in no cohort.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ They are read from the registry as they change, and published again when the con
 published: devices accept no others.
 """
 
-from __future__ import annotations
-
 import threading
 
 from edge_fl.fleet.settings import DesiredSettings

@@ -1,7 +1,5 @@
 """The operator's settings of a device next to those in effect, from what the device reports."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

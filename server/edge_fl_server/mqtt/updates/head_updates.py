@@ -5,8 +5,6 @@ extractor's. Head updates that are late for one aggregation join the next; those
 does not reject its report.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

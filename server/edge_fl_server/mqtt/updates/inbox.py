@@ -4,8 +4,6 @@ Reports on an open round request go to it; reports of fitted heads go to the rol
 determines the sender, the run and the round of a report.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import Counter

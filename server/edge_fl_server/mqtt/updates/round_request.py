@@ -4,8 +4,6 @@ A report and its blob's chunks may arrive in any order, twice or incomplete; an 
 memory that a device can occupy is bounded by the size of a valid update. No IO here: the inbox passes packets in and sends the verdicts.
 """
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The broadcasts of a round request, retained as chunks on the broker until the request is closed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from edge_fl.blob import Blob, describe
@@ -49,7 +47,7 @@ class SharedBlobs:
         for sha256 in list(self._payloads):
             self.republish(sha256)
 
-    def clear(self, others: Iterable[SharedBlobs] = ()) -> None:
+    def clear(self, others: "Iterable[SharedBlobs]" = ()) -> None:
         """Clear all chunks except those that `others` use too."""
         kept = {sha256 for other in others for sha256 in other._payloads}
         for sha256, (blob, _) in self._payloads.items():

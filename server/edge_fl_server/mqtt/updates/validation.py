@@ -5,8 +5,6 @@ The shapes of shared parts follow from the method's network, so a tensor of anot
 a network are aggregated on trial: an update alone must aggregate to parts of the right shapes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ SQLite on one machine), validate and acknowledge them. The coordinator sends rou
 registry. If a worker crashes, devices send again what it had not acknowledged, to the other workers.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

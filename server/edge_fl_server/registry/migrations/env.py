@@ -1,7 +1,5 @@
 """Alembic's entry point: apply the migrations in `versions/` on the connection that `Database.open` passes."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from edge_fl_server.registry.tables import metadata

@@ -4,8 +4,6 @@ A device that can be updated is asked for the new agent once its stage has start
 release is signed as withdrawn, and its devices are asked for the one before. Devices whose owner declines updates take no part.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ A command that fails leaves nothing for a later server to carry out: nothing is 
 roll-out that no server carries out any longer is paused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing

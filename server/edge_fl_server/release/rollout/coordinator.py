@@ -5,8 +5,6 @@ release, and the previous one again after an abort; the previous release is then
 Before the next release, present devices may finish with the current one.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -5,8 +5,6 @@ grow from signature to signature, also across restarts and in a repository that 
 never below those reserved in FOLDER/signed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import threading
 import time

@@ -29,8 +29,6 @@ each gives the t that detects it best (`_tilt`). Its power grows with the harm: 
 supermartingale and bounds what one device can say against harm; `MAX_SHARE` bounds what it can say for harm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

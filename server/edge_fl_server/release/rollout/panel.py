@@ -4,8 +4,6 @@ The panel is the first stage of a roll-out in two stages, whose gates apply from
 fleet, and PANEL devices where half of the fleet are as many: fewer cannot show a loss of half the accuracy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable
 

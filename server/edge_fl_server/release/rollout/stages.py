@@ -6,8 +6,6 @@ have succeeded, and the reports together do not say that devices became worse. A
 the roll-out at any report. Final states do not change.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Collection, Mapping

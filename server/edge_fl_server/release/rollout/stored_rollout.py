@@ -4,8 +4,6 @@ Any process may `request` a roll-out. Outcomes are collected in memory, from any
 state, and stores the result. After a restart the roll-out continues from the registry, with the reports stored there.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

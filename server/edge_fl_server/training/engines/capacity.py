@@ -4,8 +4,6 @@ On a GPU the first chunk is small and measured; the next is as large as the free
 halved for the rest of the run. On a CPU chunks are small, to fit into the cache.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ another order and agrees up to rounding. Each is measured with one thread per pr
 as soon as another program uses a core. The chosen one computes with one thread, too.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping

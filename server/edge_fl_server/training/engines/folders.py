@@ -5,8 +5,6 @@ file in its folder, so a folder whose lock is free can be removed. Ray's agents 
 the processes that have files of a Ray session in its folders open.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

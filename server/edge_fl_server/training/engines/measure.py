@@ -3,8 +3,6 @@
 The sample is a store of its own, so that the run's personal parts and privacy budgets are untouched. A small federation is its own sample.
 """
 
-from __future__ import annotations
-
 import heapq
 import statistics
 import time

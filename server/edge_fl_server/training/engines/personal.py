@@ -1,7 +1,5 @@
 """Storage of the personal parts of simulated clients: in memory for a few clients, one file per client for thousands or for a pool."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ All workers (`processes`) map the images from one file; personal parts are one f
 memory where available.
 """
 
-from __future__ import annotations
-
 import shutil
 import weakref
 from collections.abc import Iterator

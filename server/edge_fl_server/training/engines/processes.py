@@ -4,8 +4,6 @@ Importing torch takes seconds, so a fork server imports it once and forks all wo
 can fork the server from itself (`prepare`); scripts and notebooks, which may have threads, start it as a new interpreter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

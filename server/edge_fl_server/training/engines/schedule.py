@@ -4,8 +4,6 @@ The round loop takes updates in ascending client id and holds early ones. A coho
 whose updates fit into memory together; the order changes only within a window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 

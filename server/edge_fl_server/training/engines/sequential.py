@@ -1,7 +1,5 @@
 """The reference engine: simulated clients, one after the other, in this process. Tests compare every other engine with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Base class of all engines: simulated clients, their personal parts, and the step of a single client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

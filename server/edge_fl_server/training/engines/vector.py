@@ -3,8 +3,6 @@
 Clients of similar size share a chunk, which keeps padding small; `ClientCapacity` determines the chunk size.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

@@ -3,8 +3,6 @@
 The pool adopts a worker's output only after the job has finished, so a worker may die at any moment and its job be repeated.
 """
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass
 from functools import lru_cache

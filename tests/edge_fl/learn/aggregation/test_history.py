@@ -1,7 +1,5 @@
 """History and copies: attackers are recognised by how their updates respond to the model, also where too few peers can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +34,7 @@ class World:
     dropped: dict[str, list[int]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def run(self, rounds: int = 10) -> World:
+    def run(self, rounds: int = 10) -> "World":
         screen = Screen(3.0, ["extractor"])
         memories: dict[int, dict[str, Tensor]] = {client: {} for client in self.attackers}
         for round in range(1, rounds + 1):

@@ -1,7 +1,5 @@
 """Weighted means that are exact for equal updates, means per class, and the moving average."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Robust aggregation: one client cannot move the result far; cohorts without outliers lose little."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

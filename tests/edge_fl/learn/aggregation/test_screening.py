@@ -1,7 +1,5 @@
 """Screening of updates: oversized changes are scaled down, outliers are dropped by name, all others pass unchanged."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

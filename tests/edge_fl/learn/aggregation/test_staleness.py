@@ -1,7 +1,5 @@
 """A late update counts as its change times 1/sqrt(1 + τ)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

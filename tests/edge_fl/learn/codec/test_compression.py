@@ -1,7 +1,5 @@
 """Decoded tensors: close (fp16), unbiased (int8), or the largest values with the rest kept (topk)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A released change is clipped and noisy; its epsilon is the library's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The closed-form gradient equals autograd's for every chain; other networks use autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

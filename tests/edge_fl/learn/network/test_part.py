@@ -1,7 +1,5 @@
 """Parts: pure functions of their parameters, in training and in inference behaviour."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

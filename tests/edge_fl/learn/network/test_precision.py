@@ -1,7 +1,5 @@
 """Half precision where the processor does not compute in it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fully connected networks of many clients, trained as stacks, end as each client's would alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The work of one client: what it measures around its local update (docs/methods.md G13)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

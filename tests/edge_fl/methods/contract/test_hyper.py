@@ -1,7 +1,5 @@
 """Hyper-parameters: values outside their declaration are refused, and the message says what is expected."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Head plans (docs/methods-on-devices.md, "Device tiers"): a stage called native is the method's own, with its own numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

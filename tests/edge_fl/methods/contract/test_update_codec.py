@@ -1,7 +1,5 @@
 """Update codec with every method: compressed updates decode correctly, private ones stay within their budget."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A broker with TLS and passwords, as managed brokers have them: who is accepted, and what is said about the others."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import re

@@ -1,7 +1,5 @@
 """What MQTT adds to the contract: a broker that dies, many clients on one thread, limits, and a network that goes silent."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import socket

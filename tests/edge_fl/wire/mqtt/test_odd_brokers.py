@@ -1,7 +1,5 @@
 """Brokers that reject, are busy, send invalid packets or close connections: retried unless final."""
 
-from __future__ import annotations
-
 import random
 import socket
 import ssl

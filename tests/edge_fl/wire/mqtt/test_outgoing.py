@@ -1,7 +1,5 @@
 """The queue keeps order, keeps to its window, and forgets nothing that has not been answered."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A wrong clock locks no device out that has an identity, opens no door, and is named where it is at fault."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Engine "auto": what is measured, how it is extrapolated, and what is chosen, recorded and ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

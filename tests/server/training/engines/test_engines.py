@@ -4,8 +4,6 @@ The toy federation has clients of different sizes, fewer samples than a batch, a
 FedCRL adds dropout, RepPer and DualFed augmentation.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Temporary folders are removed with their owner, or by the next process if the owner was killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Worker processes start wherever the folder for temporary files is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

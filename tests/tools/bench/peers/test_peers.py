@@ -1,7 +1,5 @@
 """The comparison with other simulators: its split, its table, and tiny runs of its sides."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

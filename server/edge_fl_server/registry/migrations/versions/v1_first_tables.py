@@ -1,7 +1,5 @@
 """The tables of the first release. Never changed: a later release adds a migration."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 
