@@ -88,7 +88,7 @@ def _run(settings: RemoteSettings, children: Children) -> int:
     """Run the agent, again with other settings whenever the operator changes them."""
     from edge_fl.console.progress import Progress
     from edge_fl_devices.board.systemd_notify import Notifier
-    from edge_fl_devices.runtime.connector import device_connector
+    from edge_fl_devices.runtime.connection import device_connector
     from edge_fl_devices.runtime.run_device import run_device
     from edge_fl_devices.runtime.runner import Runner
 

@@ -1,6 +1,7 @@
 """Settings of one device, from a TOML file and the options of `edge-fl device run`."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,10 +18,35 @@ from edge_fl.fleet.settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-from edge_fl_devices.capture_settings import CaptureConfig
 from edge_fl_devices.storage import read_json
 
+MB = 2**20
+CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?)://\S+|watch:/.+")
 FOLDER, SETTINGS = "device", "settings.json"
+
+
+class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where pictures without labels come from, and how many are kept.
+
+    `source` is "camera:NUMBER", the address of a stream (rtsp:// or http://), or "watch:/FOLDER", whose new pictures are copied; "": none.
+    `every_s` is the shortest time between two pictures of one source, and the interval of looks into a watched folder. `max_pictures` and
+    `max_mb` both limit the pool; the disk may hold less, of which a part stays free (`pool.SPARE_BYTES`).
+    """
+
+    source: str = ""
+    every_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 10.0
+    max_pictures: Annotated[int, Meta(ge=1)] = 500
+    max_mb: Annotated[float, Meta(gt=0)] = 200.0
+
+    def __post_init__(self) -> None:
+        if self.source and not CAPTURE_SOURCE.fullmatch(self.source):
+            raise ValueError(
+                f"source {self.source!r}: expected camera:0, rtsp://..., http://... or watch:/folder"
+            )
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self.max_mb * MB)
 
 
 class DeviceBroker(BrokerAddress, frozen=True, forbid_unknown_fields=True):

@@ -1,17 +1,37 @@
-"""The makers' commands `edge-fl device ...`: predict over HTTP and from a camera, export, label, share, back up and reset."""
+"""The makers' commands `edge-fl device ...`: predict over HTTP and from a camera, export, label, share, back up, reset and uninstall."""
 
+from __future__ import annotations
+
+import os
 import sys
+from getpass import getpass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console import units
+from edge_fl.console.confirm import confirm
 from edge_fl.console.output import print_status
+from edge_fl.errors import InputError
+from edge_fl.files import user_text
 from edge_fl.files.paths import text
-from edge_fl.options import CONNECTION, ConnectionOptions, argument, option
+from edge_fl.files.user_text import EncodingError
+from edge_fl.options import CONNECTION, FOLDERS, ConnectionOptions, YesOption, argument, option
+from edge_fl_devices.board.installation import ACCOUNT, settings_file
 from edge_fl_devices.options import DEVICE_FOLDER, ConfigOption, ExistingFolder, IdOption, PredictionOptions
 from edge_fl_devices.serving.show import print_threshold
-from edge_fl_maker.upkeep.cli import backup, label, reset, restore, share, uninstall
+
+if TYPE_CHECKING:
+    from edge_fl_devices.config import DeviceConfig
+
+PassphraseOption = Annotated[
+    str,
+    option(
+        "--passphrase-file FILE",
+        "File with the passphrase that encrypts the backup; - asks for it on the terminal.",
+    ),
+]
+LEAST_PASSPHRASE = 8
 
 
 def register(app: App) -> None:
@@ -113,3 +133,195 @@ def watch(
             sys.stdout.flush()
             if publisher:
                 publisher.publish(found)
+
+
+def label(
+    switch: Annotated[
+        Literal["on", "off"] | None, argument("on|off", "Start or stop the page, now and at every boot.")
+    ] = None,
+    folder: ExistingFolder = DEVICE_FOLDER,
+) -> None:
+    """Switch the label page of a flashed board on or off, a service under the agent's account, and show its address with the token."""
+    from edge_fl_maker.upkeep import label_page
+
+    label_page.require_installed()
+    settings = _settings(folder)
+    if switch:
+        label_page.switch(on=switch == "on")
+    if not label_page.is_on():
+        print_status("the label page is off; 'sudo edge-fl device label on' starts it")
+        return
+    for address in label_page.addresses(folder, settings):
+        print(address)
+    print_status("the label page is on, for each person in this network who has one of these addresses")
+
+
+def share(
+    group: Annotated[
+        str, option("--group GROUP", "Group of the agent's account, whose members share the pictures.")
+    ] = ACCOUNT,
+    folder: ExistingFolder = DEVICE_FOLDER,
+) -> None:
+    """Share the pictures of this device: the agent and all members of its group can add, label and delete them."""
+    from edge_fl.files import shared
+    from edge_fl_devices.data import location
+
+    settings = _settings(folder)
+    if not settings.reads_folder:
+        raise InputError(f"data {settings.data}: no folder of pictures to share")
+    data = Path(location.parsed(settings.data)[1])
+    try:
+        shared.share(data, group)
+    except KeyError as error:
+        raise InputError(
+            f"group {group!r}: does not exist; expected one of this machine (--group)"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{text(error.filename or data)}: {error.strerror}; expected sudo") from error
+    print_status(f"{text(data)}: shared with the group {group}; 'sudo usermod -aG {group} USER' adds a user")
+
+
+def _settings(folder: Path) -> DeviceConfig:
+    """The settings of the last run, or those that the board was flashed with. Raises InputError."""
+    from edge_fl_devices import config
+
+    if found := config.remembered(folder):
+        return found
+    if file := settings_file():
+        return config.from_options(file, {"folder": folder})
+    raise InputError(
+        f"{text(folder)}: no settings of a last run, expected the folder of a device that has run (--dir)"
+    )
+
+
+def reset(
+    folder: ExistingFolder = DEVICE_FOLDER,
+    labels: Annotated[
+        bool, option("--labels", "Also delete the pictures, those with labels in the data folder included.")
+    ] = False,
+    identity: Annotated[
+        bool,
+        option(
+            "--identity",
+            "Also delete certificate and key, trusted metadata, and the record of epsilon spent.",
+        ),
+    ] = False,
+    yes: YesOption = False,
+) -> None:
+    """Reset the device to its state after flashing: heads, outbox, releases and caches are deleted."""
+    from edge_fl_maker.upkeep import folder as resetting
+    from edge_fl_maker.upkeep.folder import stopped
+
+    with stopped(folder):
+        planned = resetting.plan_reset(folder, labels=labels, identity=identity)
+    if not planned.paths:
+        print_status(f"{text(folder)}: nothing to delete")
+        return
+    confirm(f"Delete {planned.describe()}?", yes)
+    resetting.reset(folder, planned)
+    kept = [*([] if identity else ["identity", "privacy budget"]), *([] if labels else ["pictures"])]
+    print_status(f"{text(folder)}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
+
+
+def backup(
+    file: Annotated[Path, argument("FILE", "New file for the backup.")],
+    passphrase_file: PassphraseOption = "",
+    folder: ExistingFolder = DEVICE_FOLDER,
+) -> None:
+    """Back up heads, settings, personal parts, privacy budget and identity of this device into one file of mode 0600."""
+    from edge_fl_devices.config import remembered
+    from edge_fl_maker.upkeep import backup as backups
+    from edge_fl_maker.upkeep.folder import stopped
+
+    with stopped(folder):
+        settings = remembered(folder)
+    if settings is None:
+        raise InputError(
+            f"{text(folder)}: no settings of a last run, expected the folder of a device that has run (--dir)"
+        )
+    size = backups.back_up(folder, settings, file, _passphrase(passphrase_file, new=True))
+    protection = "encrypted" if passphrase_file else "not encrypted: it contains the device's key"
+    print_status(f"{text(file)}: backup of {settings.id}, {units.size(size)}, {protection}")
+
+
+def restore(
+    file: Annotated[Path, argument("FILE", "A backup of 'edge-fl device backup'.")],
+    passphrase_file: PassphraseOption = "",
+    folder: ExistingFolder = DEVICE_FOLDER,
+    identity: Annotated[
+        Path | None,
+        option("--identity FOLDER", "Folder for the identity [that of the settings in the backup].", FOLDERS),
+    ] = None,
+    yes: YesOption = False,
+) -> None:
+    """Restore a backup of this device, for example on a new card; the old card must not run any more."""
+    import msgspec
+
+    from edge_fl.untrusted import NOT_JSON
+    from edge_fl_devices.config import DeviceConfig
+    from edge_fl_maker.upkeep import backup as backups
+
+    header, contents = backups.read(file, _passphrase(passphrase_file))
+    try:
+        settings = msgspec.json.decode(contents.get("settings.json", b""), type=DeviceConfig)
+    except NOT_JSON as error:
+        raise InputError(f"{text(file)}: settings that this version cannot read ({error})") from error
+    where = identity or (Path(settings.broker.identity) if settings.broker.identity else None)
+    existing = [text(path) for path in (folder, where) if path and path.is_dir() and any(path.iterdir())]
+    if existing:
+        confirm(f"Replace what {header.device}'s backup contains in {' and '.join(existing)}?", yes)
+    try:
+        backups.restore(contents, folder, where)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename}: {error.strerror}; expected folders to write to (sudo)"
+        ) from error
+    into = f" and its identity to {text(where)}" if where else ""
+    print_status(
+        f"{header.device}: restored to {text(folder)}{into}; two devices with one identity are quarantined"
+    )
+
+
+def uninstall(yes: YesOption = False) -> None:
+    """Remove edge-fl from this board: service, program, settings, identity and the agent's folder; your pictures stay."""
+    from edge_fl_maker.upkeep import uninstall as removal
+
+    paths = removal.installed()
+    if not paths:
+        raise InputError("nothing of 'edge-fl flash' is installed here")
+    if os.geteuid() != 0:
+        raise InputError("device uninstall: not root, expected sudo")
+    confirm(f"Delete {', '.join(map(text, paths))}, with identity, heads and unlabelled pictures?", yes)
+    try:
+        removal.uninstall(paths)
+    except OSError as error:
+        raise InputError(
+            f"{error.filename}: {error.strerror}", "run the command again to complete it"
+        ) from error
+    print_status("edge-fl was removed; pictures, and the bundle on the boot partition, stay")
+    if left := removal.left_by_dependencies():
+        print_status(
+            f"onnxruntime wrote {', '.join(map(text, left))}: delete it if no other program uses onnxruntime"
+        )
+
+
+def _passphrase(file: str, *, new: bool = False) -> str:
+    """Read a passphrase. Raises InputError."""
+    if not file:
+        return ""
+    try:
+        if file == "-":
+            if not sys.stdin.isatty():
+                raise InputError("--passphrase-file -: no terminal to ask on, expected a file")
+            found = getpass("Passphrase: ")
+            if new and getpass("Again: ") != found:
+                raise InputError("the passphrases differ")
+        else:
+            found = user_text.read(Path(file)).strip()
+    except (OSError, EncodingError) as error:
+        raise InputError(f"--passphrase-file {file}: {error}") from error
+    if len(found) < LEAST_PASSPHRASE:
+        raise InputError(
+            f"--passphrase-file {file}: {len(found)} characters, expected {LEAST_PASSPHRASE} or more"
+        )
+    return found

@@ -10,7 +10,7 @@ All of a device's topics share one branch, which the broker's access list grants
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -22,14 +22,11 @@ from edge_fl.errors import ConfigError, DeadlineError, InputError
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
 from edge_fl.wire.topics import home_assistant
-from edge_fl.wire.transport import Connected, Event, Listener, Packet, Transport
+from edge_fl.wire.transport import Connect, Connected, Event, Packet
 from edge_fl_devices.config import DeviceBroker, from_options
-from edge_fl_devices.runtime.connector import connector
+from edge_fl_devices.runtime.connection import connector
 from edge_fl_devices.storage.store import Store
 from edge_fl_maker.watch import WatchedPrediction
-
-Connect = Callable[[str, Packet | None, Listener], Transport]
-"""Connects the client of this name with its will."""
 
 ONLINE, OFFLINE = b"online", b"offline"
 TEXT = "text/plain"

@@ -156,3 +156,7 @@ def deliver_event(event: Event, deliver: Listener, client_id: str) -> None:
     except Exception:
         what = f"{len(event.payload)} bytes on {event.topic}" if isinstance(event, Packet) else repr(event)
         log.exception("%s: the listener failed on %s; continuing with the next event", client_id, what)
+
+
+Connect = Callable[[str, Packet | None, Listener], Transport]
+"""Connects the client of this name, with its will, to a broker."""

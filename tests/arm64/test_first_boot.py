@@ -15,7 +15,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.flash.templates import INSTALLER, LABEL_SERVICE, SERVICE
+from edge_fl_devices.board.installation import INSTALLER, LABEL_SERVICE, SERVICE
 from edge_fl_server.release import website
 from tests.arm64 import site, userland
 from tests.arm64.pi import Pi, require

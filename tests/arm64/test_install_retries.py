@@ -20,13 +20,12 @@ from pathlib import Path
 import pytest
 
 from edge_fl.cli import cache_folder
+from edge_fl_devices.board.installation import INSTALLER, SERVICE
 from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.flash.bundle import FOLDER
 from edge_fl_devices.flash.card_contents import CardContents, with_pi_paths
-from edge_fl_devices.flash.changes import apply_changes, plan_changes
-from edge_fl_devices.flash.first_boot import INSTALL_SCRIPT
+from edge_fl_devices.flash.changes import INSTALL_SCRIPT, apply_changes, plan_changes
 from edge_fl_devices.flash.targets.image import Image
-from edge_fl_devices.flash.templates import INSTALLER, SERVICE
 from edge_fl_devices.flash.wheels import Wheelhouse, gather
 from tests.arm64 import userland
 from tests.arm64.pi import Pi, require

@@ -13,9 +13,8 @@ from edge_fl.blob import Assembly, Blob, describe, split
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import MESSAGES, Ack, Assignment, Report, Round, ServerState, decode, encode
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import UNTYPED, Event, Packet
+from edge_fl.wire.transport import UNTYPED, Connect, Event, Packet
 from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_server.release.repository import Repository
 
@@ -27,7 +26,7 @@ M = TypeVar("M", bound=Struct)
 class ScriptedServer:
     """`received` contains everything that devices published, in order, as (address, payload)."""
 
-    def __init__(self, connect: DeviceConnect, name: str = "server") -> None:
+    def __init__(self, connect: Connect, name: str = "server") -> None:
         self.received: list[tuple[Address, bytes]] = []
         self._news = threading.Condition()
         self._retained: set[str] = set()
@@ -149,7 +148,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def running(*devices: Device, connect: DeviceConnect, workers: int = 1):  # type: ignore[no-untyped-def]
+def running(*devices: Device, connect: Connect, workers: int = 1):  # type: ignore[no-untyped-def]
     """Run the devices in a thread; at the end they disconnect cleanly."""
     runner = Runner(workers=workers)
     for device in devices:

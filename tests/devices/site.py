@@ -13,13 +13,13 @@ from onnx import helper
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Capability
+from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device, start
-from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
@@ -86,7 +86,7 @@ def head_device(
 class Site:
     """A broker with a scripted server and a repository."""
 
-    connect: DeviceConnect
+    connect: Connect
     server: ScriptedServer
     folder: Path
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -113,7 +113,7 @@ class Site:
 
 
 @contextmanager
-def site_over(connect: DeviceConnect, folder: Path) -> Iterator[Site]:
+def site_over(connect: Connect, folder: Path) -> Iterator[Site]:
     server = ScriptedServer(connect)
     server.online()
     yield Site(connect, server, folder)

@@ -27,8 +27,7 @@ from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.runtime import device as devices
-from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import DeviceEvent
+from edge_fl_devices.runtime.device import Device, DeviceEvent
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 from edge_fl_server.mqtt import reader

@@ -30,7 +30,7 @@ POOL = """
 import sys
 from pathlib import Path
 from edge_fl_maker.capture.pool import Pool
-from edge_fl_devices.capture_settings import CaptureConfig
+from edge_fl_devices.config import CaptureConfig
 from edge_fl_maker.labelling.moves import Moves
 do, folder, data, *rest = sys.argv[1:]
 folder, data = Path(folder), Path(data)

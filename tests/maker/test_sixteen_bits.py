@@ -11,8 +11,7 @@ from PIL import Image
 
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.effects import Fit
-from edge_fl_devices.capture_settings import CaptureConfig
-from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.config import CaptureConfig, DeviceConfig
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader

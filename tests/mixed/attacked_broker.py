@@ -25,8 +25,7 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
-from edge_fl_devices.runtime.device import Device, start
-from edge_fl_devices.runtime.interfaces import SIMULATED, Services
+from edge_fl_devices.runtime.device import SIMULATED, Device, Services, start
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker

@@ -33,7 +33,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.agent.state import Phase
-from edge_fl_devices.runtime.connector import fleet_connector
+from edge_fl_devices.runtime.connection import fleet_connector
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.sums import read

@@ -43,9 +43,8 @@ from edge_fl_devices.config import DeviceBroker, DeviceConfig
 from edge_fl_devices.remote import answering
 from edge_fl_devices.remote.answering import Deliver, QueryAnswered, Responder
 from edge_fl_devices.remote.log_file import LogFile, recording
-from edge_fl_devices.runtime.connector import connector as device_connector
-from edge_fl_devices.runtime.device import start
-from edge_fl_devices.runtime.interfaces import Services
+from edge_fl_devices.runtime.connection import connector as device_connector
+from edge_fl_devices.runtime.device import Services, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker

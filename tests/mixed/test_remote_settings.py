@@ -23,8 +23,7 @@ from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.remote.settings import RemoteSettings
-from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import Services
+from edge_fl_devices.runtime.device import Device, Services
 from edge_fl_server.mqtt.devices import settings_list
 from edge_fl_server.registry import devices
 from edge_fl_server.release.repository import Repository

@@ -19,7 +19,7 @@ from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime.certificates import Renewal
-from edge_fl_devices.runtime.connector import connector as device_connector
+from edge_fl_devices.runtime.connection import connector as device_connector
 from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results

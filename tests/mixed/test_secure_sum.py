@@ -36,7 +36,7 @@ from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.connector import fleet_connector
+from edge_fl_devices.runtime.connection import fleet_connector
 from edge_fl_devices.runtime.device import Device, start
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store

@@ -13,7 +13,7 @@ from edge_fl.secure.signed import stated
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, decode
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.find import Program
-from edge_fl_devices.runtime.interfaces import Services
+from edge_fl_devices.runtime.device import Services
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.reader import LeaseLimits

@@ -15,9 +15,8 @@ from functools import partial
 from edge_fl import threads
 from edge_fl.errors import ConfigError
 from edge_fl.wire.mqtt.loop import MqttLoop
-from edge_fl.wire.transport import Listener, Packet, Transport
+from edge_fl.wire.transport import Connect, Listener, Packet, Transport
 from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
 from tools.chaos.faulty_transport import FaultyTransport
 from tools.chaos.profile import Chaos, Restarts
@@ -37,7 +36,7 @@ class FaultInjector:
         self,
         chaos: Chaos,
         names: Sequence[str],
-        connect: DeviceConnect,
+        connect: Connect,
         restarts: Mapping[str, Restart] | None = None,
     ) -> None:
         self.chaos = chaos
@@ -62,7 +61,7 @@ class FaultInjector:
         return not self._due and not self._restart_at
 
     def connect(self, client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:
-        """Connect through a `FaultyTransport`; a `DeviceConnect`."""
+        """Connect through a `FaultyTransport`; a `Connect`."""
         faults, seed = self.chaos.link, self.chaos.seed
         transport = FaultyTransport(self._connect, faults, seed, self._loop, client_id, will, deliver)
         self._connections[client_id] = transport

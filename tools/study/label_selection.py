@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
-from edge_fl_maker.labelling.informative import informative, uncertainty
+from edge_fl_maker.labelling.immediate import informative, uncertainty
 from tools.study.predictions import DOMAINS, Pictures, features, fitted
 
 HEAD = "cosine"

@@ -15,8 +15,7 @@ from edge_fl.fields import Tier
 from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.agent.state import AgentLimits, Work
-from edge_fl_devices.agent.step_context import StepContext
+from edge_fl_devices.agent.state import AgentLimits, StepContext, Work
 
 KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
     "serve": "head",

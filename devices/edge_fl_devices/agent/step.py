@@ -31,8 +31,7 @@ from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import assignments, effects, events, outbox
 from edge_fl_devices.agent.effects import Effect
 from edge_fl_devices.agent.events import Event
-from edge_fl_devices.agent.state import AgentState, Phase
-from edge_fl_devices.agent.step_context import StepContext
+from edge_fl_devices.agent.state import AgentState, Phase, StepContext
 
 REMEMBERED_ROUNDS = 4
 REJECTIONS = frozenset(

@@ -1,9 +1,10 @@
-"""Data sources of a device: a folder per class, an .npz file, or a Python function.
+"""Data sources of a device: a folder per class, an .npz file, or a Python function; of them the images that its settings select.
 
 To add a source: one function (location, spec -> SourceData) in SOURCES, and its kind in `location.KINDS`.
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -19,10 +20,10 @@ from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, ou
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import SUFFIXES, PictureError
-from edge_fl.data.samples import Array, Images, Samples
+from edge_fl.data.samples import Array, Images, Indices, Samples
 from edge_fl.errors import DataError
 from edge_fl.files.folder import UNREADABLE, unusable, walk
-from edge_fl.files.paths import text
+from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.ahead import ahead
@@ -31,12 +32,66 @@ from edge_fl_devices.data.location import KINDS, file_digest, parsed
 from edge_fl_devices.data.origins import origin
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.report import DataReport, Skipped
-from edge_fl_devices.data.selection import LEFT_OUT, of_classes, select, select_files
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
-from edge_fl_devices.data.split import require_two
+from edge_fl_devices.data.split import hashed, position, require_two
 
+RESERVOIR = b"reservoir"
+LEFT_OUT = "of a class that this device leaves out"
 BATCH = 32
 NO_GROUPS = np.empty(0, "U1")
+
+
+def of_classes(samples: Samples, classes: Sequence[str], spec: DataSpec) -> Indices:
+    """Return the rows of the samples of the classes `spec.only`."""
+    ids = [number for number, name in enumerate(classes) if name in spec.only]
+    return np.flatnonzero(np.isin(samples.y, ids)) if spec.only else np.arange(len(samples))
+
+
+def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Counter[str]) -> Indices:
+    """Return the rows of the samples of the classes `spec.only`, at most `spec.keep`; count the others.
+
+    Raises DataError when none is left.
+    """
+    kept = of_classes(samples, classes, spec)
+    if left_out := len(samples) - len(kept):
+        skipped[LEFT_OUT] += left_out
+    if spec.keep and len(kept) > spec.keep:
+        skipped["beyond the images that this device keeps"] += len(kept) - spec.keep
+        if spec.policy == "reservoir":
+            places = [position(samples.x[row], RESERVOIR) for row in kept]
+            kept = np.sort(kept[np.argsort(places, kind="stable")[: spec.keep]])
+        else:
+            kept = kept[-spec.keep :]
+    if not len(kept):
+        raise DataError(
+            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(classes)}"
+        )
+    return kept
+
+
+def select_files(files: Iterable[Path], spec: DataSpec) -> list[Path]:
+    """Return the pictures to read, at most `spec.keep`, in the given order; other files stay in the list, to be counted as skipped.
+
+    The fair sample takes the `keep` smallest hashes of the names: a reservoir that needs no state between calls.
+    """
+    every = list(files)
+    pictures = [path for path in every if path.suffix.lower() in SUFFIXES]
+    if not spec.keep or len(pictures) <= spec.keep:
+        return every
+    order: Callable[[Path], float] = _newest_first if spec.policy == "newest" else _name_position
+    kept = set(sorted(pictures, key=order)[: spec.keep])
+    return [path for path in every if path in kept or path.suffix.lower() not in SUFFIXES]
+
+
+def _newest_first(path: Path) -> float:
+    try:
+        return -path.stat().st_mtime_ns
+    except OSError:  # deleted since it was listed
+        return 0
+
+
+def _name_position(path: Path) -> float:
+    return hashed(raw(path.parent.name) + b"/" + raw(path.name), RESERVOIR)
 
 
 def read(source: str, spec: DataSpec) -> SourceData:

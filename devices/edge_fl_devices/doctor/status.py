@@ -13,7 +13,7 @@ from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
 from edge_fl_devices.data.record import DataRecord
 from edge_fl_devices.data.report import named
-from edge_fl_devices.features import drift, progress
+from edge_fl_devices.features import child_loader, drift
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage import sums
 from edge_fl_devices.storage.slots import Slots
@@ -38,7 +38,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
     rows |= _data_rows(record.read(folder))
-    if reading := progress.read(folder):
+    if reading := child_loader.read_progress(folder):
         rows["under way"] = str(reading)
     if moved := drift.measured(folder):
         rows["drift"] = f"features moved by {moved:.2f} standard deviations since the fit"

@@ -13,10 +13,9 @@ from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
-from edge_fl_devices.data.load import FEATURES
+from edge_fl_devices.data.load import FEATURES, ImageStream
 from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
-from edge_fl_devices.data.stream import ImageStream
 from edge_fl_devices.features.cache import FeatureCache, Features, KnownFeatures
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor

@@ -1,6 +1,8 @@
-"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels and pictures."""
+"""Contents of a card: one device's settings with the Pi's paths, its identity, wheels, and pictures with names that the card can hold."""
 
 import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from cryptography import x509
 from msgspec.structs import replace
 
 from edge_fl.data.pictures import SUFFIXES
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.untrusted import whole
@@ -16,14 +18,64 @@ from edge_fl.wire import hosts, identity
 from edge_fl.wire.mqtt import tls
 from edge_fl_devices.board.installation import ETC, VAR
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.flash.names import require_names
 from edge_fl_devices.flash.wheels import Wheelhouse
 
+MAX_UNITS = 255  # UTF-16 code units of one name
+MOST_NAMED = 5
+NOT_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # surrogates stand for bytes that are not UTF-8
+NOT_IN_FAT = re.compile(r'["*:<>?\\|\U00010000-\U0010ffff]')  # mtools cannot write the last range: emoji
+DEVICES = re.compile(
+    r"(con|prn|aux|nul|com[1-9]|lpt[1-9])(\..*)?", re.IGNORECASE
+)  # reserved by Linux and Windows
 IDENTITY = f"{ETC}/identity"
 IDENTITY_FILES = (identity.CA_FILE, identity.CERT_FILE, identity.KEY_FILE, identity.TOKEN_FILE)
 RELEASES = "/opt/edge-fl/releases"
 MAX_NUMBER = 10**15
 HIDDEN = ("/home/", "/root/", "/tmp/", "/var/tmp/", "/run/user/")
+
+
+def require_names(paths: Iterable[str], where: str, *, fat: bool) -> None:
+    """Raise ConfigError that names the first few paths that cannot be written, to a FAT partition if `fat`."""
+    if problems := list(_problems(paths, fat)):
+        raise ConfigError(
+            f"{where}: names that cannot be written: {shortened(problems, MOST_NAMED)}; expected other names",
+            consequence="nothing was written",
+        )
+
+
+def _problems(paths: Iterable[str], fat: bool) -> Iterator[str]:
+    written: dict[str, str] = {}  # every file and folder by its name in upper case
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts) + 1):
+            name, here = parts[end - 1], "/".join(parts[:end])
+            key = _upper(here) if fat else here
+            if key not in written:
+                written[key] = here
+                if problem := _problem(name, fat):
+                    yield f"{here!r} ({problem})"
+            elif written[key] != here:
+                yield f"{here!r} (FAT does not distinguish it from {written[key]!r})"
+
+
+def _problem(name: str, fat: bool) -> str:
+    if NOT_TEXT.search(name):
+        return "control characters, or not UTF-8"
+    if not fat:
+        return ""
+    if found := NOT_IN_FAT.search(name):
+        return f"contains {found[0]}, which FAT cannot hold"
+    if name.endswith((".", " ")):
+        return "ends in a dot or space, which FAT drops"
+    if DEVICES.fullmatch(name):
+        return "reserved for a device"
+    units = len(name.encode("utf-16-le")) // 2
+    return f"{units} characters, FAT holds {MAX_UNITS}" if units > MAX_UNITS else ""
+
+
+def _upper(text: str) -> str:
+    """Return upper case as FAT does, one character for one."""
+    return "".join(up if len(up := character.upper()) == 1 else character for character in text)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from edge_fl.wire.identity import CERT_FILE, Identity
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
 from edge_fl.wire.mqtt import tls
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import Connected, Disconnected, Event, Listener, Packet, Transport
-from edge_fl_devices.runtime.interfaces import DeviceConnect
+from edge_fl.wire.transport import Connect, Connected, Disconnected, Event, Listener, Packet, Transport
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +27,7 @@ RENEW_AGAIN_S = 600.0
 EXPIRY_S = 600
 
 
-def enrol(
-    claim: Identity, endpoint: Endpoint, fleet: str, connect: DeviceConnect, deadline_s: float
-) -> Identity:
+def enrol(claim: Identity, endpoint: Endpoint, fleet: str, connect: Connect, deadline_s: float) -> Identity:
     """Exchange the claim in its folder for this device's own certificate.
 
     Raises ConnectError if broker or registrar reject it, DeadlineError if neither answers in time: try again.
@@ -77,7 +74,7 @@ class Renewal:
         self._request: CertificateRequest | None = None
         self._again_s = 0.0
 
-    def through(self, connect: DeviceConnect) -> DeviceConnect:
+    def through(self, connect: Connect) -> Connect:
         """Wrap `connect` so that certificate answers are handled here and all other events by the agent."""
 
         def connect_with_renewal(client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:

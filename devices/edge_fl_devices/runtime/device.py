@@ -1,7 +1,7 @@
 """A device of a runner: packets become events of its agent, and the agent's effects become calls.
 
-A device has no thread of its own. Its runner delivers events, keeps the time and runs its jobs; results come back through the
-runner's queue.
+A device has no thread of its own. Its runner, which it knows as a `Scheduler`, delivers events, keeps the time and runs its jobs; results
+come back through the runner's queue.
 """
 
 import logging
@@ -9,41 +9,76 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edge_fl.blob import digest
 from edge_fl.console.progress import Count
 from edge_fl.errors import EdgeFLError, ProtocolError
+from edge_fl.failures import Failure
+from edge_fl.fleet.settings import SettingsStatus
+from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, SumStep
 from edge_fl.wire.topics import Address, Topics
-from edge_fl.wire.transport import Connected, Disconnected, Packet
+from edge_fl.wire.transport import Connect, Connected, Disconnected, Event, Packet
 from edge_fl_devices.agent import effects, events, outbox, state
 from edge_fl_devices.agent.state import AgentLimits, AgentState, Phase
 from edge_fl_devices.agent.step import step, will
 from edge_fl_devices.install import fetch
 from edge_fl_devices.install.fetch import FetchLimits
-from edge_fl_devices.remote.answering import QueryAnswered
-from edge_fl_devices.runtime.broadcasts import ReceivedBroadcasts
-from edge_fl_devices.runtime.connection import Connection
-from edge_fl_devices.runtime.fetching import Fetching
-from edge_fl_devices.runtime.interfaces import (
-    SIMULATED,
-    DeviceConnect,
-    DeviceEvent,
-    MayFetch,
-    Scheduler,
-    Services,
-)
-from edge_fl_devices.runtime.reporting import Reporting
+from edge_fl_devices.remote.answering import AnswerQuery, QueryAnswered, decline
+from edge_fl_devices.runtime.connection import Connection, Reporting
+from edge_fl_devices.runtime.fetching import Fetching, ReceivedBroadcasts
 from edge_fl_devices.runtime.signatures import KeysRefreshed, StatementSigner, Verifier
 from edge_fl_devices.workers.secure_sums import SumAnswered, SumParticipant
 from edge_fl_devices.workers.worker import Worker, attempt
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MayFetch:
+    """The device's turn to fetch."""
+
+
+DeviceEvent = Event | events.Event | MayFetch | SumAnswered | KeysRefreshed | QueryAnswered
+RunnerJob = Callable[[], DeviceEvent]
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a device does for its operator besides assignments; by default nothing, as a simulated one.
+
+    take_settings: takes a message with settings, and returns those in effect. desire_update: takes the agent release that the server
+    desires, None for none.
+    """
+
+    answer_query: AnswerQuery = decline
+    take_settings: Callable[[events.Received], SettingsStatus] = lambda received: SettingsStatus(
+        why=Failure.FIXED
+    )
+    desire_update: Callable[[AgentUpdate | None], None] = lambda update: None
+
+
+SIMULATED = Services()
+
+
+class Scheduler(Protocol):
+    """What a device requires of its runner; see `edge_fl_devices.runtime.runner.Runner`."""
+
+    def now_s(self) -> float: ...
+
+    def submit(self, device: Any, job: RunnerJob) -> None: ...
+
+    def deliver(self, device: Any, event: DeviceEvent) -> None: ...
+
+    def request_fetch(self, device: Any) -> None: ...
+
+    def end_fetch(self) -> None: ...
 
 
 class Device:
@@ -107,7 +142,7 @@ class Device:
         """When the device next needs a tick."""
         return math.inf if self.crashed else min(state.wake_at(self.state), self._fetching.wake_s)
 
-    def connect(self, connect: DeviceConnect, scheduler: Scheduler) -> None:
+    def connect(self, connect: Connect, scheduler: Scheduler) -> None:
         """Connect to the broker; events arrive through `handle`."""
         self._scheduler = scheduler
         self._fetching = Fetching(

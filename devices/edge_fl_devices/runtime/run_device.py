@@ -16,6 +16,7 @@ from edge_fl.files import disk
 from edge_fl.memory import total_memory_mb
 from edge_fl.wire import identity
 from edge_fl.wire.topics import Topics
+from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.events import DataChanged, Event
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
@@ -25,28 +26,25 @@ from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.mirror import Mirror
-from edge_fl_devices.install.precision import PrecisionLimits
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.remote.answering import Responder
 from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
 from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.certificates import CertificateExpiry
-from edge_fl_devices.runtime.device import Device
+from edge_fl_devices.runtime.device import Device, Services
 from edge_fl_devices.runtime.inspector import Board, Inspector, as_counted_last, inspect_board
-from edge_fl_devices.runtime.interfaces import DeviceConnect, Services
-from edge_fl_devices.runtime.maintenance import Maintenance
+from edge_fl_devices.runtime.maintenance import Maintenance, StatusDisplay, report_waiting
 from edge_fl_devices.runtime.monitor import COUNTING, DeviceMonitor, counted
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.runtime.status_display import StatusDisplay, report_waiting
 from edge_fl_devices.runtime.updating import Updating
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Answers, Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import ChildFitter
-from edge_fl_devices.workers.trainer import Trainer
-from edge_fl_devices.workers.worker import MakeWorker
+from edge_fl_devices.workers.releases import PrecisionLimits
+from edge_fl_devices.workers.worker import MakeWorker, Trainer
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +54,7 @@ START_BYTES = 64 * 1024  # memory, settings and state, and some room
 
 def run_device(
     settings: RemoteSettings,
-    connect: DeviceConnect,
+    connect: Connect,
     runner: Runner,
     children: Children,
     full_worker: Callable[[], MakeWorker],

@@ -16,10 +16,10 @@ from functools import partial
 from itertools import count
 
 from edge_fl import threads
+from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent import events
 from edge_fl_devices.board.systemd_notify import Notifier
-from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import DeviceConnect, DeviceEvent, MayFetch, RunnerJob
+from edge_fl_devices.runtime.device import Device, DeviceEvent, MayFetch, RunnerJob
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Runner:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="edge-fl-work")
         self._working: set[Device] = set()
 
-    def add(self, device: Device, connect: DeviceConnect) -> None:
+    def add(self, device: Device, connect: Connect) -> None:
         """Connect a device; `run` drives it."""
         with self._joining:
             self.devices.append(device)

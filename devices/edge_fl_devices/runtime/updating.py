@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from edge_fl import threads
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.wire.topics import Topics
-from edge_fl.wire.transport import Event, Listener, Packet, Transport
+from edge_fl.wire.transport import Connect, Event, Listener, Packet, Transport
 from edge_fl_devices.agent.effects import Effect
 from edge_fl_devices.agent.events import UpdateChanged
 from edge_fl_devices.agent.state import AgentState, Phase
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.update.launcher import RESTART
 from edge_fl_devices.update.state import Updates
 from edge_fl_devices.update.transfers import Transfers
@@ -72,7 +71,7 @@ class Updating:
         if self._updater:
             self._updater.desire(update)
 
-    def through(self, connect: DeviceConnect) -> DeviceConnect:
+    def through(self, connect: Connect) -> Connect:
         """Connect with `connect`, and listen."""
 
         def listening(name: str, will: Packet | None, deliver: Listener, /) -> Transport:

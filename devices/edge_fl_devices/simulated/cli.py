@@ -129,11 +129,9 @@ def up(
     from edge_fl.toml import apply, checked
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
-    from edge_fl_devices.runtime.connector import connector, fleet_connector
-    from edge_fl_devices.simulated.fleet import run_fleet
-    from edge_fl_devices.simulated.fleet_config import FleetConfig, SimulatedData, tier_counts
-    from edge_fl_devices.simulated.fleet_status import DeviceResult, unmeasured
-    from edge_fl_devices.simulated.live_table import LiveTable
+    from edge_fl_devices.runtime.connection import connector, fleet_connector
+    from edge_fl_devices.simulated.fleet import FleetConfig, SimulatedData, run_fleet, tier_counts
+    from edge_fl_devices.simulated.fleet_status import DeviceResult, LiveTable, unmeasured
     from edge_fl_devices.storage.store import Store
 
     head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)

@@ -4,25 +4,216 @@ Device i owns the data of client i of a partition. The full devices are drawn fr
 turn. Faults may be added from outside: bad connections, wrong clocks, and crashes after which devices restart on their own folders.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from itertools import cycle
+from pathlib import Path
+from typing import Annotated, Protocol
 
-from edge_fl.errors import ConfigError, ConnectError
+import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from edge_fl.data import datasets
+from edge_fl.data.partition import DataConfig, split_clients
+from edge_fl.data.samples import ClientData
+from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
+from edge_fl.fields import Tier
 from edge_fl.files import descriptors
-from edge_fl.wire.transport import Listener, Packet, Transport
+from edge_fl.inputs import InputSpec
+from edge_fl.seeds import generator
+from edge_fl.wire.messages import Capability
+from edge_fl.wire.topics import Topics, checked
+from edge_fl.wire.transport import Connect, Listener, Packet, Transport
+from edge_fl_devices.agent import state
+from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.board import capability
+from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install import canary
+from edge_fl_devices.install.trust import Trust, wall_clock
+from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.runtime.interfaces import DeviceConnect
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.simulated.device_factory import DeviceFactory
-from edge_fl_devices.simulated.fleet_config import FleetConfig
 from edge_fl_devices.simulated.fleet_status import DeviceResult, device_result
+from edge_fl_devices.storage.slots import InstalledRelease
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.fits import FitSettings
+from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import ChildFitter
-from edge_fl_devices.workers.worker import MakeWorker
+from edge_fl_devices.workers.worker import MakeWorker, Worker
 
+PREFIX = "sim-"
+Clock = Callable[[], datetime]
+"""Returns the wall clock of a device."""
 CHECK_S = 0.25e-3  # time per device to check the end condition and to show the progress
 INJECT_S = 0.25  # interval at which faults are injected
+
+
+class SimulatedData(Struct, frozen=True, forbid_unknown_fields=True):
+    """The data of a simulated fleet, and the seed of their split and of the selection of full devices; keys as in a recipe."""
+
+    data: DataConfig = DataConfig()
+    seed: Annotated[int, Meta(ge=0)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """`data.clients` devices, of which `full` train; the others fit the kinds of `heads` in turn.
+
+    The fleet stops after `duration_s`. With `until_idle` it also stops when nothing is left to do and the server has gone, or when nothing
+    has happened for `idle_s`; it does not stop before a server has been online. `ids` are the device names, for fleets with certificates,
+    which are in folders of these names below `identities`.
+    """
+
+    data: DataConfig
+    full: int
+    folder: Path
+    fleet: str = "main"
+    heads: tuple[str, ...] = ("logistic", "svm", "mlp")
+    seed: int = 0
+    workers: int = os.cpu_count() or 1
+    duration_s: float = float("inf")
+    until_idle: bool = False
+    idle_s: float = 20.0
+    wait_s: float = 60.0
+    root: bytes | None = None
+    ids: tuple[str, ...] = ()
+    identities: Path | None = None
+    limits: AgentLimits = state.LIMITS
+
+
+def names(devices: int) -> list[str]:
+    """Return the ids of simulated devices, ascending: sim-000, sim-001, ..."""
+    width = max(3, len(str(devices - 1)))
+    return [f"{PREFIX}{number:0{width}d}" for number in range(devices)]
+
+
+def full_devices(devices: int, full: int, seed: int) -> frozenset[int]:
+    """Draw the numbers of the full devices."""
+    drawn = generator(seed, "fleet.tiers").permutation(devices)[:full]
+    return frozenset(int(number) for number in drawn)
+
+
+def tier_counts(devices: int | None, head: str, full: str) -> tuple[int, int]:
+    """Return (head-only, full) devices from options: whole numbers ("8") or fractions of `devices` ("0.8"). Raises ConfigError."""
+    texts = {"head": head, "full": full}
+    given = " ".join(f"--{name} {value}" for name, value in {"devices": devices, **texts}.items() if value)
+    if devices is None and any("." in text for text in texts.values()):
+        raise ConfigError(f"{given}: a fraction needs --devices")
+    counts = {name: _count(name, text, devices or 0) for name, text in texts.items() if text}
+    total = sum(counts.values()) if devices is None else devices
+    heads = counts.get("head", total - counts.get("full", 0))
+    fulls = counts.get("full", total - heads)
+    if min(heads, fulls) < 0 or not 1 <= heads + fulls == total:
+        raise ConfigError(f"{given}: {heads} head-only and {fulls} full, expected them to add up")
+    return heads, fulls
+
+
+def _count(name: str, text: str, devices: int) -> int:
+    try:
+        return round(float(text) * devices) if "." in text else int(text)
+    except ValueError:
+        raise ConfigError(f"--{name} {text}: expected a whole number or a fraction such as 0.8") from None
+
+
+class DeviceFactory:
+    """Makes a device by its name; call it again to restart the device on its folder.
+
+    The devices share what is the same for all of them: the machine's measured capability, the child processes that fit heads, and the
+    verdict on an extractor. Raises ConfigError for an invalid fleet name.
+    """
+
+    def __init__(self, config: FleetConfig, fitter: ChildFitter, full_worker: MakeWorker | None) -> None:
+        try:
+            self._topics = Topics(checked(config.fleet, "fleet"))
+        except ProtocolError as error:
+            raise ConfigError(error.message) from error
+        self._config, self._fitter, self._full_worker = config, fitter, full_worker
+        self._dataset = datasets.load(config.data.dataset, Path(config.data.data_dir))
+        self._split = split_clients(self._dataset, config.data, config.seed)
+        if (clients := len(self._split.clients)) != config.data.clients:
+            raise ConfigError(
+                f"{config.data.split}: {clients} clients for {config.data.clients} devices; expected --devices {clients}"
+            )
+        self.names = config.ids or names(len(self._split.clients))
+        self._numbers = {name: number for number, name in enumerate(self.names)}
+        self._full = full_devices(len(self.names), config.full, config.seed)
+        heads = (number for number in range(len(self.names)) if number not in self._full)
+        self._kinds = dict(zip(heads, cycle(config.heads), strict=False))
+        self._check = _CheckOnce(canary.require)
+        self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
+
+    def __call__(self, name: str, clock: Clock = wall_clock) -> Device:
+        number, config = self._numbers[name], self._config
+        return device.start(
+            name,
+            self._topics,
+            self._capability(number),
+            self._worker(name, number, clock),
+            limits=config.limits,
+            identity=config.identities / name if config.identities else None,
+        )
+
+    def _worker(self, name: str, number: int, clock: Clock) -> Worker:
+        store, limits = Store(self._config.folder / name), self._config.limits
+
+        def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
+            return self._split.client(self._dataset, self._split.clients[number])
+
+        if self._full_worker and number in self._full:
+            return self._full_worker(name, store, data, limits=limits)
+        root = self._config.root
+        return head_worker(
+            name,
+            store,
+            FitSettings(self._kinds.get(number, "")),
+            loader=LocalFeatureLoader(data, store.folder),
+            fitter=self._fitter,
+            runtime=runtime,
+            trust=Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock),
+            # without certificates a signature by a root of first use proves nothing
+            verifies=bool(root or self._config.identities),
+            check=self._check,
+            limits=limits,
+        )
+
+    def _capability(self, number: int) -> Capability:
+        labels = self._dataset.samples.y[self._split.train[number]]
+        counts = np.bincount(labels, minlength=len(self._dataset.classes)).tolist()
+        return replace(
+            self._machine,
+            tier=(Tier.FULL if number in self._full else Tier.HEAD).value,
+            samples=sum(counts),
+            samples_per_class=counts,
+            head=self._kinds.get(number, ""),
+            notes=["simulated"],
+        )
+
+
+class _CheckOnce:
+    """Runs an extractor's canary once per process: all simulated devices would get the same verdict."""
+
+    def __init__(self, check: Callable[[InstalledRelease], None]) -> None:
+        self._check = check
+        self._verdicts: dict[str, ArtefactError | None] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, installed: InstalledRelease) -> None:
+        sha256 = installed.manifest.extractor.sha256
+        with self._lock:
+            if sha256 not in self._verdicts:
+                try:
+                    self._check(installed)
+                    self._verdicts[sha256] = None
+                except ArtefactError as error:
+                    self._verdicts[sha256] = error
+        if verdict := self._verdicts[sha256]:
+            raise verdict
 
 
 class Faults(Protocol):
@@ -38,13 +229,13 @@ class Faults(Protocol):
 
 def run_fleet(
     config: FleetConfig,
-    connect: DeviceConnect,
+    connect: Connect,
     *,
     full_worker: MakeWorker | None = None,
     show: Callable[[Sequence[Device]], None] = lambda devices: None,
     on_start: Callable[[Runner], None] = lambda runner: None,
     every_s: float = 0.5,
-    faults: Callable[[Sequence[str], DeviceConnect], Faults] | None = None,
+    faults: Callable[[Sequence[str], Connect], Faults] | None = None,
 ) -> list[DeviceResult]:
     """Run the fleet until it ends; return the devices' results, sorted by name.
 

@@ -1,7 +1,8 @@
-"""The releases of a head-only device: looked up in the signed metadata, fetched, tested and installed."""
+"""The releases of a head-only device: looked up in the signed metadata, fetched in a precision that suits the board, and installed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -14,12 +15,42 @@ from edge_fl_devices.agent.events import Installed as InstallationDone
 from edge_fl_devices.data import record
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 from edge_fl_devices.install.mirror import Mirror
-from edge_fl_devices.install.precision import PrecisionLimits, choose
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Material
+
+MEBIBYTE = 1024 * 1024
+RUNTIME_FACTOR = 3  # memory that an extractor takes while it runs, as a multiple of its file size
+MEMORY_SHARE = 4  # an extractor may take one part in four of the memory
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionLimits:
+    """Precision, or "auto": int8 where float32 takes too much of `memory_mb` (0: unlimited) or more than `latency_ms` per image."""
+
+    precision: Literal["auto", "fp32", "int8"] = "auto"
+    memory_mb: int = 0
+    latency_ms: float = 250.0
+
+
+PRECISION_LIMITS = PrecisionLimits()
+
+
+def choose_precision(
+    manifest: Manifest, limits: PrecisionLimits, serving: Manifest | None, measured_ms: float
+) -> Precision:
+    """Choose the precision for `manifest`, given the release served so far and its latency per image (0: not measured).
+
+    A device that uses int8 keeps it, since its measurement says nothing about float32.
+    """
+    if "int8" not in manifest.variants or limits.precision == "fp32":
+        return "fp32"
+    needed_bytes = RUNTIME_FACTOR * manifest.extractor.bytes
+    too_large = bool(limits.memory_mb) and needed_bytes > limits.memory_mb * MEBIBYTE / MEMORY_SHARE
+    too_slow = serving is not None and (serving.precision == "int8" or measured_ms > limits.latency_ms)
+    return "int8" if limits.precision == "int8" or too_large or too_slow else "fp32"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,9 +102,9 @@ class DeviceReleases:
     def _choose_precision(self, manifest: Manifest) -> Precision:
         served = serving(self.store, self.slots)
         if served is None:
-            return choose(manifest, self.precision, None, 0.0)
+            return choose_precision(manifest, self.precision, None, 0.0)
         measured_ms = served.stored.parcel.report.metrics.get(metrics.LATENCY_AFTER, 0.0)
-        return choose(manifest, self.precision, served.installed.manifest, measured_ms)
+        return choose_precision(manifest, self.precision, served.installed.manifest, measured_ms)
 
     def _fetch_from_mirror(self, manifest: Manifest) -> int:
         """Fetch what the owner's web server, if any, has of the release; return the bytes transferred."""

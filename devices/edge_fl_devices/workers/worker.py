@@ -1,6 +1,7 @@
 """Base of the workers, which carry out an agent's jobs in a thread and answer each with an event.
 
-An exception in a job becomes a `Failed` event with a failure word; none ends the agent. The head-only tier is `head`, the full tier `full`.
+An exception in a job becomes a `Failed` event with a failure word; none ends the agent. The head-only tier is `head`, the full tier `full`,
+which `Trainer` loads, with torch, once the board can train.
 """
 
 import errno
@@ -25,14 +26,16 @@ from edge_fl.errors import (
     RunError,
 )
 from edge_fl.failures import Failure
+from edge_fl.fields import Tier
 from edge_fl.wire import messages
 from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import Assignment, Report, SumRequest
 from edge_fl_devices.agent.assignments import parcel_for
-from edge_fl_devices.agent.effects import Job
+from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
+from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.store import Store
@@ -136,3 +139,22 @@ def _failed(error: Exception) -> Failed:
         case InputError():  # a method spec that this version cannot build, or a corrupt one
             return Failed(Failure.BAD_SPEC, detail=str(error))
     return Failed(Failure.ERROR, detail=f"{type(error).__name__}: {error}")
+
+
+class Trainer:
+    """Trains with the worker of `make`, once the board is of the full tier."""
+
+    def __init__(self, make: Callable[[], Worker]) -> None:
+        self._make = make
+        self._worker: Worker | None = None
+
+    def use_tier(self, tier: str) -> None:
+        """Get ready for what a board of this tier does."""
+        if tier != Tier.FULL:
+            return_freed_blocks()  # torch would allocate more slowly
+        elif self._worker is None:
+            self._worker = self._make()
+
+    def perform(self, job: Train, material: Material) -> Event:
+        """Train, or fail on a board that cannot."""
+        return self._worker.perform(job, material) if self._worker else Failed(Failure.UNSUPPORTED_TIER)

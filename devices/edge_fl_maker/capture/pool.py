@@ -4,14 +4,15 @@
     FOLDER/unlabelled/index.jsonl       one line per picture ever added, up to REMEMBERED, so that pictures that were labelled, discarded or
                                         dropped do not return
 
-A full pool drops the least informative pictures, a share of SLACK at a time.
+A full pool drops the least informative pictures, a share of SLACK at a time. Near duplicates are found by a difference hash: whether
+brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.)
 """
 
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -31,10 +32,13 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import locked, reporting, require_space
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl.inputs import InputSpec
 from edge_fl.untrusted import NOT_JSON
-from edge_fl_devices.capture_settings import MB, CaptureConfig
-from edge_fl_maker.capture.near_duplicates import difference_hash, is_near_duplicate
+from edge_fl_devices.config import MB, CaptureConfig
 
+SIDE = 8
+MAX_DIFFERENT_BITS = 1
+GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
 FOLDER, INDEX = "unlabelled", "index.jsonl"
 STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
 REMEMBERED = 5000
@@ -50,6 +54,19 @@ Why = Literal[
 ]
 Order = Callable[[Sequence[str]], Sequence[str]]
 """Sorts names of pictures, the most informative first."""
+
+
+def difference_hash(picture: bytes) -> str:
+    """Return the hash of a picture file, 64 bits as hexadecimal digits. Raises PictureError if it cannot be decoded."""
+    bits, _ = pictures.bits_used(BytesIO(picture))  # which of two levels is higher does not depend on them
+    grey = pictures.decode(BytesIO(picture), GRID, bits=max(8, bits) if bits else 0)[0].astype(np.int16)
+    return np.packbits(np.diff(grey, axis=1) > 0).tobytes().hex()
+
+
+def is_near_duplicate(hash: str, known: Iterable[int]) -> bool:
+    """Whether at most MAX_DIFFERENT_BITS bits differ from one of the `known` hashes, which are numbers."""
+    bits = int(hash, 16)
+    return any((bits ^ each).bit_count() <= MAX_DIFFERENT_BITS for each in known)
 
 
 @dataclass(frozen=True, slots=True)

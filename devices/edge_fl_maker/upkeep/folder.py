@@ -1,12 +1,16 @@
-"""The files of a device's folder by what a reset does with them, and the lock that keeps the agent out."""
+"""Reset a device to its state after flashing: what a reset does with each file of its folder, and the lock against the agent."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
+from edge_fl_devices.config import DeviceConfig, remembered
 from edge_fl_devices.storage import listed
 from edge_fl_devices.storage.store import Store
 
@@ -49,3 +53,62 @@ def give_to_owner(path: Path, folder: Path) -> None:
     if os.geteuid() == 0:
         owner = folder.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
+
+
+@dataclass(frozen=True)
+class ResetPlan:
+    """What a reset deletes, in this order; the folder's settings, if it has any."""
+
+    paths: tuple[Path, ...]
+    settings: DeviceConfig | None
+
+    def describe(self) -> str:
+        """The paths in one line, those in the same folder by their number."""
+        by_folder: dict[Path, list[str]] = {}
+        for path in self.paths:
+            by_folder.setdefault(path.parent, []).append(path.name)
+        return "; ".join(
+            f"{parent}: {', '.join(names) if len(names) <= 20 else f'{len(names)} files'}"
+            for parent, names in by_folder.items()
+        )
+
+
+def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) -> ResetPlan:
+    """What a reset would delete. `labels`: also the pictures, with and without labels; `identity`: also identity, ledgers and trust.
+
+    Raises InputError if the settings of the last run are missing and needed.
+    """
+    settings = remembered(folder)
+    names = [*LEARNED, *RECORDS, *(LEDGERS if identity else ())]
+    paths = [folder / name for name in names]
+    if labels:
+        paths += [folder / UNLABELLED, *_pictures(_required(settings, folder, "--labels"))]
+    if identity and (where := _required(settings, folder, "--identity").broker.identity):
+        paths += sorted(path for path in Path(where).glob("*") if path.is_file())
+    return ResetPlan(tuple(path for path in paths if path.exists()), settings)
+
+
+def reset(folder: Path, planned: ResetPlan) -> None:
+    """Delete what was planned; may be repeated after an interruption. Raises InputError if the agent runs, OSError."""
+    with stopped(folder):
+        settings = folder / "settings.json"  # last: a repeated reset needs it
+        for path in sorted(planned.paths, key=lambda path: path == settings):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _required(settings: DeviceConfig | None, folder: Path, option: str) -> DeviceConfig:
+    if settings is None:
+        raise InputError(f"{text(folder)}: no settings of a last run, so {option} cannot tell what to delete")
+    return settings
+
+
+def _pictures(settings: DeviceConfig) -> Iterator[Path]:
+    """The pictures in the class folders of the data folder; those behind a link to a folder are somewhere else, and stay."""
+    if settings.reads_folder:
+        data = Path(settings.data.removeprefix("folder:"))
+        folders = (path for path in data.glob("*") if path.is_dir() and not path.is_symlink())
+        found = (path for folder in folders for path in folder.glob("*"))
+        yield from sorted(path for path in found if path.suffix.lower() in SUFFIXES)

@@ -21,7 +21,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load
 from edge_fl_devices.data.current import CurrentData
-from edge_fl_devices.data.stream import collect
+from edge_fl_devices.data.load import collect
 load_picture, left = ImageFile.ImageFile.load, Path(sys.argv[3])
 def ending(picture):
     if picture.size == (13, 7) and (count := int(left.read_text())):  # raise_signal: in this thread, as a decoder does

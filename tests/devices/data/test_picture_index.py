@@ -20,9 +20,9 @@ from edge_fl_devices.child import Child, encode, feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, picture_index
 from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.load import collect
 from edge_fl_devices.data.picture_index import SUFFIX, PictureFacts, PictureIndex
 from edge_fl_devices.data.spec import DataSpec
-from edge_fl_devices.data.stream import collect
 from edge_fl_devices.features.cache import FeatureCache
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
 from edge_fl_devices.features.client_features import LoadedFeatures

@@ -22,9 +22,9 @@ from edge_fl.errors import ConfigError, DataError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record, sources
+from edge_fl_devices.data.load import ImageStream, collect
 from edge_fl_devices.data.report import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
-from edge_fl_devices.data.stream import ImageStream, collect
 from edge_fl_devices.doctor import status
 
 DIGITS = datasets.load("digits", Path("nowhere"))

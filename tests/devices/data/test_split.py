@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from edge_fl.data import datasets
 from edge_fl.data.samples import ClientData, Samples
+from edge_fl_devices.data.load import ImageStream, collect
 from edge_fl_devices.data.spec import SourceData
 from edge_fl_devices.data.split import DeviceSplit, position
-from edge_fl_devices.data.stream import ImageStream, collect
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 

@@ -8,9 +8,9 @@ import pytest
 
 from edge_fl.console.progress import Progress
 from edge_fl_devices.doctor import status
-from edge_fl_devices.features import child_loader, progress
-from edge_fl_devices.features.progress import ReadingProgress
-from edge_fl_devices.runtime.status_display import StatusDisplay
+from edge_fl_devices.features import child_loader
+from edge_fl_devices.features.child_loader import ReadingProgress
+from edge_fl_devices.runtime.maintenance import StatusDisplay
 
 NOON_S = time.mktime((2026, 6, 1, 12, 0, 0, 0, 0, -1))
 
@@ -41,7 +41,7 @@ def test_a_fast_reading_is_not_shown(reading: ReadingProgress, tmp_path: Path, c
     for done in range(0, 2001, 500):
         clock.now_s += 1
         reading(done, 2000)
-    assert reading.current is None and progress.read(tmp_path, clock.wall()) is None
+    assert reading.current is None and child_loader.read_progress(tmp_path, clock.wall()) is None
 
 
 def test_a_slow_reading_says_when_it_will_be_done(
@@ -53,10 +53,12 @@ def test_a_slow_reading_says_when_it_will_be_done(
         clock.now_s += 2
         reading(done, 2000)
     assert str(reading.current) == "features of 400 of 2,000 pictures, done at about 12:06"
-    assert progress.read(tmp_path, clock.wall()) == reading.current
-    assert progress.read(tmp_path, clock.wall() + progress.STALE_S) is None  # its process is gone
+    assert child_loader.read_progress(tmp_path, clock.wall()) == reading.current
+    assert (
+        child_loader.read_progress(tmp_path, clock.wall() + child_loader.STALE_S) is None
+    )  # its process is gone
     reading.end()
-    assert reading.current is None and not (tmp_path / progress.FILE).exists()
+    assert reading.current is None and not (tmp_path / child_loader.PROGRESS_FILE).exists()
 
 
 def test_the_status_shows_it(tmp_path: Path, clock: Clock) -> None:
@@ -89,4 +91,4 @@ def test_the_agent_prints_a_line_a_minute(
 
 
 def test_a_reading_is_stale_only_after_its_deadline() -> None:
-    assert child_loader.DEADLINE_S < progress.STALE_S
+    assert child_loader.DEADLINE_S < child_loader.STALE_S

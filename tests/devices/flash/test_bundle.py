@@ -19,7 +19,7 @@ from edge_fl.release import device_wheel
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices import config as settings
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.flash import templates
+from edge_fl_devices.flash import bundle
 from edge_fl_devices.flash.bundle import MANIFEST, bundle_files, parse_manifest
 from edge_fl_devices.flash.card_contents import IDENTITY, CardContents, read_identity, with_pi_paths
 from edge_fl_devices.flash.wheels import PYTHONS, gather, pins, reads_heic
@@ -120,17 +120,17 @@ def test_what_is_installed_is_pinned_by_hash(wheels: Path) -> None:
 
 
 def test_a_unit_switches_the_telemetry_of_dependencies_off() -> None:
-    lines = templates.service("192.168.1.10").splitlines()
+    lines = bundle.service("192.168.1.10").splitlines()
     service = lines[lines.index("[Service]") : lines.index("[Install]")]
     assert {f"Environment={name}={value}" for name, value in TELEMETRY_OFF.items()} <= set(service)
 
 
 def test_a_unit_may_reach_only_the_brokers_address_or_any_address_for_a_name() -> None:
-    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in templates.service(
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\nIPAddressAllow=192.168.1.10\n" in bundle.service(
         "192.168.1.10"
     )
-    assert "IPAddressAllow=2001:db8::1\n" in templates.service("2001:db8::1")
-    by_name = [line for line in templates.service("broker.local").splitlines() if not line.startswith("#")]
+    assert "IPAddressAllow=2001:db8::1\n" in bundle.service("2001:db8::1")
+    by_name = [line for line in bundle.service("broker.local").splitlines() if not line.startswith("#")]
     assert not any("IPAddress" in line for line in by_name)
     assert "~@resources" not in [line.partition("=")[2] for line in by_name]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.errors import ConfigError
-from edge_fl_devices.flash.first_boot import (
+from edge_fl_devices.flash.changes import (
     FIRSTRUN,
     FIRSTRUN_PATH,
     INSTALL_COMMAND,

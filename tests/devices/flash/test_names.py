@@ -9,7 +9,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError
 from edge_fl_devices.flash.bundle import FOLDER, MANIFEST, File
-from edge_fl_devices.flash.names import require_names
+from edge_fl_devices.flash.card_contents import require_names
 from edge_fl_devices.flash.targets.folder import BootFolder
 from edge_fl_devices.flash.targets.image import Image
 from tests.devices.flash import cards

@@ -12,8 +12,7 @@ import pytest
 from edge_fl.errors import ConfigError
 from edge_fl_devices.flash.bundle import LOG, MANIFEST
 from edge_fl_devices.flash.card_contents import CardContents
-from edge_fl_devices.flash.changes import apply_changes, list_changes, plan_changes
-from edge_fl_devices.flash.first_boot import KERNEL_OPTIONS
+from edge_fl_devices.flash.changes import KERNEL_OPTIONS, apply_changes, list_changes, plan_changes
 from edge_fl_devices.flash.targets.base import Target
 from edge_fl_devices.flash.targets.folder import BootFolder, OutFolder
 from edge_fl_devices.flash.targets.image import Image, check_removable

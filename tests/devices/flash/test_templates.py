@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_devices.flash import templates
+from edge_fl_devices.board import installation
+from edge_fl_devices.flash import bundle
 
 pytestmark = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 EXPOSURE = "20"  # of 100; systemd calls this safe, a plain unit has 96
@@ -21,9 +22,9 @@ def analyse(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("host", ["192.168.1.10", "broker.local"])
 def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> None:
     for name, text in (
-        (templates.SERVICE, templates.service(host)),
-        (templates.LABEL_SERVICE, templates.label_service("/srv/my 100% images")),
-        (templates.INSTALLER, templates.template(templates.INSTALLER)),
+        (installation.SERVICE, bundle.service(host)),
+        (installation.LABEL_SERVICE, bundle.label_service("/srv/my 100% images")),
+        (installation.INSTALLER, bundle.template(installation.INSTALLER)),
     ):
         there = text.replace("/usr/local/bin/edge-fl", "/bin/true")  # it looks for the program
         (tmp_path / name).write_text(there)
@@ -35,8 +36,8 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path, host: str) -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        (templates.SERVICE, templates.service("192.168.1.10")),
-        (templates.LABEL_SERVICE, templates.label_service("/srv/images")),
+        (installation.SERVICE, bundle.service("192.168.1.10")),
+        (installation.LABEL_SERVICE, bundle.label_service("/srv/images")),
     ],
 )
 def test_the_units_expose_little(tmp_path: Path, name: str, text: str) -> None:

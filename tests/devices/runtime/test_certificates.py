@@ -28,7 +28,7 @@ from edge_fl_broker.provision.register_sync import RegisterSync
 from edge_fl_broker.provision.registrar import Registrar
 from edge_fl_devices.runtime import certificates
 from edge_fl_devices.runtime.certificates import CertificateExpiry, Renewal, enrol
-from edge_fl_devices.runtime.connector import connector, own_connector
+from edge_fl_devices.runtime.connection import connector, own_connector
 
 pytestmark = pytest.mark.broker
 WAIT_S = 60.0  # on a busy machine; every wait ends with its event

@@ -14,7 +14,7 @@ from edge_fl.wire.transport import Connected, Disconnected, Packet, Transport
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices import config
-from edge_fl_devices.runtime.connector import connector, fleet_connector
+from edge_fl_devices.runtime.connection import connector, fleet_connector
 from tests.edge_fl.wire.conftest import Recorder
 
 

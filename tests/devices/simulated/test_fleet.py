@@ -22,9 +22,14 @@ from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.simulated.device_factory import DeviceFactory
-from edge_fl_devices.simulated.fleet import run_fleet
-from edge_fl_devices.simulated.fleet_config import FleetConfig, full_devices, names, tier_counts
+from edge_fl_devices.simulated.fleet import (
+    DeviceFactory,
+    FleetConfig,
+    full_devices,
+    names,
+    run_fleet,
+    tier_counts,
+)
 from edge_fl_devices.simulated.fleet_status import (
     DeviceResult,
     device_result,

@@ -9,7 +9,7 @@ from rich.console import Console
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.runtime import device
-from edge_fl_devices.simulated.live_table import LiveTable, rows
+from edge_fl_devices.simulated.fleet_status import LiveTable, table_rows
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 
@@ -30,7 +30,7 @@ def fleet(folder: Path, count: int) -> list[device.Device]:
 def test_failures_come_first_and_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     devices = fleet(tmp_path, 12)
     devices[7].state = replace(devices[7].state, why="canary_failed")
-    assert [row[0] for row in rows(devices, 4)] == ["d07", "d00", "d01", "d02"]
+    assert [row[0] for row in table_rows(devices, 4)] == ["d07", "d00", "d01", "d02"]
     drawn = io.StringIO()
     with LiveTable(Console(file=drawn, width=140, height=14, force_terminal=True)) as table:
         table(devices)

@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from edge_fl_devices.capture_settings import CaptureConfig
+from edge_fl_devices.config import CaptureConfig
 from edge_fl_maker.capture.pool import INDEX, Pool
 from tests.maker.capture.scenes import scene
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from edge_fl.errors import DataError
-from edge_fl_devices.capture_settings import CaptureConfig
+from edge_fl_devices.config import CaptureConfig
 from edge_fl_maker.capture import pool as pools
 from edge_fl_maker.capture.pool import INDEX, Pool, PoolEntry
 from tests.maker.capture.scenes import encoded, pixels, scene

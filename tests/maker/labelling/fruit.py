@@ -19,8 +19,7 @@ from edge_fl.blob import describe, split
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifests import Canary, Manifest, canary_images
 from edge_fl.wire.transport import JSON
-from edge_fl_devices.capture_settings import CaptureConfig
-from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.config import CaptureConfig, DeviceConfig
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_maker.access import HEADER, HttpAccess
 from edge_fl_maker.capture.pool import Pool

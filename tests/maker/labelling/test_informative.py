@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_fl_maker.labelling.informative import MOST_COVERED, MOST_GREEDY, informative, uncertainty
+from edge_fl_maker.labelling.immediate import MOST_COVERED, MOST_GREEDY, informative, uncertainty
 
 NONE = np.empty((0, 16), np.float32)
 

@@ -13,7 +13,7 @@ from edge_fl.files import atomic
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.labelling import moves as module
 from edge_fl_maker.labelling.moves import Moves, shortened
-from edge_fl_maker.labelling.offers import FORGOTTEN_S, OFFER_S, PictureOffers
+from edge_fl_maker.labelling.session import FORGOTTEN_S, OFFER_S, PictureOffers
 from tests.maker.labelling.fruit import CAPTURE, fruit
 
 

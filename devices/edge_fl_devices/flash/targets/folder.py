@@ -11,8 +11,7 @@ from edge_fl.errors import ConfigError, RunError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl_devices.flash.bundle import File
-from edge_fl_devices.flash.targets.base import Target, require_writable
-from edge_fl_devices.flash.targets.boot_partition import supported_pythons
+from edge_fl_devices.flash.targets.base import Target, require_writable, supported_pythons
 
 
 class _Folder(Target):

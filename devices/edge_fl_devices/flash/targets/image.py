@@ -12,8 +12,7 @@ from typing import final
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files.paths import text
 from edge_fl_devices.flash.bundle import File
-from edge_fl_devices.flash.targets.base import Target, require_writable
-from edge_fl_devices.flash.targets.boot_partition import supported_pythons
+from edge_fl_devices.flash.targets.base import Target, require_writable, supported_pythons
 
 SECTOR = 512
 FAT_TYPES = (0x0B, 0x0C, 0x0E)
