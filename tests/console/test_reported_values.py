@@ -10,7 +10,7 @@ from edge_fl import metrics
 from edge_fl.fleet.settings import ActualSetting, SettingsStatus
 from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
 from edge_fl_console.dashboard import prometheus
-from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
+from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.registry.records import RejectionRecord, RoundRecord, RunRecord
 from edge_fl_server.registry.reports import KEPT_REJECTIONS

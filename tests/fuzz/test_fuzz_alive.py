@@ -30,7 +30,7 @@ from edge_fl_devices.runtime import device as devices
 from edge_fl_devices.runtime.device import Device, DeviceEvent
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
-from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt import connector
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments
 from edge_fl_server.mqtt.devices.roster import Roster
@@ -139,7 +139,7 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
     """A server with an open round request, a device's connection to it, and the log lines it receives."""
     broker = InMemoryBroker()
     connection = ServerConnection(
-        partial(InMemoryTransport, broker), "main", limits=reader.LeaseLimits(settle_s=0.02)
+        partial(InMemoryTransport, broker), "main", limits=connector.LeaseLimits(settle_s=0.02)
     )
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:

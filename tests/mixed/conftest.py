@@ -33,7 +33,7 @@ from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_lab.report import page
-from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.orchestrate import run as orchestrator
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig

@@ -15,8 +15,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_server.mqtt import reader
-from edge_fl_server.mqtt.connector import connector
+from edge_fl_server.mqtt.connector import LIMITS, connector, server_state
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.orchestrate.serving import FleetServer
 from edge_fl_server.registry import Database, fleets, servers
@@ -75,10 +74,10 @@ def test_another_registry_is_refused_until_it_is_told_to_adopt_the_fleet(
     commands = ReleaseCommands(other.access.connect, "main", tmp_path / "elsewhere", other.db)
     with pytest.raises(ConfigError, match="last server used registry"):
         commands.is_online()
-    state = reader.server_state(first.access.connect, topics, reader.LIMITS)
+    state = server_state(first.access.connect, topics, LIMITS)
     assert state and state.registry == before and not state.online
     with served(replace(other, access=replace(other.access, adopt=True))):
-        state = reader.server_state(first.access.connect, topics, reader.LIMITS)
+        state = server_state(first.access.connect, topics, LIMITS)
         assert state and state.registry == fleets.id_of(other.db, "main") != before
     with pytest.raises(ConfigError, match="is not the fleet's"):  # now it is the other one
         first.serve(threading.Event())

@@ -10,7 +10,7 @@ from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.runtime.device import Device
-from edge_fl_server.mqtt.reader import LeaseLimits, read_retained
+from edge_fl_server.mqtt.connector import LeaseLimits, read_retained
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.registry import devices
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator

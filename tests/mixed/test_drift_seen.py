@@ -25,7 +25,7 @@ from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
-from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt import connector
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
@@ -63,7 +63,7 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
         lambda snapshot: device.state.capability,
         CurrentData(config),
     )
-    connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
+    connection = ServerConnection(connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
         Roster(connection, journal)
         connection.open()

@@ -24,7 +24,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime.device import Device, Services
-from edge_fl_server.mqtt.devices import settings_list
+from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.registry import devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
@@ -54,7 +54,7 @@ def states(scene: Scene, name: str = "pi-01") -> dict[str, str]:
     """What the server knows about each desired setting."""
     record = devices.get(scene.db, "main", name)
     desired = devices.desired_settings(scene.db, "main")[name]
-    rows = settings_list.rows(desired, record.capability if record else None)
+    rows = remote_settings.rows(desired, record.capability if record else None)
     return {row.setting: row.state for row in rows if row.state}
 
 
@@ -68,14 +68,14 @@ def test_settings_wait_for_a_device_that_is_offline_and_what_it_applied_comes_ba
     scene.publish(server)
     devices.change_settings(scene.db, "main", ["pi-01"], {**FIRST, "keep": 3})
     eventually(lambda: sent(scene))
-    assert set(states(scene).values()) == {settings_list.WAITING}
+    assert set(states(scene).values()) == {remote_settings.WAITING}
     with running(device, connect=scene.connect):  # it trusts no root yet, and fetches one
         eventually(lambda: settings.restart_due)
     settings.begin()
     device = scene.device(services=Services(take_settings=settings.receive))
     device.state = replace_capability(device, settings)
     with running(device, connect=scene.connect):
-        eventually(lambda: set(states(scene).values()) == {settings_list.APPLIED})
+        eventually(lambda: set(states(scene).values()) == {remote_settings.APPLIED})
         devices.change_settings(scene.db, "main", ["pi-01"], {"keep": None, "head": "none-such"})
         eventually(lambda: settings.restart_due)
     settings.begin()

@@ -14,7 +14,7 @@ from edge_fl_broker.config import BrokerSettings, MosquittoLimits
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_server.mqtt import older_messages
+from edge_fl_server.mqtt import statements
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
@@ -70,7 +70,7 @@ def fleet(mosquitto_program: Program, tmp_path: Path) -> Iterator[Fleet]:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the server logged about messages that do not count."""
-    return [each.getMessage() for each in caplog.records if each.name.endswith("signature_log")]
+    return [each.getMessage() for each in caplog.records if each.name.endswith("statements")]
 
 
 def test_a_fleet_behind_a_broker_that_was_killed_after_its_last_save_is_told_about_in_two_lines(
@@ -111,7 +111,7 @@ def test_a_fleet_behind_a_broker_that_was_killed_after_its_last_save_is_told_abo
 def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replayed(
     fleet: Fleet, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(older_messages, "SETTLE_S", 0.2)
+    monkeypatch.setattr(statements, "SETTLE_S", 0.2)
     heard: list[Packet] = []
     server, db = fleet.server()
     with (

@@ -14,9 +14,8 @@ from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, 
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.find import Program
 from edge_fl_devices.runtime.device import Services
-from edge_fl_server.mqtt.connector import fleet_authorities
+from edge_fl_server.mqtt.connector import LeaseLimits, fleet_authorities
 from edge_fl_server.mqtt.devices import device_list
-from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.registry import devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import LIFE_S, Director

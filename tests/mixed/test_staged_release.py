@@ -25,7 +25,7 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
-from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt import connector
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
@@ -98,7 +98,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0, tested: int = 200, everywhere: bool = False) -> Fleet:
-        connection = ServerConnection(connect, "main", limits=reader.LeaseLimits(settle_s=0.05))
+        connection = ServerConnection(connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
         server = Server.of(connection, Journal(db))
         connection.open()

@@ -24,20 +24,20 @@ from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_server.mqtt import device_clients, reader
+from edge_fl_server.mqtt import connector, device_clients
 from edge_fl_server.mqtt.connection import ServerConnection
+from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
 from edge_fl_server.mqtt.devices.assignments import Assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from tests.server.scripted import ScriptedDevice, ScriptedHead, client_of, data_of, spec_of
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
 # A beat in time is certain even if this process does not run for seconds.
-QUICK = reader.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=30.0)
+QUICK = connector.LeaseLimits(settle_s=0.05, beat_s=0.05, lease_s=30.0)
 WAIT_S = 60.0  # for what certainly comes
 FAR_S = 3600.0  # a deadline that no test reaches
 

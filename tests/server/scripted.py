@@ -23,7 +23,7 @@ from edge_fl.wire.messages import Ack, Assignment, Capability, DeviceState, Repo
 from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
 from edge_fl_devices.install.trust import Trust
-from edge_fl_server.mqtt.reader import ServerConnect
+from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.updates.round_request import REPORT_KINDS
 
 CLASSES = 3

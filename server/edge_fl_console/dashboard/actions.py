@@ -17,7 +17,7 @@ from edge_fl.wire.topics import NAME, checked_device
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.children import CommandProcesses
-from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import audit, devices, rollouts, runs, servers
 from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord

@@ -17,7 +17,7 @@ from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, releases, run
 from edge_fl_console.dashboard.parts import server_state
-from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.registry import servers
 
 FOLDER = Path(__file__).parent

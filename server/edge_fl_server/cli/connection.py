@@ -12,7 +12,7 @@ from edge_fl.wire.roles import ADMINISTRATOR, PERSON_ROLES, Person, local_person
 from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
-    from edge_fl_server.mqtt.reader import ServerConnect
+    from edge_fl_server.mqtt.connector import ServerConnect
     from edge_fl_server.registry import Database
 
 

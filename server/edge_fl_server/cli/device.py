@@ -72,7 +72,7 @@ def logs(
     from edge_fl.errors import InputError
     from edge_fl.wire.diagnostics import Logs
     from edge_fl.wire.messages import Query
-    from edge_fl_server.mqtt.device_text import one_line
+    from edge_fl_server.mqtt.device_packets import one_line
 
     since_s = units.parse_duration(since, "--since") if since else 0.0
     until_s = units.parse_duration(until, "--until") if until else 0.0
@@ -111,14 +111,14 @@ def diagnose(
 
     from edge_fl.wire.diagnostics import Diagnostics
     from edge_fl.wire.messages import Query
-    from edge_fl_server.mqtt.device_text import one_line
-    from edge_fl_server.mqtt.devices import bundles
+    from edge_fl_server.mqtt.device_packets import one_line
+    from edge_fl_server.mqtt.devices import queries
 
-    bundles.require_new(out)
+    queries.require_new(out)
     answer = _ask(device, Query("none", "diagnostics"), wait, broker, place)
     found = answer.content
     assert isinstance(found, Diagnostics)
-    where = bundles.write(answer, place.fleet, out)
+    where = queries.write_bundle(answer, place.fleet, out)
     show_table(
         [{key: one_line(text) for key, text in asdict(check).items()} for check in found.checks],
         CHECK_COLUMNS,

@@ -76,7 +76,7 @@ def _outcome(
 ) -> dict[tuple[str, str], list[str]]:
     """Wait until all devices that are online have answered -> the devices by setting and state."""
     from edge_fl.wire.messages import GONE
-    from edge_fl_server.mqtt.devices import settings_list
+    from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import devices
 
     until_s = time.monotonic() + ANSWER_S
@@ -89,10 +89,10 @@ def _outcome(
         found = [
             (name, row)
             for name in names
-            for row in settings_list.rows(desired[name], known[name].capability)
+            for row in remote_settings.rows(desired[name], known[name].capability)
             if row.setting in keys and row.state
         ]
-        waiting = any(row.state == settings_list.WAITING and name not in gone for name, row in found)
+        waiting = any(row.state == remote_settings.WAITING and name not in gone for name, row in found)
         if not waiting or time.monotonic() > until_s:
             break
         time.sleep(POLL_S)
@@ -105,11 +105,11 @@ def _outcome(
 def _show_outcome(outcome: Mapping[tuple[str, str], Sequence[str]]) -> None:
     """Show which settings are in effect. Raises RunError if a device rejects a value."""
     from edge_fl.data.arrays import shortened
-    from edge_fl_server.mqtt.devices import settings_list
+    from edge_fl_server.mqtt.devices import remote_settings
 
     for (setting, state), names in outcome.items():
         print_status(f"{setting}: {state} ({shortened(names)})")
-    rejected = {setting for setting, state in outcome if state not in settings_list.NO_FAULT}
+    rejected = {setting for setting, state in outcome if state not in remote_settings.NO_FAULT}
     if rejected:
         raise RunError(
             f"{', '.join(sorted(rejected))}: not in effect on every device", "there the value before stays"
@@ -127,7 +127,7 @@ def show_settings(
     """Show settings from afar, and those in effect; of one selected device also its others that are not at their defaults."""
     import msgspec
 
-    from edge_fl_server.mqtt.devices import settings_list
+    from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import devices
     from edge_fl_server.selectors.selection import parsed, selected, unknown_tags
 
@@ -145,10 +145,10 @@ def show_settings(
             hint = unknown_tags(db, place.fleet, parsed(db, place.fleet, selector))
             raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
     for name in names:
-        for row in settings_list.rows(desired.get(name, settings_list.NO_SETTINGS), known.get(name)):
+        for row in remote_settings.rows(desired.get(name, remote_settings.NO_SETTINGS), known.get(name)):
             if row.state or (selector and len(names) == 1):
                 rows.append({"device": name, **msgspec.structs.asdict(row)})
-    show_table(rows, settings_list.COLUMNS, format)
+    show_table(rows, remote_settings.COLUMNS, format)
 
 
 def _parsed(change: str) -> tuple[str, Any]:

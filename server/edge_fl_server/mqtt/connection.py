@@ -29,10 +29,23 @@ from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
-from edge_fl_server.mqtt.device_text import decode_cleaned, one_line
-from edge_fl_server.mqtt.malformed import MalformedPackets, kind_of
-from edge_fl_server.mqtt.rate_limit import IsBlocked, OnExcess, RateLimit
-from edge_fl_server.mqtt.reader import LIMITS, MAX_EPOCH, LeaseLimits, ServerConnect, is_alive, server_state
+from edge_fl_server.mqtt.connector import (
+    LIMITS,
+    MAX_EPOCH,
+    LeaseLimits,
+    ServerConnect,
+    is_alive,
+    server_state,
+)
+from edge_fl_server.mqtt.device_packets import (
+    IsBlocked,
+    MalformedPackets,
+    OnExcess,
+    RateLimit,
+    decode_cleaned,
+    kind_of,
+    one_line,
+)
 from edge_fl_server.mqtt.statements import Statements
 
 log = logging.getLogger(__name__)

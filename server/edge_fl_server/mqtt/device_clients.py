@@ -22,11 +22,11 @@ from edge_fl.learn.tree import to_device
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.messages import Mode, Report, Request, Round, spec_digest
+from edge_fl_server.mqtt.chunks import SharedBlobs
 from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest
-from edge_fl_server.mqtt.updates.shared_blobs import SharedBlobs
 from edge_fl_server.mqtt.updates.validation import (
     UpdateTerms,
     Validator,

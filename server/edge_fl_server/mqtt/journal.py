@@ -23,7 +23,7 @@ from edge_fl.log_limit import LogLimit
 from edge_fl.outage import Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
-from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.registry import Database, audit, devices, reports, runs, servers
 from edge_fl_server.registry import tags as registered_tags
 from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, RequestRecord, RequestState

@@ -10,11 +10,11 @@ from edge_fl.log_limit import LogLimit
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection, SignsForDevices
+from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
+from edge_fl_server.mqtt.devices.remote_settings import SettingsPublisher
 from edge_fl_server.mqtt.devices.roster import Roster
-from edge_fl_server.mqtt.devices.settings import SettingsPublisher
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.mqtt.updates.workers import SharedInbox

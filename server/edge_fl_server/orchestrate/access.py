@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.wire.topics import Topics
-from edge_fl_server.mqtt import reader
-from edge_fl_server.mqtt.connector import denied, fleet_authorities
+from edge_fl_server.mqtt import connector
+from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits, ServerConnect, denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits, ServerConnect
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.database import location
@@ -54,7 +53,7 @@ class FleetAccess:
         limits: LeaseLimits = LIMITS,
     ) -> Iterator[Server]:
         """Connect a server of this registry for the block. Raises InputError and ConnectError."""
-        retained = reader.server_state(self.connect, Topics(self.fleet), limits)
+        retained = connector.server_state(self.connect, Topics(self.fleet), limits)
         ownership.require(db, self.fleet, self.home, retained, adopt=self.adopt)
         revoked = denied(self.identity)
         with (

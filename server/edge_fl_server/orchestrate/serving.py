@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
 from edge_fl.wire.topics import Topics
-from edge_fl_server.mqtt import reader
-from edge_fl_server.mqtt.reader import LIMITS, LeaseLimits
+from edge_fl_server.mqtt import connector
+from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits
 from edge_fl_server.orchestrate.access import FleetAccess
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
@@ -44,7 +44,9 @@ class FleetServer:
             run = ""
             try:
                 run = self._unfinished_run()
-                if boot := reader.online_server(self.access.connect, Topics(self.access.fleet), self.limits):
+                if boot := connector.online_server(
+                    self.access.connect, Topics(self.access.fleet), self.limits
+                ):
                     reason, missed = f"fleet {self.access.fleet!r}: server {boot} is online", False
                 elif run and not missed:
                     reason, missed = f"run {run} has not ended; its server is offline and may return", True

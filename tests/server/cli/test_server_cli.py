@@ -15,9 +15,9 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_server.children import CommandProcesses
+from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import RosterDevice
-from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.runs.results import Results

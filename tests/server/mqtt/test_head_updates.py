@@ -11,7 +11,7 @@ from edge_fl.methods import METHODS, build_method
 from edge_fl.methods.contract import steps, tiers
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
-from edge_fl_server.mqtt.updates.head_updates import STALE, HeadUpdates
+from edge_fl_server.mqtt.updates.inbox import STALE, HeadUpdates
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.sequential import SequentialClients
 from edge_fl_server.training.hybrid import HybridClients

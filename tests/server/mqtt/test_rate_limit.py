@@ -12,8 +12,8 @@ from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.methods import build_method
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_server.mqtt import rate_limit
-from edge_fl_server.mqtt.rate_limit import MAX_MESSAGES, RateLimit
+from edge_fl_server.mqtt import device_packets
+from edge_fl_server.mqtt.device_packets import MAX_MESSAGES, RateLimit
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import devices
 from edge_fl_server.training import rounds
@@ -54,7 +54,7 @@ def test_messages_above_the_limit_are_dropped_and_reported_once_per_interval(lim
     state, other = Packet(TOPICS.state("d1"), b"{}"), Packet(TOPICS.log("d2"), b"{}")
     admitted = sum(limit.admits(state) for _ in range(MAX_MESSAGES + 250))
     assert admitted == MAX_MESSAGES and limit.admits(other) and not excess
-    clock.now_s += rate_limit.INTERVAL_S
+    clock.now_s += device_packets.INTERVAL_S
     assert limit.admits(state)  # a new interval
     assert excess == [
         (
@@ -63,7 +63,7 @@ def test_messages_above_the_limit_are_dropped_and_reported_once_per_interval(lim
             "3,250 messages and 0 MiB of chunks in 10 s, at most 3,000 and 1,024 MiB; 250 dropped",
         )
     ]
-    clock.now_s += rate_limit.INTERVAL_S
+    clock.now_s += device_packets.INTERVAL_S
     assert limit.admits(other) and len(excess) == 1
 
 
@@ -83,9 +83,9 @@ def test_tiny_chunks_count_as_chunks_of_the_usual_size(limit):
 def test_a_blocked_device_has_a_tenth_of_the_limit(limit, clock, excess):
     state, chunk = Packet(TOPICS.state("blocked"), b"{}"), Packet(TOPICS.blob("blocked", "r1", 0), b"x")
     assert sum(limit.admits(state) for _ in range(MAX_MESSAGES)) == MAX_MESSAGES // 10
-    clock.now_s += rate_limit.INTERVAL_S
+    clock.now_s += device_packets.INTERVAL_S
     assert sum(limit.admits(chunk) for _ in range(2000)) == MAX_BLOB_BYTES // 5 // CHUNK_BYTES
-    clock.now_s += rate_limit.INTERVAL_S
+    clock.now_s += device_packets.INTERVAL_S
     assert limit.admits(state)
     assert excess[0] == (
         "blocked",
@@ -99,7 +99,7 @@ def test_names_that_no_device_has_are_dropped_without_a_record(limit, clock, exc
         for _ in range(MAX_MESSAGES + 1):
             admitted = limit.admits(Packet(f"{TOPICS.root}/d/{sender}/up/state", b"{}"))
         assert not admitted
-    clock.now_s += rate_limit.INTERVAL_S
+    clock.now_s += device_packets.INTERVAL_S
     assert limit.admits(Packet(TOPICS.server_state(), b"{}")) and not excess
 
 
@@ -141,9 +141,9 @@ def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
     real_bench, own_mosquitto, monkeypatch, kind
 ):
     bench = real_bench
-    monkeypatch.setattr(rate_limit, "INTERVAL_S", 1.0)
-    monkeypatch.setattr(rate_limit, "MAX_MESSAGES", MAX_MESSAGES // 10)
-    monkeypatch.setattr(rate_limit, "MAX_CHUNK_BYTES", rate_limit.MAX_CHUNK_BYTES // 10)
+    monkeypatch.setattr(device_packets, "INTERVAL_S", 1.0)
+    monkeypatch.setattr(device_packets, "MAX_MESSAGES", MAX_MESSAGES // 10)
+    monkeypatch.setattr(device_packets, "MAX_CHUNK_BYTES", device_packets.MAX_CHUNK_BYTES // 10)
     topic, payload = {
         "state": (bench.topics.state("flooder"), '{"status": "ready", "boot": "b1"}'),
         "log": (bench.topics.log("flooder"), '{"level": "info", "text": "' + 1000 * "x" + '"}'),

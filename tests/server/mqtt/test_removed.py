@@ -18,10 +18,9 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_server.mqtt.connector import connector, denied
+from edge_fl_server.mqtt.connector import LeaseLimits, connector, denied, read_retained
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import LeaseLimits, read_retained
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database, devices, reports, runs, tags
 from edge_fl_server.registry.records import RequestRecord

@@ -21,12 +21,10 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.mqtt.connection import ServerConnection
-from edge_fl_server.mqtt.connector import connector, denied
+from edge_fl_server.mqtt.connector import connector, denied, read_retained
 from edge_fl_server.mqtt.devices import device_list
-from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
-from edge_fl_server.mqtt.devices.roster import Roster
+from edge_fl_server.mqtt.devices.roster import DuplicateDetector, Roster
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import read_retained
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.registry import devices
 from tests.server.conftest import QUICK

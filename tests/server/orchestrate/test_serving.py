@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edge_fl.wire.messages import Report, ServerState, decode
+from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import LeaseLimits
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import serving as module
 from edge_fl_server.orchestrate.access import FleetAccess

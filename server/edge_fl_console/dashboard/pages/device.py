@@ -23,7 +23,7 @@ from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
 from edge_fl_console.dashboard.queries import device
 from edge_fl_console.dashboard.queries.device import DevicePage
-from edge_fl_server.mqtt.devices.settings_list import shown
+from edge_fl_server.mqtt.devices.remote_settings import shown
 
 DESCRIPTION = {
     "machine": "Machine",

@@ -6,8 +6,8 @@ from msgspec import Struct
 from sqlalchemy import func, select
 
 from edge_fl_console.dashboard.queries.releases import HeadReports, head_reports
-from edge_fl_server.mqtt.devices import settings_list
-from edge_fl_server.mqtt.devices.settings_list import SettingRow
+from edge_fl_server.mqtt.devices import remote_settings
+from edge_fl_server.mqtt.devices.remote_settings import SettingRow
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import desired_settings, of_fleet
 from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, ReportRecord, RequestRecord
@@ -46,7 +46,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
     records = db.find(_of(devices, fleet, device), DeviceRecord)
     if not records:
         return None
-    desired = desired_settings(db, fleet, device=device).get(device, settings_list.NO_SETTINGS)
+    desired = desired_settings(db, fleet, device=device).get(device, remote_settings.NO_SETTINGS)
     return DevicePage(
         records[0],
         tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
@@ -54,7 +54,7 @@ def page(db: Database, fleet: str, device: str) -> DevicePage | None:
         tuple(db.find(_of(rejections, fleet, device, "number"), RejectionRecord)),
         head_reports(db, fleet).get(records[0].release, HeadReports()),
         _median_samples(db, fleet),
-        tuple(settings_list.rows(desired, records[0].capability)),
+        tuple(remote_settings.rows(desired, records[0].capability)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.mqtt.reader import ServerConnect, read_retained
+from edge_fl_server.mqtt.connector import ServerConnect, read_retained
 
 ASSIGNMENTS_PER_EPOCH = 2**20
 LASTING_MODES: frozenset[Mode] = frozenset({"serve"})

@@ -22,10 +22,10 @@ from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
-from edge_fl_server.mqtt.device_text import decode_cleaned
-from edge_fl_server.mqtt.devices import settings_list
+from edge_fl_server.mqtt.connector import LeaseLimits, ServerConnect, read_retained
+from edge_fl_server.mqtt.device_packets import decode_cleaned
+from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
-from edge_fl_server.mqtt.reader import LeaseLimits, ServerConnect, read_retained
 from edge_fl_server.mqtt.statements import is_will, numbers_of
 from edge_fl_server.registry.records import DeviceRecord
 
@@ -128,8 +128,10 @@ def _settings(desired: DesiredSettings | None, device: RosterDevice) -> str:
     if desired is None or not desired.values:
         return ""
     capability = msgspec.to_builtins(device.capability) if device.capability else None
-    differing = settings_list.differing(desired, capability)
-    return f"{len(differing)} of {len(desired.values)} not in effect" if differing else settings_list.APPLIED
+    differing = remote_settings.differing(desired, capability)
+    return (
+        f"{len(differing)} of {len(desired.values)} not in effect" if differing else remote_settings.APPLIED
+    )
 
 
 def _signed(

@@ -2,10 +2,15 @@
 
 `fold` is pure: the known device and one message give the updated device. `Roster` applies it to received messages, waits for devices and
 notifies listeners of changes. A lost device stays in the table but is in no cohort.
+
+Two machines may have one identity: a copied or stolen SD card. A broker allows one client per name and disconnects the older, which
+reconnects and disconnects the other, and so on. Every agent process draws a random boot id, so boot ids that alternate come from two
+running processes.
 """
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,16 +22,38 @@ from edge_fl.errors import DeadlineError, shortened
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.mqtt.devices.duplicates import DuplicateDetector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.records import DeviceRecord
 from edge_fl_server.selectors.selection import Selection
 
+MAX_DEVICES = 100_000
+ALTERNATIONS = 4  # a, b, a, b: a late message of an ended process gives at most three
+
+
+class DuplicateDetector:
+    """The most recent boot ids of every device."""
+
+    def __init__(self) -> None:
+        self._boots: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+
+    def add(self, device: str, boot: str) -> tuple[str, str] | None:
+        """Add the boot id of a message -> both boot ids if they alternate; detection then starts again."""
+        boots = self._boots.get(device, ())
+        if boots[-1:] == (boot,):
+            return None
+        boots = (*boots, boot)[-ALTERNATIONS:]
+        alternate = len(boots) == ALTERNATIONS and len(set(boots)) == 2
+        self._boots[device] = () if alternate else boots
+        self._boots.move_to_end(device)
+        if len(self._boots) > MAX_DEVICES:
+            self._boots.popitem(last=False)
+        return (boots[0], boots[1]) if alternate else None
+
+
 DeviceId = str
 POLL_S = 0.5
 BATCH_S = 0.02  # to handle many simultaneous messages at once
-MAX_DEVICES = 100_000
 
 AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but able to work
 

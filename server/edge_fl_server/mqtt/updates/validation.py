@@ -24,7 +24,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.egress import NUMBERS
 from edge_fl.wire.messages import Report
 from edge_fl.wire.tensors import Signature
-from edge_fl_server.mqtt.device_text import one_line
+from edge_fl_server.mqtt.device_packets import one_line
 
 MAX_SAMPLES = 10**9
 HEADER_BYTES = 1024 * 1024

@@ -25,11 +25,9 @@ from edge_fl.wire.messages import Ack, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.mqtt.device_text import decode_cleaned
+from edge_fl_server.mqtt.connector import ServerConnect
+from edge_fl_server.mqtt.device_packets import MalformedPackets, RateLimit, decode_cleaned
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.malformed import MalformedPackets
-from edge_fl_server.mqtt.rate_limit import RateLimit
-from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict

@@ -21,9 +21,9 @@ from edge_fl.release.manifests import Manifest
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
-from edge_fl_server.mqtt import reader
+from edge_fl_server.mqtt import connector
+from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.reader import ServerConnect
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, releases, rollouts
@@ -300,11 +300,11 @@ class ReleaseCommands:
         """Whether a server is online. Raises ConnectError without a broker, ConfigError if the fleet is that of another registry."""
         try:
             topics = Topics(self.fleet)
-            state = reader.server_state(self.connect, topics, reader.LIMITS)
+            state = connector.server_state(self.connect, topics, connector.LIMITS)
             ownership.require(self.db, self.fleet, self.home, state)
             if state is None or not state.online:
                 return False
-            return reader.is_alive(self.connect, topics, state.boot, reader.LIMITS)
+            return connector.is_alive(self.connect, topics, state.boot, connector.LIMITS)
         except ConnectError as error:
             raise ConnectError(error.message, consequence="nothing was requested") from error
 

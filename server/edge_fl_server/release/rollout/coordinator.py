@@ -29,7 +29,7 @@ from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.mqtt.updates.head_updates import HeadUpdates
+from edge_fl_server.mqtt.updates.inbox import HeadUpdates
 from edge_fl_server.mqtt.updates.round_request import UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.recipes.recipe import RolloutConfig

@@ -1,16 +1,83 @@
-"""Rate limit per device: messages above it are dropped before the server queues or decodes them.
+"""Packets of devices before the server uses them: their rate is limited, their text made safe to show, and malformed ones are counted.
 
-A correct device stays far below: it sends a few messages per request, and one update of at most 512 MiB in ten seconds. A blocked one,
-whose reports do not count, gets a tenth: enough for its states, too little to keep the server busy.
+A correct device stays far below the limit: it sends a few messages per request, and one update of at most 512 MiB in ten seconds. A blocked
+one, whose reports do not count, gets a tenth: enough for its states, too little to keep the server busy.
 """
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
+from edge_fl.errors import ProtocolError
+from edge_fl.log_limit import LogLimit
+from edge_fl.wire.messages import decode
 from edge_fl.wire.topics import NAME, Topics, role_of
 from edge_fl.wire.transport import Packet
+
+M = TypeVar("M", bound=Struct)
+
+
+def one_line(text: str) -> str:
+    """The text with a space for each control character, line break or invisible formatting character."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def decode_cleaned(payload: bytes, kind: type[M]) -> M:
+    """Decode a device's message, its texts as `one_line`. Raises ProtocolError."""
+    cleaned: M = _cleaned(decode(payload, kind))
+    return cleaned
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, Struct):
+        return replace(value, **{name: _cleaned(item) for name, item in asdict(value).items()})
+    if isinstance(value, dict):
+        return {key: _cleaned(item) for key, item in value.items()}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value
+
+
+log = logging.getLogger(__name__)
+
+MAX_KEY = 80  # characters
+MAX_KEYS = 10_000  # names are free for whoever may publish: the packets of further ones are counted together
+OTHERS = "others"
+
+
+class MalformedPackets(Counter[str]):
+    """The number of packets by "DEVICE KIND"; one thread adds."""
+
+    def add(self, sender: str, topic: str, error: ProtocolError, lines: LogLimit) -> None:
+        """Count a packet; log the 1st, the 10th, the 100th ... of its sender and kind."""
+        key = f"{sender} {kind_of(topic)}".rstrip()[:MAX_KEY]
+        if key not in self and len(self) >= MAX_KEYS:
+            key = OTHERS
+        self[key] += 1
+        if str(self[key]).rstrip("0") == "1":
+            count = f" ({self[key]:,} malformed messages of this kind)" if self[key] > 1 else ""
+            lines.write(
+                log,
+                logging.WARNING,
+                one_line(sender),
+                "%s: %s%s",
+                one_line(topic),
+                one_line(str(error)),
+                count,
+            )
+
+
+def kind_of(topic: str) -> str:
+    """The kind of a device's message, from efl/1/FLEET/d/DEVICE/up/KIND; "" if the topic has none."""
+    return "".join(topic.split("/")[6:7])
+
 
 INTERVAL_S = 10.0
 MAX_MESSAGES = 3000  # per device and interval, without chunks
