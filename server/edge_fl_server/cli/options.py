@@ -6,12 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from edge_fl.options import CONNECTION, FOLDERS, TRAINING, fleet_name, option
-
-if TYPE_CHECKING:
-    pass
 
 HOME = Path("runs/releases")
 RUNS = Path("runs")

@@ -1,17 +1,58 @@
-"""`edge-fl release list | publish | rollout | agent | agents | wheel | pause | abort | rollback | export | sign`."""
+"""`edge-fl release ...`: list, publish, roll out, pause, abort and roll back releases, export and sign them, and change the keys."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from edge_fl.cli import App
-from edge_fl.console.output import Format, show_table
-from edge_fl.errors import ConfigError
+from edge_fl.cli import App, Commands
+from edge_fl.console import units
+from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.errors import ConfigError, InputError, RunError, nearest
 from edge_fl.files.paths import text
 from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
-from edge_fl_server.cli import release_keys, release_publish
+from edge_fl_server.cli.connection import (
+    AnywayOption,
+    WhereOption,
+    acting,
+    acting_as,
+    confirmed,
+    connect_to,
+    registry,
+)
 from edge_fl_server.cli.options import RegistryPlace
-from edge_fl_server.cli.release_rollouts import WAIT_S, RolloutOptions, Wait, carry_out, commands
 
+if TYPE_CHECKING:
+    from edge_fl_server.recipes.recipe import RolloutConfig
+    from edge_fl_server.registry.records import RolloutState
+    from edge_fl_server.release.export import Description, Exported, QuantisedExtractor
+    from edge_fl_server.release.foreign import ForeignInput
+    from edge_fl_server.release.repository import Repository
+    from edge_fl_server.release.rollout.commands import ReleaseCommands, Request
+
+ROLLOUT = "Roll-out"  # heading in the help
+WAIT_S = 3600.0
+NO_OPTIONS = BrokerAddressOptions()
+EXAMPLE = "release.rollout.success=0.95"
+Wait = Annotated[
+    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
+]
+Resizing = Literal["crop", "letterbox", "stretch"]
+ClassesOption = Annotated[
+    str,
+    option(
+        "--classes CLASSES", "The classes, comma-separated; later releases may only append to them.", "Model"
+    ),
+]
+ElsewhereOption = Annotated[
+    list[Path] | None, option("--with FOLDER", "A folder with keys that were moved off the server.")
+]
+RoleArgument = Annotated[
+    Literal["root", "targets", "snapshot", "timestamp"], argument("ROLE", "What the key signs.")
+]
 AgentOption = Annotated[
     bool, option("--agent", "The roll-out of an agent release, not that of an extractor.")
 ]
@@ -26,7 +67,7 @@ def register(app: App) -> None:
         "Releases",
     )
     release.add(list_releases, "edge-fl release list", name="list")
-    release.add(release_publish.publish, "edge-fl release publish model.onnx --classes cat,dog")
+    release.add(publish, "edge-fl release publish model.onnx --classes cat,dog")
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
     release.add(agents, "edge-fl release agents")
@@ -36,7 +77,322 @@ def register(app: App) -> None:
     release.add(rollback, "edge-fl release rollback")
     release.add(export, "edge-fl release export public/releases --keep")
     release.add(sign, "edge-fl release sign public/releases --key signing.pem")
-    release_keys.register(release)
+    keys = Commands(
+        add_completion=False, help="The keys that sign releases; change them while no server is online."
+    )
+    release.add_typer(keys, name="keys")
+    keys.add(list_keys, "edge-fl release keys list", name="list")
+    keys.add(rotate, "edge-fl release keys rotate timestamp")
+    keys.add(take_out, "edge-fl release keys take-out root --to /media/usb/keys")
+    keys.add(add, "edge-fl release keys add root --threshold 2 --to /media/usb/keys")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutOptions:
+    """Which devices get a release, and when."""
+
+    stages: Annotated[
+        str,
+        option(
+            "--stages SHARES",
+            "Growing shares of the fleet, comma-separated; the last is 1.",
+            ROLLOUT,
+        ),
+    ] = "0.05,0.25,1"
+    settings: Annotated[
+        list[str] | None,
+        option(
+            "--set KEY=VALUE",
+            f"A setting of a recipe's roll-outs, such as {EXAMPLE}; may be repeated.",
+            ROLLOUT,
+        ),
+    ] = None
+    wait_s: Wait = WAIT_S
+    where: WhereOption = ""
+    yes: AnywayOption = False
+
+    def plan(self, **defaults: object) -> RolloutConfig:
+        """The stages, as in a recipe. Raises ConfigError."""
+        return rollout_plan(self.stages, self.settings or (), where=self.where, **defaults)
+
+    def confirm(self, releases: ReleaseCommands, action: str) -> None:
+        """Ask if `where` matches no device or all. Raises InputError."""
+        if self.where:
+            confirmed(releases.db, releases.fleet, self.where, action, yes=self.yes)
+
+
+def rollout_plan(stages: str, settings: Sequence[str] = (), **defaults: object) -> RolloutConfig:
+    """Growing shares, or stages by the fleet's size if empty; `settings` are those of a recipe. Raises ConfigError."""
+    from edge_fl.toml import apply, checked, parse_value
+    from edge_fl_server.recipes.recipe import RolloutConfig
+
+    shares = [parse_value(share) for share in stages.split(",")] if stages else "auto"
+    plan = {"stages": shares, **defaults}
+    tree = {"release": {"rollout": plan}}
+    apply(settings, tree)
+    if tree != {"release": {"rollout": plan}}:
+        raise ConfigError(f"--set {' '.join(settings)}: expected only settings such as {EXAMPLE}")
+    return checked(plan, RolloutConfig, "release rollout")
+
+
+@contextmanager
+def commands(
+    place: RegistryPlace, broker: BrokerAddressOptions = NO_OPTIONS, *, new: bool = False
+) -> Iterator[ReleaseCommands]:
+    """The commands on a fleet's releases, with the registry open; `new`: also one that does not exist yet."""
+    from edge_fl_server.mqtt.connector import fleet_authorities
+    from edge_fl_server.release.rollout.commands import ReleaseCommands
+
+    with registry(place, new=new) as db:
+        person, authorities = acting_as(broker.identity), fleet_authorities(broker.identity)
+        yield ReleaseCommands(connect_to(broker), place.fleet, place.home, db, person, authorities)
+
+
+def carry_out(releases: ReleaseCommands, request: Request, wait_s: float, *wanted: RolloutState) -> None:
+    """Carry a request out with progress on stderr, and print the state of its roll-out.
+
+    Raises RunError if that is not one of `wanted` [completed].
+    """
+    from edge_fl.console.progress import Progress
+
+    with Progress() as progress:
+        record = releases.carry_out(request, progress.print, wait_s, progress)
+    print(record.state)
+    if record.state not in (wanted or ("completed",)):
+        abort = f"edge-fl release abort{' --agent' if record.subject == 'agent' else ''}"
+        consequence = {
+            "paused": f"its devices keep it until '{abort}'; 'edge-fl release list' shows it",
+            "aborted": "its devices return to the release before",
+        }.get(record.state, "")
+        raise RunError(f"{record.name}: {record.state}, {record.reason}", consequence)
+
+
+def made_by_model(
+    model: str, weights: str, classes: list[str], size: int, resize: Resizing
+) -> tuple[Exported, Description]:
+    """Export a network that edge-fl builds."""
+    from msgspec.structs import replace
+
+    from edge_fl.config import ModelConfig
+    from edge_fl.data.partition import DataConfig
+    from edge_fl.inputs import InputSpec
+    from edge_fl.methods import build_method
+    from edge_fl.methods.contract import steps
+    from edge_fl.models import backbone_input
+    from edge_fl_server.recipes.recipe import Recipe
+    from edge_fl_server.release import export
+    from edge_fl_server.training import studies
+
+    config = ModelConfig(model, weights=weights, train="none")
+    if backbone_input(config) is None:
+        input = InputSpec((3, size, size)) if size else None
+    else:
+        config = replace(config, options={"size": size} if size else {})
+        input = backbone_input(config)
+    input = replace(input, resize=resize) if input else None
+    data = DataConfig(classes=classes)
+    _, spec = studies.without_data(Recipe(source="none", data=data, model=config, input=input))
+    method = build_method(spec)
+    return export.export(method, steps.start(method)), export.describe(method, spec)
+
+
+def made_elsewhere(
+    file: Path, given: ForeignInput, reference: Path | None, classes: list[str]
+) -> tuple[Exported, Description]:
+    """Read a model that another program exported."""
+    from edge_fl.heads.plan import HeadPlan
+    from edge_fl.methods import PRETRAINED
+    from edge_fl.methods.contract.tiers import STEPS
+    from edge_fl_server.release import foreign_child
+    from edge_fl_server.release.export import Description, Exported
+
+    found = foreign_child.read(file, given, reference)
+    exported = Exported(found.onnx, found.feature_dim, opset=found.opset, ir=found.ir)
+    return exported, Description(PRETRAINED, classes, found.input, heads=HeadPlan("cosine", min_steps=STEPS))
+
+
+def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
+    """The int8 variant, calibrated on pictures; None if it misses its gate."""
+    from edge_fl_server.recipes.recipe import QuantiseConfig
+    from edge_fl_server.release import class_pictures, quantise
+
+    data = class_pictures.pictures(images, description.classes, description.input)
+    make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
+    return make(exported.onnx, len(description.classes), description.unit_norm)
+
+
+def publish(
+    file: Annotated[
+        Path | None, argument("FILE", "An ONNX model: pixels [N, C, H, W] in, features [N, d] out.")
+    ] = None,
+    classes: ClassesOption = "",
+    model: Annotated[
+        str, option("--model MODEL", "A model of 'edge-fl models list', instead of a file.", "Model")
+    ] = "",
+    weights: Annotated[
+        str,
+        option("--weights WEIGHTS", "Weights of --model: a file, or random [its pretrained ones].", "Model"),
+    ] = "",
+    mean: Annotated[
+        str,
+        option(
+            "--mean NUMBERS", "Mean per channel that the file expects to be subtracted from 0..1.", "Model"
+        ),
+    ] = "",
+    std: Annotated[
+        str, option("--std NUMBERS", "Standard deviation per channel to divide by after --mean.", "Model")
+    ] = "",
+    size: Annotated[
+        int, option("--size N", "Pixels per side, where the model does not fix them.", "Model", min=0)
+    ] = 0,
+    resize: Annotated[
+        Resizing, option("--resize HOW", "How a picture gets this size: crop, letterbox or stretch.", "Model")
+    ] = "crop",
+    reference: Annotated[
+        Path | None,
+        option("--reference FILE", "An .npz with x and features of the file, to compare with.", "Model"),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        option("--images FOLDER", "A folder of pictures per class: also release an int8 variant.", "Model"),
+    ] = None,
+    stages: Annotated[
+        str,
+        option(
+            "--stages SHARES",
+            "Growing shares of the fleet, comma-separated; the last is 1 [by its size].",
+            "Roll-out",
+        ),
+    ] = "",
+    wait_s: Wait = WAIT_S,
+    *,
+    broker: BrokerAddressOptions,
+    place: RegistryPlace,
+) -> None:
+    """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
+    from edge_fl.data.arrays import shortened
+    from edge_fl.data.class_names import require_class_names
+    from edge_fl_server.release.foreign import ForeignInput
+
+    if (file is None) == (not model):
+        raise ConfigError("release publish: expected either a file, such as model.onnx, or --model NAME")
+    names = [name.strip() for name in classes.split(",")] if classes else []
+    names = require_class_names(names, "release publish, --classes")
+    plan = rollout_plan(stages)
+    with commands(place, broker, new=True) as releases:
+        releases.is_online()  # nothing is signed without a broker
+        if file:
+            if weights:
+                raise ConfigError(
+                    f"--weights {weights}: those of {text(file)} are in the file; expected them with --model"
+                )
+            given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
+            exported, description = made_elsewhere(file, given, reference, names)
+        else:
+            if mean or std or reference:
+                raise ConfigError(
+                    f"--mean, --std and --reference describe a file; those of {model} are known"
+                )
+            exported, description = made_by_model(model, weights, names, size, resize)
+        int8 = quantised(exported, description, images) if images else None
+        manifest = releases.sign(exported, description, int8)
+        sides = "x".join(map(str, manifest.input.shape))
+        print_status(
+            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
+            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes)}"
+        )
+        if releases.is_served(manifest.release):
+            print_status(f"release {manifest.release}: rolled out before")
+            print("completed")
+            return
+        carry_out(releases, releases.roll_out(manifest.release, plan), wait_s)
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: expected numbers, such as 0.485,0.456,0.406") from error
+
+
+def list_keys(
+    elsewhere: ElsewhereOption = None,
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List the keys: role, threshold, expiry and location."""
+    import msgspec
+
+    rows = [msgspec.to_builtins(row) for row in open_repository(place, elsewhere).key_rows()]
+    show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
+
+
+def rotate(
+    role: RoleArgument,
+    elsewhere: ElsewhereOption = None,
+    *,
+    place: RegistryPlace,
+) -> None:
+    """Replace a role's key; devices reject the old one once they have the new root metadata."""
+    with changing(place, "keys rotate", role, elsewhere) as repository:
+        for name, _ in repository.rotate(role):
+            print(name)
+
+
+def take_out(
+    role: RoleArgument,
+    to: Annotated[
+        Path, option("--to FOLDER", "Folder to move the key to, on other storage than this machine's.")
+    ],
+    place: RegistryPlace,
+) -> None:
+    """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
+    with changing(place, "keys take-out", role) as repository:
+        for key in repository.take_out(role, to):
+            print(text(to / f"{key}.pem"))
+
+
+def add(
+    role: RoleArgument,
+    threshold: Annotated[int, option("--threshold N", "Number of the role's keys that must sign.", min=1)],
+    to: Annotated[Path, option("--to FOLDER", "Folder to write the new key to.")],
+    elsewhere: ElsewhereOption = None,
+    *,
+    place: RegistryPlace,
+) -> None:
+    """Add a key to a role, so that a single stolen key is not enough."""
+    with changing(place, "keys add", role, elsewhere) as repository:
+        for name, _ in repository.add_key(role, threshold, to):
+            print(name)
+
+
+@contextmanager
+def changing(
+    place: RegistryPlace, action: str, target: str, elsewhere: list[Path] | None = None
+) -> Iterator[Repository]:
+    """A fleet's repository, to be changed in the block; the audit log has the action where the registry is on this machine."""
+    repository = open_repository(place, elsewhere)
+    if place.exists:
+        with registry(place) as db, acting(db, place.fleet, action, target):
+            yield repository
+    else:
+        print_status(f"no registry at {place.location}: this is not in the audit log (--database)")
+        yield repository
+
+
+def open_repository(place: RegistryPlace, elsewhere: list[Path] | None = None) -> Repository:
+    """Open a fleet's repository; `elsewhere` are folders with further keys. Raises InputError if there is none."""
+    from edge_fl_server.release.repository import Repository
+
+    folder, fleet = place.home / place.fleet, place.fleet
+    if not (folder / "metadata").is_dir():
+        others = [found.parent.name for found in place.home.glob("*/metadata")]
+        raise InputError(
+            f"{text(folder)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
+            " expected the --home of a server that has released"
+        )
+    return Repository(folder, elsewhere=elsewhere or ())
 
 
 def list_releases(
@@ -170,7 +526,7 @@ def export(
     """Write the signed repository as static files for devices and auditors that use HTTP; prints the new ones."""
     from edge_fl_server.release import website
 
-    with release_keys.changing(place, "export", text(folder)) as repository:
+    with changing(place, "export", text(folder)) as repository:
         for path in website.export(repository, folder):
             print(path)
         if keep is not None:

@@ -12,7 +12,7 @@ from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
-from edge_fl_server.cli import release_rollouts
+from edge_fl_server.cli import release
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -108,12 +108,12 @@ def test_a_roll_out_that_does_not_complete_is_an_error_of_its_command(
         return number
 
     with pytest.raises(RunError) as raised:
-        release_rollouts.carry_out(releases, stopped, WAIT_S)
+        release.carry_out(releases, stopped, WAIT_S)
     assert str(raised.value) == f"release 2: {ends}, by hand; {consequence}"
     assert raised.value.exit_code == 1
     assert capsys.readouterr().out == f"{ends}\n"
     if ends == "paused":
-        release_rollouts.carry_out(releases, releases.steer("aborted"), WAIT_S, "aborted")
+        release.carry_out(releases, releases.steer("aborted"), WAIT_S, "aborted")
 
 
 def test_a_running_server_carries_out_commands(releases, bench: Bench, tmp_path) -> None:
@@ -173,7 +173,7 @@ def test_without_a_broker_nothing_is_requested(releases) -> None:
 
     offline = replace(releases, connect=refused)
     with pytest.raises(ConnectError, match="Connection refused; nothing was requested"):
-        release_rollouts.carry_out(offline, offline.roll_out(2, STAGED), 1.0)
+        release.carry_out(offline, offline.roll_out(2, STAGED), 1.0)
     assert rollouts.current(releases.db, "main") is None
 
 
@@ -258,9 +258,9 @@ def test_what_to_publish_is_checked_before_anything_else(arguments, said, capsys
 
 def test_a_rollout_takes_settings_by_the_keys_of_a_recipe() -> None:
     given = ["release.rollout.gates.false_abort=0.1", "release.rollout.success=0.8"]
-    plan = release_rollouts.rollout_plan("0.5,1", given, stage_wait_s=5.0)
+    plan = release.rollout_plan("0.5,1", given, stage_wait_s=5.0)
     assert (plan.stages, plan.success, plan.stage_wait_s) == ((0.5, 1.0), 0.8, 5.0)
     assert plan.gates.false_abort == 0.1
     for wrong, named in (("rounds=3", "--set rounds=3: expected only"), ("release.rollout.stage=1", "stage")):
         with pytest.raises(ConfigError, match=named):
-            release_rollouts.rollout_plan("", [wrong])
+            release.rollout_plan("", [wrong])
