@@ -467,8 +467,8 @@ CACHED = {
     "server/edge_fl_server/recipes/__init__.py:_built_in": "files of the package",
     "server/edge_fl_server/training/engines/folders.py:_cleaner": "one helper of this process",
     "server/edge_fl_lab/ray.py:_run": "keyed by the placed run, which does not change",
-    "server/edge_fl_server/training/engines/worker.py:_down": "keyed by the file of one broadcast, which is written once",
-    "server/edge_fl_server/training/engines/worker.py:_run": "keyed by the folder of one run, which is written once",
+    "server/edge_fl_server/training/engines/pool.py:_down": "keyed by the file of one broadcast, which is written once",
+    "server/edge_fl_server/training/engines/pool.py:_run": "keyed by the folder of one run, which is written once",
 }
 """The functions whose results may be kept for the life of a process: why they cannot change."""
 

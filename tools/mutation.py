@@ -42,7 +42,6 @@ CODE = (
     "edge_fl/release/*.py",
     "devices/edge_fl_devices/agent/*.py",
     "server/edge_fl_server/training/rounds.py",
-    "server/edge_fl_server/training/arrival.py",
     "server/edge_fl_server/training/cohort.py",
     "server/edge_fl_server/release/rollout/gates.py",
     "server/edge_fl_server/release/rollout/stages.py",

@@ -12,8 +12,7 @@ from sqlalchemy import select, update
 from edge_fl.errors import InputError
 from edge_fl.wire.roles import Person, PersonRole
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import TokenRecord
-from edge_fl_server.registry.tables import tokens
+from edge_fl_server.registry.tables import TokenRecord, tokens
 
 BEGINNING = "efl_"  # lets secret scanners recognise one
 DAY_S = 86_400

@@ -23,9 +23,13 @@ from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
 from edge_fl_server.training.engines import folders, processes, schedule
-from edge_fl_server.training.engines.personal import PersonalParts
-from edge_fl_server.training.engines.sequential import SequentialClients
-from edge_fl_server.training.engines.simulated import SimulatedClients, in_process, with_epochs
+from edge_fl_server.training.engines.simulated import (
+    PersonalParts,
+    SequentialClients,
+    SimulatedClients,
+    in_process,
+    with_epochs,
+)
 from edge_fl_server.training.engines.vector import VectorClients
 
 QUEUED_PER_WORKER = 2  # chunks

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl_server.runs.tracking import Opener
+from edge_fl_server.runs.round_metrics import Opener
 
 
 def tensorboard() -> Opener:

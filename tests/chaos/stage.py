@@ -35,7 +35,7 @@ from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run
-from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
 from tools.chaos.faulty_transport import NO_FAULTS, Faults, FaultyTransport

@@ -13,7 +13,7 @@ from edge_fl.wire.roles import ACTIONS, Person
 from edge_fl_console.dashboard import actions as dashboard
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import Database, audit, devices, fleets
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.repository import Repository
 
 READS = frozenset({"view", "audit", "command"})

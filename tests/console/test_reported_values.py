@@ -12,8 +12,8 @@ from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
 from edge_fl_console.dashboard import prometheus
 from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
 from edge_fl_server.registry import Database, reports, runs
-from edge_fl_server.registry.records import RejectionRecord, RoundRecord, RunRecord
 from edge_fl_server.registry.reports import KEPT_REJECTIONS
+from edge_fl_server.registry.tables import RejectionRecord, RoundRecord, RunRecord
 from tests.server.single_round import one_round
 
 IMPLAUSIBLE = {

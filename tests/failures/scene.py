@@ -92,7 +92,7 @@ def serve(endpoint: Endpoint, folder: Path, recipe: Recipe, death: Death | None,
     """Run the server: resume the run in `folder`, or start a new one. Exits with the command's status."""
     from edge_fl.errors import EdgeFLError
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate.access import FleetAccess
+    from edge_fl_server.orchestrate.serving import FleetAccess
 
     _log_to(folder / "server.log")
     arm(death, partial((folder / "server.died").touch))

@@ -26,7 +26,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.failures.points import POINTS, located
 from tests.failures.proxy import Proxy

@@ -13,7 +13,7 @@ from edge_fl import cli
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.metrics import Summary
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.runs import round_metrics, tracking
+from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.sample import sample
@@ -52,14 +52,14 @@ def written(run: Path) -> dict[str, dict[int, float]]:
     """The same from round_metrics.jsonl, in the event files' 32 bits."""
     found: dict[str, dict[int, float]] = {}
     for line in round_metrics.lines(run / round_metrics.FILE):
-        for name, value in tracking.scalars(line).items():
+        for name, value in round_metrics.scalars(line).items():
             found.setdefault(name, {})[line.round] = float(np.float32(value))
     return found
 
 
 def test_a_line_becomes_named_numbers() -> None:
     metrics = {"personal.test_acc.before": Summary(0.5, 0.4, 0.25, 0.125, 4)}
-    assert tracking.scalars(replace(ROUND, metrics=metrics)) == {
+    assert round_metrics.scalars(replace(ROUND, metrics=metrics)) == {
         "round/selected": 4,
         "round/responded": 3,
         "round/seconds": 2,
@@ -78,7 +78,7 @@ def test_the_closing_step_stands_apart_and_what_was_not_measured_has_no_name() -
         final=True,
         metrics={"a": Summary(0.5, 0.5, 0.0, 0.5, 1), "b": Summary(nan, nan, nan, nan, 0)},
     )
-    assert tracking.scalars(line) == {
+    assert round_metrics.scalars(line) == {
         "final/a/mean": 0.5,
         "final/a/std": 0.0,
         "final/a/bottom_decile": 0.5,
@@ -97,7 +97,7 @@ def test_tensorboard_reads_what_a_simulation_wrote(tmp_path: Path) -> None:
 
 
 def test_rounds_that_come_again_after_a_resume_replace_the_old(tmp_path: Path) -> None:
-    openers = tracking.find(["tensorboard"])
+    openers = round_metrics.find(["tensorboard"])
     results = Results.create(tmp_path, Recipe())
     results.track(openers)
     for number in (1, 2, 3):
@@ -115,14 +115,16 @@ def test_mlflow_reads_what_a_run_wrote(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     with Results.create(tmp_path, Recipe()) as results:
-        results.track(tracking.find(["mlflow"]))
+        results.track(round_metrics.find(["mlflow"]))
         for number in (1, 2):
             results.append_round(
                 replace(ROUND, round=number, seconds=number / 4, metrics={"global.test_acc": SUMMARY})
             )
     client = MlflowClient(f"sqlite:///{results.path}/mlflow/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name(results.id).experiment_id])
-    assert run.data.metrics == tracking.scalars(round_metrics.lines(results.path / round_metrics.FILE)[-1])
+    assert run.data.metrics == round_metrics.scalars(
+        round_metrics.lines(results.path / round_metrics.FILE)[-1]
+    )
     history = client.get_metric_history(run.info.run_id, "round/seconds")
     assert {metric.step: metric.value for metric in history} == {1: 0.25, 2: 0.5}
 
@@ -153,7 +155,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(case: str, tmp_path
 
 def test_an_unknown_tracker_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"--track tensorbord: unknown tracker .did you mean 'tensorboard'"):
-        tracking.find(["tensorbord"])
+        round_metrics.find(["tensorbord"])
 
 
 class Broken:
@@ -185,5 +187,5 @@ def test_a_tracker_that_cannot_begin_ends_the_run(tmp_path: Path) -> None:
         Results.create(tmp_path, Recipe()) as run,
     ):
         (run.path / "tensorboard").write_text("a file, where a folder is to be")
-        run.track(tracking.find(["tensorboard"]))
+        run.track(round_metrics.find(["tensorboard"]))
     assert Results.open(run.path).state().state == "failed"

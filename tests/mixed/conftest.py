@@ -35,7 +35,7 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_lab.report import page
 from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from edge_fl_server.runs.results import Results
 from tools.memory_broker import InMemoryBroker, InMemoryTransport

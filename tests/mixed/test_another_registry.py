@@ -16,9 +16,8 @@ from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt.connector import LIMITS, connector, server_state
-from edge_fl_server.orchestrate.access import FleetAccess
-from edge_fl_server.orchestrate.serving import FleetServer
-from edge_fl_server.registry import Database, fleets, servers
+from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
+from edge_fl_server.registry import Database, fleets
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 from tests.devices import graphs
@@ -37,7 +36,7 @@ def served(server: FleetServer) -> Iterator[None]:
     thread = threading.Thread(target=server.serve, args=(stopping,))
     thread.start()
     try:
-        eventually(lambda: servers.presence(server.db, server.access.fleet).online or not thread.is_alive())
+        eventually(lambda: fleets.presence(server.db, server.access.fleet).online or not thread.is_alive())
         yield
     finally:
         stopping.set()

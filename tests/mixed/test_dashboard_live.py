@@ -37,7 +37,7 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.registry import Database, releases
-from edge_fl_server.registry.records import ReleaseRecord
+from edge_fl_server.registry.tables import ReleaseRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from tests.browsing import dashboard, visiting

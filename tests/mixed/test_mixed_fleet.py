@@ -19,7 +19,7 @@ from edge_fl.wire.messages import MESSAGES, DeviceState, Report, decode
 from edge_fl_server.recipes.recipe import Recipe, ReleaseConfig
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.training import rounds, studies
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of
 from tests.sample import sample

@@ -26,7 +26,7 @@ from edge_fl_server.registry import Database, devices
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.clients import Downs, Step
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.gate import SMALLEST_PANEL
 from edge_fl_server.training.rounds import Plan
 from tests.mixed.conftest import TOPICS, Site, data_of

@@ -31,7 +31,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, rollouts, tags
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import rank

@@ -18,7 +18,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl_server.training.clients import Clients
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.engines.vector import VectorClients
 
 CLIENTS, EXTRA_BYTES = 64, 250 * 2**20

@@ -31,7 +31,7 @@ from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import gate, rounds, studies
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan, RoundResult, RunHooks
 
 ROUNDS = 10

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl_server.training import arrival, rounds
+from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
@@ -41,7 +41,7 @@ class Round:
     def __call__(self) -> Parts:
         now, cohort = self.method.at(1), self.fleet.ids()
         updates = self.fleet.train(1, now, Broadcasts(now, self._start, cohort))
-        shared = steps.aggregate(now, self._start, arrival.in_order(updates, cohort))
+        shared = steps.aggregate(now, self._start, rounds.in_order(updates, cohort))
         settle(self._device)
         return shared
 

@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, func, select
 from edge_fl.console.units import few
 from edge_fl.failures import SIGNATURE, Failure
 from edge_fl.wire import identity
-from edge_fl_server.registry import Database, reports, rollouts, servers
+from edge_fl_server.registry import Database, fleets, reports, rollouts
 from edge_fl_server.registry import devices as registered
 from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.tables import devices
@@ -58,7 +58,7 @@ class RuleKind:
 
 def silent(place: RulePlace, limit: float) -> Found:
     """Devices without a connection; the time before this server was online does not count."""
-    presence = servers.presence(place.db, place.fleet)
+    presence = fleets.presence(place.db, place.fleet)
     if not presence.online:
         return None
     since_s = datetime.fromisoformat(presence.since).timestamp()

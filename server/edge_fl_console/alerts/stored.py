@@ -11,8 +11,7 @@ from msgspec import Struct
 from sqlalchemy import ColumnElement, and_, delete, or_, select, update
 
 from edge_fl_server.registry.database import Database
-from edge_fl_server.registry.records import AlertRecord
-from edge_fl_server.registry.tables import alert_deliveries, alerts, silences
+from edge_fl_server.registry.tables import AlertRecord, alert_deliveries, alerts, silences
 
 CLAIM_S = 120
 KEPT_S = 30 * 86_400  # after the resolution

@@ -19,8 +19,8 @@ from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import audit, devices, rollouts, runs, servers
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord
+from edge_fl_server.registry import audit, devices, fleets, rollouts, runs
+from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request
 
@@ -78,7 +78,7 @@ def command_words(record: RolloutRecord) -> str:
 
 def _requested(context: PageContext, what: str, number: int) -> str:
     """The message after a request on the roll-out `number`: who carries it out."""
-    if servers.presence(context.db, context.fleet).online:
+    if fleets.presence(context.db, context.fleet).online:
         return f"{what} requested; the server carries it out."
     record = rollouts.get(context.db, number)
     command = f" To act now: {context.command(command_words(record))}" if record else ""
@@ -207,7 +207,7 @@ def stop(context: PageContext, run: str) -> str:
     record = runs.get(context.db, run)
     if record is None or record.fleet != context.fleet or not runs.stop(context.db, run):
         raise InputError(f"run {run}: it is not running")
-    if servers.presence(context.db, context.fleet).online:
+    if fleets.presence(context.db, context.fleet).online:
         return f"Run {run} stops after the current round."
     return f"Stop of {run} requested, but its server is offline. To end the run now: {context.command('server up')}"
 
@@ -247,7 +247,7 @@ def revoke(context: PageContext, device: str) -> str:
     with CommandProcesses(lambda name, line: None, person) as children:
         words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
-    online = servers.presence(context.db, context.fleet).online
+    online = fleets.presence(context.db, context.fleet).online
     return printed + ("." if online else "; the list shows it when a server is online.")
 
 

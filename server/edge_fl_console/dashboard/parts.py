@@ -21,7 +21,7 @@ from edge_fl.console.formatting import (
 from edge_fl.console.units import points
 from edge_fl.untrusted import whole
 from edge_fl_console.dashboard.queries.fleet import MAX_PAGE
-from edge_fl_server.registry.servers import Presence
+from edge_fl_server.registry.fleets import Presence
 from edge_fl_server.runs.summaries import Paired
 
 TONES = {

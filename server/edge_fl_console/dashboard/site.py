@@ -18,7 +18,7 @@ from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, releases, run
 from edge_fl_console.dashboard.parts import server_state
 from edge_fl_server.mqtt.device_packets import one_line
-from edge_fl_server.registry import servers
+from edge_fl_server.registry import fleets
 
 FOLDER = Path(__file__).parent
 STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # that of reports, too
@@ -82,7 +82,7 @@ def _frame(board: PageBoard, entry: str, title: str) -> Iterator[None]:
             f'<span class="fleet">fleet {escape(fleet)}</span>',
             sanitize=False,
         ).classes("parts")
-        state = partial(servers.presence, board.context.db, fleet)
+        state = partial(fleets.presence, board.context.db, fleet)
         board.html(state, server_state).classes("server")
         ui.html(_signed_in(person) + '<button class="plain" data-theme-button>◐</button>', sanitize=False)
     with ui.element("div").props("id=main"):  # inside NiceGUI's <main>

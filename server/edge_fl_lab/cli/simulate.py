@@ -46,7 +46,7 @@ def simulate(
     """Train a federation in this process, without a broker, and print its accuracies: global, before and after personalisation."""
     from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run
-    from edge_fl_server.runs import tracking
+    from edge_fl_server.runs import round_metrics
     from edge_fl_server.runs.results import Results
     from edge_fl_server.training import studies
     from edge_fl_server.training.engines import processes
@@ -64,7 +64,7 @@ def simulate(
     chosen = recipe.applied(base, changes, "simulate")
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
-    trackers = tracking.find(track or [])
+    trackers = round_metrics.find(track or [])
     results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
     from edge_fl_lab.report import (
         gains,  # with matplotlib, which no round needs

@@ -26,7 +26,7 @@ from edge_fl_server.cli.options import RegistryPlace
 if TYPE_CHECKING:
     from edge_fl.fleet.settings import DesiredSettings
     from edge_fl_server.registry import Database
-    from edge_fl_server.registry.records import DeviceRecord
+    from edge_fl_server.registry.tables import DeviceRecord
 
 SelectorArgument = Annotated[
     str, argument("SELECTOR", "A device's name, or a selector such as 'site=berlin and tier=full'.")
@@ -242,7 +242,7 @@ def set_settings(
     from edge_fl import heads
     from edge_fl.fleet.settings import require
     from edge_fl.heads.auto import AUTO
-    from edge_fl_server.registry import devices, servers
+    from edge_fl_server.registry import devices, fleets
 
     given = dict(map(_parsed, changes))
     require({key: value for key, value in given.items() if value is not None}, "fleet set")
@@ -254,7 +254,7 @@ def set_settings(
             devices.change_settings(db, place.fleet, names, given)
         for name in names:
             print(name)
-        if not servers.presence(db, place.fleet).online:
+        if not fleets.presence(db, place.fleet).online:
             print_status("no server is online: the next one sends them")
             return
         outcome = _outcome(db, place.fleet, names, set(given))

@@ -27,7 +27,7 @@ from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import RolloutConfig
-    from edge_fl_server.registry.records import RolloutState
+    from edge_fl_server.registry.tables import RolloutState
     from edge_fl_server.release.export import Description, Exported, QuantisedExtractor
     from edge_fl_server.release.foreign import ForeignInput
     from edge_fl_server.release.repository import Repository
@@ -214,9 +214,9 @@ def made_elsewhere(
 def quantised(exported: Exported, description: Description, images: Path) -> QuantisedExtractor | None:
     """The int8 variant, calibrated on pictures; None if it misses its gate."""
     from edge_fl_server.recipes.recipe import QuantiseConfig
-    from edge_fl_server.release import class_pictures, quantise
+    from edge_fl_server.release import quantise
 
-    data = class_pictures.pictures(images, description.classes, description.input)
+    data = quantise.pictures(images, description.classes, description.input)
     make = quantise.quantiser([data], QuantiseConfig(int8=True), description.seed, print_status)
     return make(exported.onnx, len(description.classes), description.unit_norm)
 

@@ -97,7 +97,7 @@ def run(
     """Train over MQTT, release the extractor, collect head reports; prints the folder of the results."""
     from edge_fl_server import recipes
     from edge_fl_server.recipes.recipe import with_settings
-    from edge_fl_server.runs import tracking
+    from edge_fl_server.runs import round_metrics
     from edge_fl_server.runs.results import Results
 
     if not (recipe or resume):
@@ -105,7 +105,7 @@ def run(
     chosen = Results.open(resume).recipe() if resume else recipes.find(recipe)
     given = {f"broker.{name}": value for name, value in broker.given().items()}
     chosen = with_settings(chosen, [*options.settings(given), *(settings or [])])
-    trackers = tracking.find(track or [])
+    trackers = round_metrics.find(track or [])
     identity = Path(chosen.broker.identity) if chosen.broker.identity else None
     connect = connect_to(
         BrokerAddressOptions(host=chosen.broker.host, port=chosen.broker.port, identity=identity)
@@ -114,7 +114,7 @@ def run(
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate.access import FleetAccess
+    from edge_fl_server.orchestrate.serving import FleetAccess
 
     plugins.allow_working_folder()
     logs.configure(serving.log_format)
@@ -142,8 +142,7 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(broker)
     from edge_fl_server import services
-    from edge_fl_server.orchestrate.access import FleetAccess
-    from edge_fl_server.orchestrate.serving import FleetServer
+    from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
     from edge_fl_server.registry import Database
 
     logs.configure(serving.log_format)

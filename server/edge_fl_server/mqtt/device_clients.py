@@ -35,7 +35,7 @@ from edge_fl_server.mqtt.updates.validation import (
     norm,
     parts_check,
 )
-from edge_fl_server.registry.records import RequestState
+from edge_fl_server.registry.tables import RequestState
 from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, Step
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from edge_fl.outage import Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_packets import one_line
-from edge_fl_server.registry import Database, audit, devices, reports, runs, servers
+from edge_fl_server.registry import Database, audit, devices, fleets, reports, runs
 from edge_fl_server.registry import tags as registered_tags
-from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, RequestRecord, RequestState
+from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ class Journal:
         self._mark_unknown(range(self._first, self._sequence + 1))
         if self._first:
             try:
-                servers.end(self.db, self.fleet, self._first)
+                fleets.end(self.db, self.fleet, self._first)
             except EdgeFLError as error:
-                log.warning("%s; the registry shows this server for %g s more", error, servers.SILENT_S)
+                log.warning("%s; the registry shows this server for %g s more", error, fleets.SILENT_S)
 
     def begin(self, epoch: int) -> None:
         """Number device states from now on, above those of all earlier servers.
@@ -120,7 +120,7 @@ class Journal:
             for record in self._pending.values():
                 self._enqueue(record)
         self._mark_unknown(range(self._first))
-        servers.begin(self.db, self.fleet, self._first)
+        fleets.begin(self.db, self.fleet, self._first)
 
     def blocked(self, device: str) -> str:
         """Why the reports of a device do not count: "removed", "quarantined", "revoked", or "" if they do."""
@@ -233,9 +233,9 @@ class Journal:
                     self._write_pending()
                     for handler in self.on_written:
                         handler()
-                    if self._first and time.monotonic() - beat_s > servers.BEAT_S:
+                    if self._first and time.monotonic() - beat_s > fleets.BEAT_S:
                         beat_s = time.monotonic()
-                        servers.beat(self.db, self.fleet, self._first)
+                        fleets.beat(self.db, self.fleet, self._first)
         except Exception as error:
             log.exception("journal: device states are no longer stored")
             self.on_failure(f"device states cannot be stored in the registry: {error}")

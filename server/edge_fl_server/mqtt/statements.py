@@ -29,7 +29,7 @@ from edge_fl.wire.topics import Address
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 
 SETTLE_S = 30.0
 

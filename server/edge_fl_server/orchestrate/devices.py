@@ -11,22 +11,25 @@ from pathlib import Path
 from edge_fl.console.progress import Progress
 from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.orchestrate import advice, registration
-from edge_fl_server.orchestrate.access import FleetAccess
-from edge_fl_server.orchestrate.advice import Advice
-from edge_fl_server.orchestrate.deployment import Deployment, WaitForDevices
+from edge_fl_server.orchestrate.deployment import (
+    Advice,
+    Deployment,
+    Screening,
+    WaitForDevices,
+    registered,
+    rest_heads,
+)
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import RunReleases
 from edge_fl_server.orchestrate.run_setup import RunSetup
-from edge_fl_server.orchestrate.screening import Screening
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.orchestrate.statistics import StatisticsCollector
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.release import website
 from edge_fl_server.release.repository import Repository, require_grown
 from edge_fl_server.runs.checkpoint import Checkpoint
-from edge_fl_server.runs.recorder import Recorder
+from edge_fl_server.runs.recorder import Recorder, RunTotals
 from edge_fl_server.runs.results import Results
-from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.selectors import selection
 from edge_fl_server.training.clients import Clients, NoClients
 from edge_fl_server.training.hybrid import HybridClients
@@ -42,7 +45,7 @@ class Devices:
 
     def registered(self, results: Results) -> AbstractContextManager[None]:
         """Enter the run into the registry while it goes on, and its final state afterwards."""
-        return registration.registered(self.server.journal.db, results)
+        return registered(self.server.journal.db, results)
 
     def unmeasured(self, results: Results) -> str:
         """Why no device could evaluate or personalise; "" where one could, or none was requested to."""
@@ -99,7 +102,7 @@ class Devices:
             return RunReleases(setup, self.server, self.repository, results, totals, progress)
         title = setup.method.title
         progress.print(f"{title} shares no extractor: head-only devices receive nothing from this run")
-        advice.rest_heads(self.server, results.id, title)
+        rest_heads(self.server, results.id, title)
         return None
 
     def _full_devices(self, setup: RunSetup, results: Results, totals: RunTotals) -> DeviceClients:

@@ -20,11 +20,10 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
-from edge_fl_server.training.delayed import DelayedClients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Reports, RunHooks
 from edge_fl_server.training.studies import Study
-from edge_fl_server.training.unreliable import UnreliableClients, drawn
+from edge_fl_server.training.unreliable import DelayedClients, UnreliableClients, drawn
 
 log = logging.getLogger(__name__)
 

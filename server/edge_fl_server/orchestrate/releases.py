@@ -14,7 +14,6 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.orchestrate.advice import MAX_NAMES
 from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED
 from edge_fl_server.registry import releases
@@ -23,9 +22,11 @@ from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import cause
+from edge_fl_server.runs.recorder import RunTotals
 from edge_fl_server.runs.results import Results
-from edge_fl_server.runs.totals import RunTotals
 from edge_fl_server.training import studies
+
+MAX_NAMES = 8  # devices named in one message
 
 
 class RunReleases:

@@ -30,16 +30,15 @@ from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
-from edge_fl_server.runs.recorder import Recorder
+from edge_fl_server.runs.recorder import Recorder, RunTotals
 from edge_fl_server.runs.results import Results, data_name
-from edge_fl_server.runs.totals import RunTotals
-from edge_fl_server.runs.tracking import Opener
+from edge_fl_server.runs.round_metrics import Opener
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import CombinedHooks, RoundResult, RunHooks
 from edge_fl_server.training.verdict import dropped_last
 
 if TYPE_CHECKING:
-    from edge_fl_server.orchestrate.access import FleetAccess
+    from edge_fl_server.orchestrate.serving import FleetAccess
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Serve a fleet without a run: roll-outs, the current release for devices that join, reports of fitted heads.
+"""How a server gets at a fleet (broker, registry, releases), and serves it without a run: roll-outs, devices that join, reports of heads.
 
 The server of a run takes the fleet over; this one then waits, and continues after the run. Everything that it does follows from the
 registry and the signed releases, so that it may end at any moment, also by kill -9, and another one continues.
@@ -6,17 +6,80 @@ registry and the signed releases, so that it may end at any moment, also by kill
 
 import threading
 import time
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import connector
-from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits
-from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits, ServerConnect, denied, fleet_authorities
+from edge_fl_server.mqtt.journal import Journal
+from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database, runs
+from edge_fl_server.registry.database import location
+from edge_fl_server.release import ownership
+from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
+from edge_fl_server.release.rollout.director import Director
+
+
+@dataclass(frozen=True)
+class FleetAccess:
+    """The fleet `fleet` with the releases in `home`/`fleet`, reached through `connect`.
+
+    `database` is the registry's path or URL; the default is a file in the folder `server` next to `home`. `identity` is the folder of the
+    server's certificate, if it has one. With `workers` separate processes validate the updates. `adopt`: also a fleet of another registry.
+    """
+
+    connect: ServerConnect
+    fleet: str
+    home: Path
+    database: str = ""
+    identity: str | Path = ""
+    workers: bool = False
+    adopt: bool = False
+
+    @property
+    def registry(self) -> str:
+        """The registry's path or URL."""
+        return location(self.database, self.home)
+
+    def repository(self) -> Repository:
+        """Open the fleet's releases; the first time their keys are created."""
+        return Repository(self.home / self.fleet)
+
+    @contextmanager
+    def online(
+        self,
+        db: Database,
+        *,
+        takeover: bool = False,
+        yields: bool = False,
+        quarantine_after: int = 3,
+        limits: LeaseLimits = LIMITS,
+    ) -> Iterator[Server]:
+        """Connect a server of this registry for the block. Raises InputError and ConnectError."""
+        retained = connector.server_state(self.connect, Topics(self.fleet), limits)
+        ownership.require(db, self.fleet, self.home, retained, adopt=self.adopt)
+        revoked = denied(self.identity)
+        with (
+            Journal(db, self.fleet, quarantine_after=quarantine_after, denied=revoked) as journal,
+            connected(
+                self.connect,
+                journal,
+                takeover=takeover,
+                yields=yields,
+                workers=self.workers,
+                director=Director(self.repository(), self.fleet),
+                authorities=fleet_authorities(self.identity),
+            ) as server,
+        ):
+            ownership.take(db, self.fleet, self.home, adopt=self.adopt)
+            yield server
+
 
 POLL_S = 0.5
 SERVING = CoordinatorOptions(resume=True)

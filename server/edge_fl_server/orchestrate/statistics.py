@@ -40,8 +40,8 @@ from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
+from edge_fl_server.runs.recorder import RunTotals
 from edge_fl_server.runs.results import Results, RunSum
-from edge_fl_server.runs.totals import RunTotals
 
 log = logging.getLogger(__name__)
 

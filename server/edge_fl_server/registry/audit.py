@@ -15,8 +15,7 @@ from edge_fl.errors import MAX_REASON
 from edge_fl.fleet.actions import CertificateAction
 from edge_fl.wire.roles import LOCAL_USER, NotPermittedError, Person
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import AuditRecord
-from edge_fl_server.registry.tables import audit, rollouts
+from edge_fl_server.registry.tables import AuditRecord, audit, rollouts
 
 DONE = "done"
 MAX_SHOWN = 1000

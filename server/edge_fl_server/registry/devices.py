@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, sele
 from edge_fl.fleet.settings import DesiredSettings, Value
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import boots, devices, metadata, requests, settings, sums
+from edge_fl_server.registry.tables import DeviceRecord, boots, devices, metadata, requests, settings, sums
 
 KEPT_COLUMNS = (
     "first_seen_at",

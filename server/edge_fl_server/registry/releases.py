@@ -5,8 +5,7 @@ from sqlalchemy import select
 
 from edge_fl.release.manifests import Manifest
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import ReleaseRecord
-from edge_fl_server.registry.tables import releases
+from edge_fl_server.registry.tables import ReleaseRecord, releases
 
 
 def record(db: Database, release: ReleaseRecord) -> None:

@@ -6,8 +6,15 @@ from sqlalchemy import func, select, update
 from edge_fl import metrics
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, ReportRecord
-from edge_fl_server.registry.tables import devices, rejection_counts, rejections, reports
+from edge_fl_server.registry.tables import (
+    DeviceRecord,
+    RejectionRecord,
+    ReportRecord,
+    devices,
+    rejection_counts,
+    rejections,
+    reports,
+)
 
 KEPT_REJECTIONS = 200
 """Reasons of rejected messages that somebody else sent in a device's name."""

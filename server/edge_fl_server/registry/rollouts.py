@@ -12,8 +12,7 @@ import msgspec
 from sqlalchemy import select, update
 
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, RolloutState, Subject
-from edge_fl_server.registry.tables import rollouts
+from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord, RolloutState, Subject, rollouts
 
 OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 

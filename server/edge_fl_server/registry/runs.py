@@ -7,8 +7,17 @@ import msgspec
 from sqlalchemy import Update, select, update
 
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.records import RequestRecord, RequestState, RoundRecord, RunEnd, RunRecord
-from edge_fl_server.registry.tables import requests, rounds, runs, verdict_counts
+from edge_fl_server.registry.tables import (
+    RequestRecord,
+    RequestState,
+    RoundRecord,
+    RunEnd,
+    RunRecord,
+    requests,
+    rounds,
+    runs,
+    verdict_counts,
+)
 
 MEASURING = ("evaluate", "personalise")
 """Modes of requests whose reports hold accuracies."""

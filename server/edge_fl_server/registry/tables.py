@@ -1,9 +1,9 @@
-"""The registry's current tables, most of them with a column per field of a record. Times are UTC text, for display only.
+"""The registry's records (frozen structs) and its current tables, most of them with a column per field of a record.
 
-`migrations/` creates them, and changes those of an earlier release; a test compares both.
+Times are UTC text, for display only. `migrations/` creates the tables, and changes those of an earlier release; a test compares both.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, inspect
 from sqlalchemy import (
@@ -22,7 +22,284 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from edge_fl_server.registry import records
+from edge_fl.wire.messages import Mode
+from edge_fl_server.recipes.recipe import Source
+
+RunEnd = Literal["completed", "failed", "stopped", "budget_exhausted"]
+RunState = Literal["running", "completed", "failed", "stopped", "budget_exhausted"]
+RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected", "cancelled"]
+DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
+RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
+Subject = Literal["extractor", "agent"]
+
+
+class DeviceRecord(Struct, frozen=True):
+    """The last known state of a device. `quarantine` is why its reports do not count, "" if they do.
+
+    `outlier_score` compares its newest update with the cohort's: 0 is typical, 1 and above an outlier. `dropped` counts its messages above
+    the rate limit, `rejections` its rejected reports since it was last readmitted. `seen_sequence` orders the messages of all devices;
+    `blocked_at` is when the last quarantine, revocation or removal began. `removed`: "decommissioned" or "renamed to NAME"; the server then
+    clears the device's retained messages and ignores it, while its history stays. `signed_state` and
+    `signed_meta` are the numbers of its last signed messages, 0 for a device that does not sign.
+    """
+
+    fleet: str
+    device: str
+    status: str = "unknown"
+    activity: str = "idle"
+    release: int = 0
+    why: str = ""
+    boot: str = ""
+    capability: dict[str, Any] | None = None
+    seen_sequence: int = 0
+    seen_at: str = ""
+    first_seen_at: str = ""
+    quarantine: str = ""
+    revoked: bool = False
+    blocked_at: str = ""
+    rejections: int = 0
+    outlier_score: float = 0.0
+    dropped: int = 0
+    removed: str = ""
+    signed_state: int = 0
+    signed_meta: int = 0
+
+    @property
+    def blocked(self) -> str:
+        """Why its reports do not count: "removed", "quarantined", "revoked", or "" if they do."""
+        if self.removed:
+            return "removed"
+        return "revoked" if self.revoked else "quarantined" if self.quarantine else ""
+
+    @property
+    def blocked_why(self) -> str:
+        """Why it is blocked, and what the operator can do; "" if it is not."""
+        if self.removed:
+            return f"{self.removed}; to use the name again: edge-fl fleet enrol {self.device}, then edge-fl fleet admit {self.device}"
+        if self.revoked:
+            return (
+                f"its certificate was revoked; to admit it with a new one: edge-fl fleet enrol {self.device}"
+            )
+        if self.quarantine:
+            return f"{self.quarantine}; to count its reports again: edge-fl fleet admit {self.device}"
+        return ""
+
+
+class RunRecord(Struct, frozen=True):
+    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round."""
+
+    run: str
+    fleet: str
+    method: str
+    dataset: str
+    source: Source
+    rounds: int
+    folder: str
+    state: RunState = "running"
+    reason: str = ""
+    desired: Literal["running", "stopped"] = "running"
+    created_at: str = ""
+    ended_at: str = ""
+
+
+class RoundRecord(Struct, frozen=True):
+    """One completed round. `metrics`: mean over the clients that measured it, by name; `clients`: how many did."""
+
+    run: str
+    round: int
+    selected: int
+    responded: int
+    seconds: float
+    bytes_down: int = 0
+    bytes_up: int = 0
+    metrics: dict[str, float | None] = {}
+    clients: dict[str, int] = {}
+    ended_at: str = ""
+
+
+class RequestRecord(Struct, frozen=True):
+    """A request to one device: "queued" until it ends in exactly one of the other states. `id` is that of its assignment and its report."""
+
+    fleet: str
+    device: str
+    id: str
+    run: str
+    round: int
+    mode: Mode
+    state: RequestState = "queued"
+    reason: str = ""
+    requested_at: str = ""
+    ended_at: str = ""
+
+
+class ReportRecord(Struct, frozen=True):
+    """One accepted report. `before` and `after`: personal accuracy before and after a fit, None if not measured.
+
+    `fleet`, `device` and `id` are the key, so that a stored report is not counted again.
+    """
+
+    fleet: str
+    device: str
+    id: str
+    run: str
+    round: int
+    kind: str
+    samples: int
+    metrics: dict[str, float] = {}
+    before: float | None = None
+    after: float | None = None
+    release: int = 0
+    head: str = ""
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    error: str = ""
+    received_at: str = ""
+
+
+class RejectionRecord(Struct, frozen=True):
+    """One rejected report and its reason."""
+
+    fleet: str
+    device: str
+    id: str
+    run: str
+    round: int
+    reason: str
+    detail: str = ""
+    received_at: str = ""
+    number: int = 0
+
+
+class ReleaseRecord(Struct, frozen=True):
+    """One release: the run and round it came from, and the sha256 and size of its extractor."""
+
+    fleet: str
+    release: int
+    run: str
+    round: int
+    method: str
+    extractor: str
+    bytes: int
+    published_at: str = ""
+
+
+class ServerRecord(Struct, frozen=True):
+    """The last server of a fleet, identified by its first sequence number: whether it is online, since when, and its last sign of life.
+
+    Times are seconds since 1970 by the database's clock, which all processes share.
+    """
+
+    fleet: str
+    sequence: int
+    online: bool = True
+    since_s: int = 0
+    beat_s: int = 0
+
+
+class TokenRecord(Struct, frozen=True):
+    """A personal token for the dashboard: roles separated by commas, the SHA-256 of its secret, its end in seconds since 1970."""
+
+    fleet: str
+    name: str
+    roles: str
+    sha256: str
+    expires_s: int
+    created_at: str = ""
+    created_by: str = ""
+    revoked_at: str = ""
+    used_at: str = ""
+
+
+class AuditRecord(Struct, frozen=True):
+    """What a person did, or tried to do. `known_by` says how the name is known, `result` is "done" or the error."""
+
+    number: int
+    at: str
+    fleet: str
+    who: str
+    known_by: str
+    action: str
+    target: str
+    result: str
+
+
+class AlertRecord(Struct, frozen=True):
+    """One alert: a rule's condition that holds, or held, for a subject: a device, "server", "fleet" or a release.
+
+    Times are seconds since 1970; `resolved_s` is 0 while the condition holds.
+    """
+
+    number: int
+    fleet: str
+    rule: str
+    subject: str
+    text: str
+    raised_s: int
+    resolved_s: int = 0
+
+
+class RolloutRecord(Struct, frozen=True):
+    """The roll-out of one release of an extractor or, by its `subject`, of the agent's own software.
+
+    Any process may write `desired`; only the running server writes `state`, `stage` and `reason`.
+
+    State "replaced": that of a newer release began before its end. `previous` is the release to go back to (0: none), `plan` holds stages
+    and thresholds. `version` increases with every change, for compare-and-set.
+    """
+
+    number: int
+    fleet: str
+    release: int
+    previous: int = 0
+    plan: dict[str, Any] = {}
+    desired: DesiredRolloutState = "running"
+    state: RolloutState = "running"
+    stage: int = 0
+    reason: str = ""
+    version: int = 1
+    created_at: str = ""
+    changed_at: str = ""
+    subject: Subject = "extractor"
+
+    @property
+    def name(self) -> str:
+        """Its release with its subject."""
+        return f"{'agent ' if self.subject == 'agent' else ''}release {self.release}"
+
+    @property
+    def shares(self) -> list[float]:
+        """Cumulative shares of the fleet, one per stage."""
+        shares: list[float] = self.plan.get("stages", [1.0])
+        return shares
+
+    @property
+    def where(self) -> str:
+        """The selector of its devices; "" for all."""
+        where: str = self.plan.get("where", "")
+        return where
+
+    @property
+    def leaves(self) -> int:
+        """The release from which it takes devices back to an older one (0: it is no roll-back)."""
+        if self.state == "rolled_back":
+            return self.release
+        return self.previous if self.release < self.previous else 0
+
+    @property
+    def back(self) -> str:
+        """From which release to which one it rolls back; "" if it is no roll-back."""
+        if not self.leaves:
+            return ""
+        to = self.previous if self.state == "rolled_back" else self.release
+        done = self.state in ("completed", "rolled_back")
+        return f"{'rolled back' if done else 'roll-back'} from release {self.leaves} to {to}"
+
+    @property
+    def explanation(self) -> str:
+        """Its `back` and `reason`."""
+        return "; ".join(filter(None, (self.back, self.reason)))
+
 
 metadata = MetaData()
 
@@ -65,17 +342,17 @@ def _plain(name: str, key: str, *more: Column[Any], texts: str = "", integers: s
     return Table(name, metadata, *columns, *more, PrimaryKeyConstraint(*key.split()))
 
 
-devices = _table("devices", records.DeviceRecord, "fleet", "device")
-runs = _table("runs", records.RunRecord, "run")
-rounds = _table("rounds", records.RoundRecord, "run", "round")
-requests = _table("requests", records.RequestRecord, "fleet", "device", "id")
-reports = _table("reports", records.ReportRecord, "fleet", "device", "id")
-rejections = _table("rejections", records.RejectionRecord, "number")
-releases = _table("releases", records.ReleaseRecord, "fleet", "release")
-rollouts = _table("rollouts", records.RolloutRecord, "number")
-servers = _table("servers", records.ServerRecord, "fleet")
-tokens = _table("tokens", records.TokenRecord, "fleet", "name")
-audit = _table("audit", records.AuditRecord, "number")
+devices = _table("devices", DeviceRecord, "fleet", "device")
+runs = _table("runs", RunRecord, "run")
+rounds = _table("rounds", RoundRecord, "run", "round")
+requests = _table("requests", RequestRecord, "fleet", "device", "id")
+reports = _table("reports", ReportRecord, "fleet", "device", "id")
+rejections = _table("rejections", RejectionRecord, "number")
+releases = _table("releases", ReleaseRecord, "fleet", "release")
+rollouts = _table("rollouts", RolloutRecord, "number")
+servers = _table("servers", ServerRecord, "fleet")
+tokens = _table("tokens", TokenRecord, "fleet", "name")
+audit = _table("audit", AuditRecord, "number")
 Index("tokens_by_sha256", tokens.c.sha256)
 Index("audit_by_time", audit.c.fleet, audit.c.at)
 Index("requests_by_round", requests.c.run, requests.c.round)
@@ -97,7 +374,7 @@ rejection_counts = _plain("rejection_counts", "fleet reason", integers="count")
 verdict_counts = _plain("verdict_counts", "fleet outcome", integers="rounds named")
 """Rounds of an outcome of the round gate, and devices that these named."""
 
-alerts = _table("alerts", records.AlertRecord, "number")
+alerts = _table("alerts", AlertRecord, "number")
 Index("alerts_once", alerts.c.fleet, alerts.c.rule, alerts.c.subject, alerts.c.resolved_s, unique=True)
 alert_deliveries = _plain(
     "alert_deliveries",

@@ -10,15 +10,15 @@
     FOLDER/signed, signed.lock     the highest number of a signature that may have been used (release/rollout/director.py)
 
 Files are written, and must be published, in this order: timestamp.json is the commit point. Several processes may use one folder: each
-change takes the lock and begins with what the others have written. A manifest is JSON text inside `custom`,
-because the canonical JSON that TUF signs has no floating point numbers. An older manifest that is published again (a rollback) gets a
-higher metadata version; devices reject lower versions.
+change takes the lock and begins with what the others have written. A manifest is JSON text inside `custom`, because the canonical JSON
+that TUF signs has no floating point numbers. An older manifest that is published again (a rollback) gets a higher metadata version;
+devices reject lower versions. Keys may be taken out to other folders.
 """
 
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import tuf.repository
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from msgspec import Struct, to_builtins
+from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
@@ -34,8 +36,67 @@ from edge_fl.data.arrays import shortened
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
 from edge_fl.release.manifests import Entry, Manifest, decode, encode, extends, listed, target_path
-from edge_fl_server.release.keys import Keys
+
+
+class Keys:
+    """The keys in `folder`, and those that were taken out to the folders `elsewhere`."""
+
+    def __init__(self, folder: Path, elsewhere: Sequence[Path] = ()) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder, self._elsewhere = folder, tuple(elsewhere)
+
+    def create(self, folder: Path | None = None) -> CryptoSigner:
+        """Create an ed25519 key, by default in the own folder."""
+        signer = CryptoSigner.generate_ed25519()
+        if folder and folder not in (self._folder, *self._elsewhere):
+            self._elsewhere = (*self._elsewhere, folder)
+        _write(_file(folder or self._folder, signer.public_key.keyid), signer.private_bytes)
+        return signer
+
+    def folder_of(self, keyid: str) -> Path | None:
+        """The folder that holds a key; None if it is not available."""
+        return next((f for f in (self._folder, *self._elsewhere) if _file(f, keyid).exists()), None)
+
+    def available(self, keyids: Iterable[str]) -> list[str]:
+        """The available ones of these keys."""
+        return [keyid for keyid in keyids if self.folder_of(keyid)]
+
+    def require(self, keyids: Sequence[str], threshold: int) -> list[str]:
+        """The available ones of these keys. Raises InputError if there are fewer than `threshold`."""
+        available = self.available(keyids)
+        if len(available) < threshold:
+            missing = next(keyid for keyid in keyids if keyid not in available)
+            raise InputError(
+                f"{_file(self._folder, missing)}: this private key is needed to sign, and is not here"
+            )
+        return available
+
+    def signer(self, keyid: str) -> CryptoSigner:
+        """The signer of an available key."""
+        folder = self.folder_of(keyid) or self._folder
+        return CryptoSigner(load_pem_private_key(_file(folder, keyid).read_bytes(), None))
+
+    def take_out(self, keyids: Iterable[str], folder: Path) -> list[str]:
+        """Move keys from the own folder to another one -> the ids of the moved keys."""
+        moved = [keyid for keyid in keyids if _file(self._folder, keyid).exists()]
+        for keyid in moved:
+            source = _file(self._folder, keyid)
+            _write(_file(folder, keyid), source.read_bytes())
+            source.unlink()
+        return moved
+
+
+def _file(folder: Path, keyid: str) -> Path:
+    return folder / f"{keyid}.pem"
+
+
+def _write(path: Path, pem: bytes) -> None:
+    with reporting(text(path.parent)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, pem, private=True)
+
 
 KEPT_RELEASES = 3
 MAX_METADATA_BYTES = 256 * 1024  # one message on the wire

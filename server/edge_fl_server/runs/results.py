@@ -9,7 +9,7 @@
     RUN/statistics.json         the sum of class statistics, if there is one: its devices, bytes, pictures
     RUN/report.html             everything in one page, once the run is over
     RUN/checkpoints/, artefacts/, plots/
-    RUN/tensorboard/, mlflow/   the rounds for these trackers, if requested (`edge_fl_server.runs.tracking`)
+    RUN/tensorboard/, mlflow/   the rounds for these trackers, if requested (`edge_fl_server.runs.round_metrics`)
 
 A running process holds a lock on the round metrics, so that a run whose process died is not shown as running.
 """
@@ -36,8 +36,7 @@ from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.recipes.recipe import Recipe, Source, dump, load
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.provenance import Provenance, provenance
-from edge_fl_server.runs.round_metrics import RoundLine, RoundMetrics
-from edge_fl_server.runs.tracking import Opener, Tracking
+from edge_fl_server.runs.round_metrics import Opener, RoundLine, RoundMetrics, Tracking
 from edge_fl_server.training.engine_timing import EngineTiming
 
 FOLDERS = ("checkpoints", "artefacts")

@@ -3,13 +3,13 @@
     select -> broadcast -> collect -> aggregate -> compare -> evaluate -> record
 
 The loop does not know where clients are: simulated in this process or on devices behind a broker. With a buffer
-(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied
-to the current parts.
+(`CohortConfig.buffer_size`) aggregation is asynchronous: an update may have started in an earlier round, and its change is then applied to
+the current parts.
 """
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -25,10 +25,48 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
-from edge_fl_server.training.arrival import counted, first_updates, in_order
 from edge_fl_server.training.clients import ClientId, Clients
 from edge_fl_server.training.gate import LEAST, PANEL, Gate, RoundCandidate
 from edge_fl_server.training.verdict import RoundVerdict
+
+
+def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator[Update]:
+    """The updates in ascending client id. Early ones wait for their predecessors; unknown clients and repetitions are dropped."""
+    waiting: dict[ClientId, Update] = {}
+    order = sorted(members)
+    missing = set(order)
+    position = 0
+    for update in updates:
+        if update.client in missing:
+            missing.remove(update.client)
+            waiting[update.client] = update
+        while position < len(order) and order[position] in waiting:
+            yield waiting.pop(order[position])
+            position += 1
+    for client in order[position:]:
+        if client in waiting:
+            yield waiting.pop(client)
+
+
+def first_updates(updates: Iterator[Update], goal: int) -> Iterator[Update]:
+    """The first `goal` updates to arrive; then the round request is closed."""
+    for count, update in enumerate(updates, 1):
+        yield update
+        if count == goal:
+            break
+    if isinstance(updates, Generator):
+        updates.close()
+
+
+def counted(updates: Iterable[Update], stage: str, expected: int, watch: Watch) -> Iterator[Update]:
+    """The updates, with progress reported to `watch`."""
+    done = 0
+    watch(Count(stage, done, expected))
+    for done, update in enumerate(updates, 1):
+        watch(Count(stage, done, expected))
+        yield update
+    watch(Count(stage, done, done))
+
 
 log = logging.getLogger(__name__)
 

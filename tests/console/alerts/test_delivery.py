@@ -21,7 +21,7 @@ from edge_fl_console.alerts.settings import AlertSettings, Rule
 from edge_fl_console.alerts.watcher import Evaluator, Sender
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import Database, devices
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from tests.console.alerts.conftest import HookSink, MailSink
 
 RULES = {"quarantine": Rule("quarantine")}

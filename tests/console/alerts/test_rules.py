@@ -11,8 +11,8 @@ from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules, settings
 from edge_fl_console.alerts.rules import KINDS, RulePlace
-from edge_fl_server.registry import Database, devices, reports, rollouts, servers
-from edge_fl_server.registry.records import DeviceRecord, RejectionRecord
+from edge_fl_server.registry import Database, devices, fleets, reports, rollouts
+from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord
 from edge_fl_server.registry.tables import devices as table
 from edge_fl_server.registry.tables import servers as presence
 
@@ -35,7 +35,7 @@ def seen(place: RulePlace, device: str, ago_s: float) -> None:
 
 
 def server_online(place: RulePlace, since_s: int) -> None:
-    servers.begin(place.db, "main", 1)
+    fleets.begin(place.db, "main", 1)
     with place.db.writing() as connection:
         connection.execute(presence.update().values(since_s=int(time.time()) - since_s))
 

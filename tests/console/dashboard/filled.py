@@ -12,7 +12,7 @@ from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
 from edge_fl_server.registry import Database, reports, tables
-from edge_fl_server.registry.records import (
+from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
     ReleaseRecord,

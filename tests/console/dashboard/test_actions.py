@@ -14,9 +14,9 @@ from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import releases
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, audit, devices, rollouts, servers
+from edge_fl_server.registry import Database, audit, devices, fleets, rollouts
 from edge_fl_server.registry import releases as released
-from edge_fl_server.registry.records import DeviceRecord, ReleaseRecord
+from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
 from edge_fl_server.release.rollout.stored_rollout import request
 
@@ -74,7 +74,7 @@ def test_without_a_server_the_answer_names_the_command_that_acts_now(context: Pa
     )
     shown = releases_page.current(releases.page(context.db, "main"), context.command)
     assert "waiting for a server" in shown and answer.partition("To act now: ")[2] in shown
-    servers.begin(context.db, "main", 1)
+    fleets.begin(context.db, "main", 1)
     shown = releases_page.current(releases.page(context.db, "main"), context.command)
     assert "waiting" not in shown and "To act now" not in shown
     number = rollouts.current(context.db, "main").number
@@ -105,7 +105,7 @@ def test_without_server_and_files_no_release_can_be_rolled_out(context: PageCont
     page = releases.page(context.db, "main", context.kept())
     assert (page.back, page.releases[1].startable) == (0, False)
     assert "start:" not in releases_page.current(page)
-    servers.begin(context.db, "main", 1)  # which has the files
+    fleets.begin(context.db, "main", 1)  # which has the files
     assert 'data-act="start:1"' in releases_page.current(releases.page(context.db, "main", context.kept()))
 
 

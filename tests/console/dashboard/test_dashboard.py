@@ -40,7 +40,7 @@ from edge_fl_console.dashboard.queries import data, device, fleet, log, releases
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_console.dashboard.serve import DashboardSettings
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
-from edge_fl_server.registry.records import DeviceRecord, ReportRecord
+from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from tests.console.dashboard import filled
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)

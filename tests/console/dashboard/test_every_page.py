@@ -15,7 +15,7 @@ from sqlalchemy import inspect, text
 
 from edge_fl_console.dashboard.queries.fleet import PER_PAGE
 from edge_fl_console.dashboard.site import ROUTES
-from edge_fl_server.registry import Database, servers
+from edge_fl_server.registry import Database, fleets
 from tests.browsing import LOOKS, dashboard, visiting
 from tests.console.dashboard import filled
 
@@ -33,12 +33,12 @@ def empty(db: Database, folder: Path) -> None:
 def offline(db: Database, folder: Path) -> None:
     filled.fill(db, 60, folder)
     filled.evaluate(db, 60)
-    servers.begin(db, "main", 1)
-    servers.end(db, "main", 1)
+    fleets.begin(db, "main", 1)
+    fleets.end(db, "main", 1)
 
 
 def online(db: Database, folder: Path) -> None:
-    servers.begin(db, "main", ONLINE)
+    fleets.begin(db, "main", ONLINE)
 
 
 def unreadable(db: Database, folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_every_page_in_every_state(browser: Any, tmp_path: Path) -> None:
             state(db, tmp_path)
             with visiting(browser, service.address) as visit:
                 for path in PAGES:
-                    servers.beat(db, "main", ONLINE)
+                    fleets.beat(db, "main", ONLINE)
                     visit.go(path, ALARM if state is unreadable else ".sheet:visible")
                     for width, scheme in looks:
                         visit.look(width, scheme)
@@ -84,7 +84,7 @@ def test_pictures_for_the_readme(browser: Any, tmp_path: Path) -> None:
     with closing(Database.open(registry)) as db, dashboard(registry) as service:
         filled.fill(db, 24, tmp_path)
         filled.evaluate(db, 24)
-        servers.begin(db, "main", 1)
+        fleets.begin(db, "main", 1)
         with visiting(browser, service.address) as visit:
             for scheme in ("light", "dark"):
                 visit.go("/")

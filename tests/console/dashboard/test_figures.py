@@ -14,7 +14,7 @@ from edge_fl_console.dashboard.pages import run as run_page
 from edge_fl_console.dashboard.queries import device, releases, run
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry import releases as released
-from edge_fl_server.registry.records import (
+from edge_fl_server.registry.tables import (
     DeviceRecord,
     ReleaseRecord,
     ReportRecord,

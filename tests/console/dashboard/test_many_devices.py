@@ -10,7 +10,7 @@ import pytest
 from edge_fl_console.dashboard.pages import fleet
 from edge_fl_console.dashboard.site import ROUTES
 from edge_fl_server.registry import Database, tables
-from edge_fl_server.registry.records import ServerRecord
+from edge_fl_server.registry.tables import ServerRecord
 from tests.browsing import Dashboard, dashboard, visiting
 from tests.console.dashboard import filled
 

@@ -25,13 +25,7 @@ from edge_fl_console.dashboard.pages import device
 from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.site import ROUTES
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
-from edge_fl_server.registry.records import (
-    DeviceRecord,
-    ReleaseRecord,
-    ReportRecord,
-    RoundRecord,
-    RunRecord,
-)
+from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RoundRecord, RunRecord
 
 PAGES = [path for path, (_, build) in ROUTES.items() if build not in (fleet_page.build, device.build)]
 """All but those whose rows and tiles are of single devices."""

@@ -17,8 +17,8 @@ from edge_fl_console.dashboard.pages import overview as overview_page
 from edge_fl_console.dashboard.pages import run as run_page
 from edge_fl_console.dashboard.queries import fleet, log, overview, releases, run
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs, servers, tables
-from edge_fl_server.registry.records import (
+from edge_fl_server.registry import Database, devices, fleets, reports, rollouts, runs, tables
+from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
     ReportRecord,
@@ -106,7 +106,7 @@ def test_without_the_files_of_its_releases_a_server_cannot_be_started_here(db: D
 def test_a_healthy_fleet_says_so(tmp_path: Path) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
     devices.record(db, [DeviceRecord("main", "pi-0", "ready")])
-    servers.begin(db, "main", 1)
+    fleets.begin(db, "main", 1)
     shown = overview_page.health(overview.page(db, "main"))
     assert "Nothing needs attention: 1 device, and a server is online." in shown
     empty = overview_page.summary(overview.page(db, "other"), "other")
@@ -250,9 +250,9 @@ def test_a_round_without_evaluation_says_so(db: Database) -> None:
 
 
 def test_the_state_of_the_server_is_in_plain_words(db: Database) -> None:
-    assert "no server yet" in parts.server_state(servers.presence(db, "main"))
-    servers.begin(db, "main", 1)
-    shown = parts.server_state(servers.presence(db, "main"))
+    assert "no server yet" in parts.server_state(fleets.presence(db, "main"))
+    fleets.begin(db, "main", 1)
+    shown = parts.server_state(fleets.presence(db, "main"))
     assert "online" in shown and "since 2" in shown and "UTC" in shown
 
 

@@ -21,13 +21,7 @@ from edge_fl_console.dashboard.queries import fleet, log, overview, releases
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_server.registry import Database, audit, devices, reports, rollouts, runs
 from edge_fl_server.registry import releases as released
-from edge_fl_server.registry.records import (
-    DeviceRecord,
-    ReleaseRecord,
-    ReportRecord,
-    RolloutRecord,
-    RunRecord,
-)
+from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
 

@@ -33,8 +33,8 @@ from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.updates import validation
 from edge_fl_server.release import export
 from edge_fl_server.release.onnx_session import Session
-from edge_fl_server.training import arrival, rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training import rounds
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
 from tests.sample import sample
@@ -236,7 +236,7 @@ def test_the_order_in_which_updates_arrive_does_not_matter(name: str) -> None:
     method, run = toy.method(name), ran(name)
     before, updates = run.history[1], run.updates[1]
     for arriving in (list(updates.values())[::-1], [updates[id] for id in ("c3", "c0", "c4", "c1", "c2")]):
-        mixed = steps.aggregate(method.at(2), before, arrival.in_order(arriving, updates))
+        mixed = steps.aggregate(method.at(2), before, rounds.in_order(arriving, updates))
         assert fingerprint(mixed) == fingerprint(run.shared)
 
 

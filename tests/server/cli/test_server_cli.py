@@ -19,9 +19,9 @@ from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.registry import Database, devices
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.runs.recorder import RunTotals
 from edge_fl_server.runs.results import Results
-from edge_fl_server.runs.totals import RunTotals
 
 
 def test_an_unknown_recipe_setting_or_dataset_is_one_line_and_exit_code_4(capsys, tmp_path):

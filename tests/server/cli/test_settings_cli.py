@@ -9,7 +9,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl_server.registry import Database, audit, devices
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 
 APPLIED = {"serial": 2**52, "settings": {"keep": {"origin": "remote", "value": 5}}}
 REPORTS: dict[str, dict[str, Any] | None] = {

@@ -7,7 +7,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl_server.registry import Database, devices, rollouts, tags
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 
 

@@ -28,7 +28,7 @@ from edge_fl_devices.data.record import DataRecord
 from edge_fl_devices.data.report import DataReport
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 from edge_fl_server.runs.results import Results
 

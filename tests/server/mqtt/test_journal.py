@@ -13,8 +13,7 @@ from edge_fl.cli import main
 from edge_fl_server.mqtt.connector import denied
 from edge_fl_server.mqtt.journal import WRITE_INTERVAL_S, Journal
 from edge_fl_server.registry import Database, devices, reports, tags
-from edge_fl_server.registry.records import DeviceRecord
-from edge_fl_server.registry.tables import rejection_counts
+from edge_fl_server.registry.tables import DeviceRecord, rejection_counts
 from tests.devices.scripted import eventually
 from tests.postgresql import Postgresql
 

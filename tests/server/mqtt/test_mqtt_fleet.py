@@ -15,7 +15,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import FAR_S, WAIT_S
 from tests.server.single_round import one_round, simulated_round

@@ -23,7 +23,7 @@ from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.registry import Database, devices, reports, runs, tags
-from edge_fl_server.registry.records import RequestRecord
+from edge_fl_server.registry.tables import RequestRecord
 from tests.server.scripted import ScriptedDevice
 
 pytestmark = pytest.mark.timeout(900)

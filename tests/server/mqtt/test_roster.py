@@ -25,7 +25,7 @@ from edge_fl_server.mqtt.devices.roster import Roster, RosterDevice, fold
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, devices, tags
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors.selection import Selection
 from tests.server.conftest import QUICK, WAIT_S
 

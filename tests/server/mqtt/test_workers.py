@@ -30,7 +30,7 @@ from edge_fl_server.mqtt.updates.workers import UpdateWorker
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import QUICK, Bench
 from tests.server.scripted import ScriptedDevice

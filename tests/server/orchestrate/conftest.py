@@ -5,7 +5,7 @@ import pytest
 
 from edge_fl.config import MethodConfig, ModelConfig, OptimiserConfig
 from edge_fl.data.partition import DataConfig
-from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig
 from tests.server.orchestrate.toy_runs import ToyRun
 

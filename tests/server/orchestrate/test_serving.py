@@ -15,11 +15,10 @@ from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import serving as module
-from edge_fl_server.orchestrate.access import FleetAccess
-from edge_fl_server.orchestrate.serving import FleetServer
+from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, reports, rollouts, runs
-from edge_fl_server.registry.records import RunRecord
+from edge_fl_server.registry.tables import RunRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout import stored_rollout
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator

@@ -12,10 +12,10 @@ from edge_fl.config import (
     OptimiserConfig,
 )
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.access import FleetAccess
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
-from edge_fl_server.runs.tracking import Opener
+from edge_fl_server.runs.round_metrics import Opener
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl.wire.messages import Report
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
-from edge_fl_server.registry.records import (
+from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
     ReleaseRecord,
@@ -21,8 +21,8 @@ from edge_fl_server.registry.records import (
     RequestRecord,
     RoundRecord,
     RunRecord,
+    metadata,
 )
-from edge_fl_server.registry.tables import metadata
 
 RUN = RunRecord("r1", "main", "fedavg", "digits", "fleet", 3, "runs/r1")
 

@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import update
 
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import Database, servers
-from edge_fl_server.registry.servers import SILENT_S, Presence
+from edge_fl_server.registry import Database, fleets
+from edge_fl_server.registry.fleets import SILENT_S, Presence
 from edge_fl_server.registry.tables import servers as table
 
 
@@ -18,33 +18,33 @@ def db(tmp_path: Path) -> Database:
 
 
 def test_a_server_is_online_from_its_begin_to_its_end(db: Database) -> None:
-    assert servers.presence(db, "main") == Presence(online=False, since="")
+    assert fleets.presence(db, "main") == Presence(online=False, since="")
     with Journal(db, "main") as journal:
-        assert not servers.presence(db, "main").online  # it does not hold the lease yet
+        assert not fleets.presence(db, "main").online  # it does not hold the lease yet
         journal.begin(1)
-        found = servers.presence(db, "main")
-        assert found.online and not servers.presence(db, "other").online
+        found = fleets.presence(db, "main")
+        assert found.online and not fleets.presence(db, "other").online
         assert abs(datetime.now(UTC).timestamp() - datetime.fromisoformat(found.since).timestamp()) < 60
-    assert not servers.presence(db, "main").online and servers.presence(db, "main").since
+    assert not fleets.presence(db, "main").online and fleets.presence(db, "main").since
 
 
 def test_a_server_that_ended_without_notice_is_offline_since_its_last_sign_of_life(db: Database) -> None:
-    servers.begin(db, "main", 1)
-    servers.beat(db, "main", 1)
+    fleets.begin(db, "main", 1)
+    fleets.beat(db, "main", 1)
     with db.writing() as connection:
         passed = int(SILENT_S) + 5
         connection.execute(
             update(table).values(since_s=table.c.since_s - 900, beat_s=table.c.beat_s - passed)
         )
-    found = servers.presence(db, "main")
+    found = fleets.presence(db, "main")
     silent_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(found.since).timestamp()
     assert not found.online and SILENT_S < silent_s < 300
-    servers.beat(db, "main", 1)
-    assert servers.presence(db, "main").online
+    fleets.beat(db, "main", 1)
+    assert fleets.presence(db, "main").online
 
 
 def test_a_replaced_server_does_not_end_its_successor(db: Database) -> None:
-    servers.begin(db, "main", 1)
-    servers.begin(db, "main", 2)
-    servers.end(db, "main", 1)
-    assert servers.presence(db, "main").online
+    fleets.begin(db, "main", 1)
+    fleets.begin(db, "main", 2)
+    fleets.end(db, "main", 1)
+    assert fleets.presence(db, "main").online

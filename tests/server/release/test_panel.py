@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry.records import RolloutRecord
-from edge_fl_server.release.rollout.panel import PANEL, with_panel, withdrawn
-from edge_fl_server.release.rollout.stages import rank
+from edge_fl_server.registry.tables import RolloutRecord
+from edge_fl_server.release.rollout.stages import PANEL, rank, with_panel, withdrawn
 
 
 @pytest.mark.parametrize(

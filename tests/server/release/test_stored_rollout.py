@@ -8,7 +8,7 @@ import pytest
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, rollouts
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.gates import Outcome
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from edge_fl_server.registry import Database, devices, tags
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import SelectorError, selection
 
 ABLE = {"tier": "head", "machine": "aarch64", "memory_mb": 2000, "samples": 40}

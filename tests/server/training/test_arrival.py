@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from edge_fl.console.progress import Count
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl_server.training.arrival import counted, first_updates, in_order
+from edge_fl_server.training.rounds import counted, first_updates, in_order
 
 MEMBERS = ("a", "b", "c", "d")
 

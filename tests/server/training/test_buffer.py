@@ -13,9 +13,9 @@ from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.registry import reports, runs
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import cohort, rounds
-from edge_fl_server.training.delayed import DelayedClients
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
+from edge_fl_server.training.unreliable import DelayedClients
 
 IDS = tuple(f"c{number}" for number in range(8))
 

@@ -10,7 +10,7 @@ from edge_fl.methods import build_method
 from edge_fl.metrics import afterwards
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 
 IDS = ("c0", "c1", "c2")

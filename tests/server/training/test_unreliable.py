@@ -9,8 +9,7 @@ from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.orchestrate.run_setup import prepare
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
-from edge_fl_server.training.engines.simulated import with_epochs
+from edge_fl_server.training.engines.simulated import SequentialClients, with_epochs
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.unreliable import UnreliableClients
 

@@ -17,7 +17,7 @@ from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning
 from edge_fl_console.dashboard.queries import overview
 from edge_fl_console.dashboard.queries.overview import FleetGain, FullDevices, Overview
 from edge_fl_console.dashboard.reasons import alerted
-from edge_fl_server.registry.records import AlertRecord
+from edge_fl_server.registry.tables import AlertRecord
 
 BASELINES = {
     metrics.LOCAL_ONLY: "training on the device's own data alone",

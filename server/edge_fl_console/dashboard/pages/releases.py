@@ -21,7 +21,7 @@ from edge_fl_console.dashboard.parts import (
 )
 from edge_fl_console.dashboard.queries import releases
 from edge_fl_console.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
-from edge_fl_server.registry.records import RolloutRecord
+from edge_fl_server.registry.tables import RolloutRecord
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
 BUTTONS = {"running": (("pause", "Pause", ""),), "paused": (("resume", "Resume", "primary"),)}

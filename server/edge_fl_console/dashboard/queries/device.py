@@ -10,8 +10,16 @@ from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import desired_settings, of_fleet
-from edge_fl_server.registry.records import DeviceRecord, RejectionRecord, ReportRecord, RequestRecord
-from edge_fl_server.registry.tables import devices, rejections, reports, requests
+from edge_fl_server.registry.tables import (
+    DeviceRecord,
+    RejectionRecord,
+    ReportRecord,
+    RequestRecord,
+    devices,
+    rejections,
+    reports,
+    requests,
+)
 
 NEWEST = 60
 

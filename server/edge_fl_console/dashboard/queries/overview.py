@@ -15,11 +15,17 @@ from edge_fl_console.dashboard.queries import log, releases, standing
 from edge_fl_console.dashboard.queries.log import Event
 from edge_fl_console.dashboard.queries.releases import Change, HeadReports
 from edge_fl_console.dashboard.queries.run import head_only_devices
-from edge_fl_server.registry import Database, rollouts, runs, servers
+from edge_fl_server.registry import Database, fleets, rollouts, runs
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.records import AlertRecord, RolloutRecord, RoundRecord, RunRecord
-from edge_fl_server.registry.servers import Presence
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.fleets import Presence
+from edge_fl_server.registry.tables import (
+    AlertRecord,
+    RolloutRecord,
+    RoundRecord,
+    RunRecord,
+    devices,
+    reports,
+)
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import Paired, is_enough, paired
 
@@ -98,7 +104,7 @@ def page(db: Database, fleet: str) -> Overview:
     moving = standing.on_release(db, fleet, served)
     rounds = runs.rounds_of(db, known[0].run) if known else []
     return Overview(
-        server=servers.presence(db, fleet),
+        server=fleets.presence(db, fleet),
         total=sum(by_status.values()),
         by_status=by_status,
         health=standing.needing_attention(db, fleet),

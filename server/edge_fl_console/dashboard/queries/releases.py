@@ -9,12 +9,11 @@ from msgspec.structs import replace
 from sqlalchemy import case, func, select
 
 from edge_fl_console.dashboard.queries import standing
-from edge_fl_server.registry import Database, audit, releases, rollouts, servers
+from edge_fl_server.registry import Database, audit, fleets, releases, rollouts
 from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.records import ReleaseRecord, RolloutRecord
-from edge_fl_server.registry.servers import Presence
-from edge_fl_server.registry.tables import devices, reports
+from edge_fl_server.registry.fleets import Presence
+from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices, reports
 from edge_fl_server.runs.summaries import Paired, of_differences, paired
 
 NEWEST = 50
@@ -111,7 +110,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
     back = 0 if current else rollouts.previous_release(db, fleet, served)
-    server, left = servers.presence(db, fleet), rollouts.rolled_back(recent)
+    server, left = fleets.presence(db, fleet), rollouts.rolled_back(recent)
     usable = current is None and (kept is not None or server.online)
     rows = {
         record.release: ReleaseRow(

@@ -13,10 +13,9 @@ from msgspec import Struct
 from sqlalchemy import case, func, select
 
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_reports
-from edge_fl_server.registry import Database, runs, servers
+from edge_fl_server.registry import Database, fleets, runs
 from edge_fl_server.registry.devices import of_fleet
-from edge_fl_server.registry.records import RoundRecord, RunRecord
-from edge_fl_server.registry.tables import devices, rejections, requests
+from edge_fl_server.registry.tables import RoundRecord, RunRecord, devices, rejections, requests
 from edge_fl_server.runs import round_metrics
 
 NEWEST_RUNS = 100
@@ -119,7 +118,7 @@ def page(db: Database, fleet: str, run: str = "") -> RunPage | None:
         current,
         final=summarise_reports([found for name, found in final.items() if name not in head_only]),
         heads=summarise_reports([found for name, found in final.items() if name in head_only]),
-        online=servers.presence(db, fleet).online,
+        online=fleets.presence(db, fleet).online,
     )
 
 

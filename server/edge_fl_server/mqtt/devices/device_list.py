@@ -27,7 +27,7 @@ from edge_fl_server.mqtt.device_packets import decode_cleaned
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
-from edge_fl_server.registry.records import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord
 
 
 def _positive(value: float) -> str:

@@ -27,7 +27,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, releases, rollouts
-from edge_fl_server.registry.records import DesiredRolloutState, RolloutRecord, Subject
+from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import agent_releases, ownership
 from edge_fl_server.release.export import (
     Description,

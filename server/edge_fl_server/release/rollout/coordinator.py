@@ -38,10 +38,9 @@ from edge_fl_server.release import export
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout import panel as panels
 from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
-from edge_fl_server.release.rollout.stages import Stages
+from edge_fl_server.release.rollout.stages import Stages, withdrawn_releases
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
 
 log = logging.getLogger(__name__)
@@ -182,7 +181,7 @@ class RolloutCoordinator:
 
         Releases that were withdrawn, or that no panel has let pass, do not count.
         """
-        withdrawn = panels.withdrawn(rollouts.listed(self._db, self._fleet))
+        withdrawn = withdrawn_releases(rollouts.listed(self._db, self._fleet))
         for other in reversed(self._repository.releases()):
             same = other.extractor == manifest.extractor and extends(manifest.classes, other.classes)
             if same and name in other.extras and other.release not in withdrawn:

@@ -4,19 +4,23 @@ The order of devices is a hash of device and release, so that each release start
 place. Stages are cumulative shares of the fleet. The next stage starts when all present devices of the current one have reported, enough
 have succeeded, and the reports together do not say that devices became worse. A gate (`edge_fl_server.release.rollout.gates`) can abort
 the roll-out at any report. Final states do not change.
+
+A release that changes how heads are fitted, not the extractor, is compared on a panel of devices before all get it: the first stage of
+two, whose gates apply from the first report on. It is a quarter of the fleet, and PANEL devices where half of the fleet are as many: fewer
+cannot show a loss of half the accuracy.
 """
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from edge_fl.failures import Failure
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry.records import RolloutState
 from edge_fl_server.registry.rollouts import OVER
+from edge_fl_server.registry.tables import RolloutRecord, RolloutState
 from edge_fl_server.release.rollout import gates
 from edge_fl_server.release.rollout.gates import Evidence, Outcome
 
@@ -142,3 +146,31 @@ def steered(stages: Stages, desired: RolloutState) -> Stages:
     if stages.over or desired in (stages.state, "completed"):
         return stages
     return replace(stages, state=desired, reason="" if desired == "running" else "by hand")
+
+
+PANEL = 6
+SHARE = 0.25
+
+
+def with_panel(plan: RolloutConfig, devices: Collection[str], release: int) -> RolloutConfig:
+    """Replace stages "auto" by a panel of these devices and the others; unchanged for fewer than MIN_STAGE devices."""
+    if plan.stages != "auto" or len(devices) < MIN_STAGE:
+        return plan
+    size = max(MIN_STAGE, min(PANEL, len(devices) // 2), math.ceil(SHARE * len(devices)))
+    last = sorted(rank(device, release) for device in devices)[size - 1]
+    return msgspec.structs.replace(plan, stages=tuple(sorted({math.nextafter(last, 1.0), 1.0})))
+
+
+def withdrawn_releases(rollouts: Iterable[RolloutRecord]) -> set[int]:
+    """Releases whose newest roll-out was aborted or rolled back, or did not get beyond the first of several stages; newest first."""
+    newest: dict[int, RolloutRecord] = {}
+    for record in rollouts:
+        newest.setdefault(record.release, record)
+    return {release for release, record in newest.items() if _is_withdrawn(record)}
+
+
+def _is_withdrawn(record: RolloutRecord) -> bool:
+    if record.state in ("aborted", "rolled_back"):
+        return True
+    staged = len(record.plan.get("stages", ())) > 1 and record.plan["stages"] != "auto"
+    return staged and record.state != "completed" and record.stage == 0

@@ -15,10 +15,9 @@ import msgspec
 from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, devices, reports, rollouts
-from edge_fl_server.registry.records import RolloutRecord, RolloutState, Subject
 from edge_fl_server.registry.rollouts import OVER
+from edge_fl_server.registry.tables import RolloutRecord, RolloutState, Subject
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
-from edge_fl_server.release.rollout.panel import with_panel
 from edge_fl_server.release.rollout.stages import (
     ALL_AT_ONCE,
     Stages,
@@ -28,6 +27,7 @@ from edge_fl_server.release.rollout.stages import (
     steered,
     widened,
     with_outcome,
+    with_panel,
 )
 from edge_fl_server.selectors.selection import Selection, require
 
@@ -95,7 +95,7 @@ class StoredRollout:
     ) -> None:
         """Start the roll-out of a new release to a fleet of these devices; it replaces a running one. Raises SelectorError.
 
-        panel: with stages "auto" a panel of the devices comes first (`edge_fl_server.release.rollout.panel`).
+        panel: with stages "auto" a panel of the devices comes first (`edge_fl_server.release.rollout.stages`).
         """
         with self._lock:
             require(self._db, self._fleet, plan.where)

@@ -29,7 +29,7 @@ from edge_fl import signals
 from edge_fl.threads import once
 from edge_fl_server.training.engines import folders
 
-PRELOADED = ["edge_fl_server.training.engines.worker"]
+PRELOADED = ["edge_fl_server.training.engines.pool"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30

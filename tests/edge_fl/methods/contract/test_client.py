@@ -9,7 +9,7 @@ from edge_fl.methods import names
 from edge_fl.methods.contract import steps, tiers
 from edge_fl.methods.contract.client import Client
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy

@@ -17,7 +17,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON
 from edge_fl_server.mqtt.updates import validation
 from edge_fl_server.training import rounds
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan, RoundResult
 from tests.edge_fl.methods import toy

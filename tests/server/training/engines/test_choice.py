@@ -17,8 +17,8 @@ from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engine_timing import EngineTiming
-from edge_fl_server.training.engines import choice, measure, processes
-from edge_fl_server.training.engines.measure import RoundTime
+from edge_fl_server.training.engines import choice, processes
+from edge_fl_server.training.engines.choice import RoundTime
 from edge_fl_server.training.engines.pool import PoolClients
 from edge_fl_server.training.rounds import Plan
 from tools.bench import workloads
@@ -102,13 +102,13 @@ def test_a_pool_is_chosen_by_its_measurement_not_by_its_lower_bound_and_else_end
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(processes, "start_seconds", lambda workers: -1e9)  # at best faster than anything
-    round_times = measure.round_times
+    round_times = choice.round_times
 
     def slow_pool(fleets: Mapping[str, Clients], *arguments: Any, **options: Any) -> dict[str, RoundTime]:
         times = round_times(fleets, *arguments, **options)
         return times | ({"pool": RoundTime(1e6, 1e6)} if "pool" in fleets else {})
 
-    monkeypatch.setattr(measure, "round_times", slow_pool)
+    monkeypatch.setattr(choice, "round_times", slow_pool)
     found = choose(store(clients=100, samples=500), LONG)
     assert found.seconds["pool"] > found.seconds["vector"]
     assert found.engine != "pool"
@@ -127,8 +127,8 @@ def test_steps_of_much_arithmetic_are_not_vectorised(monkeypatch: pytest.MonkeyP
 
 def test_a_small_federation_is_its_own_sample() -> None:
     at = store()
-    part = measure.sample(at, 1000)
-    assert measure.batches(part) == measure.batches(at)
+    part = choice.sample(at, 1000)
+    assert choice.batches(part) == choice.batches(at)
     for id in at:
         assert np.array_equal(part[id].data.train.x, at[id].data.train.x)
         assert np.array_equal(part[id].data.test.y, at[id].data.test.y)
@@ -136,9 +136,9 @@ def test_a_small_federation_is_its_own_sample() -> None:
 
 def test_of_a_large_one_some_clients_of_about_mean_size_are_the_sample() -> None:
     at = store(clients=20, samples=2000)
-    sizes = measure.batches(at)
+    sizes = choice.batches(at)
     mean = sum(sizes.values()) / len(sizes)
-    part = measure.batches(measure.sample(at, 4 * mean, 2))
+    part = choice.batches(choice.sample(at, 4 * mean, 2))
     assert len(part) == 4
     assert all(part[id] == sizes[id] for id in part)
     assert abs(sum(part.values()) / len(part) - mean) <= 0.2 * mean
@@ -148,36 +148,36 @@ def test_large_clients_are_shortened_and_lose_their_privacy_settings() -> None:
     at = store(clients=4, samples=2000)
     private = msgspec.structs.replace(at.settings.spec, privacy=PrivacyConfig(noise_multiplier=1.0, clip=1.0))
     settings = msgspec.structs.replace(at.settings, spec=private)
-    part = measure.sample(ClientStore(settings, at.x, at.y, at.split), 10, 4)
-    assert all(2 <= size <= 4 for size in measure.batches(part).values())
+    part = choice.sample(ClientStore(settings, at.x, at.y, at.split), 10, 4)
+    assert all(2 <= size <= 4 for size in choice.batches(part).values())
     assert part.settings.spec.privacy == PrivacyConfig()
     assert 0 < len(part[next(iter(part))].data.test) < min(len(at[id].data.test) for id in at)
 
 
 def test_a_worker_on_a_busy_core_does_not_decide_alone_about_the_pool() -> None:
-    assert measure.balanced([1.0, 2.0], workers=2) == pytest.approx(4 / 3)
-    assert measure.balanced([1.0, 1.0], workers=2) == pytest.approx(1.0)
-    assert measure.balanced([0.5, 1.0, 1.5], workers=2) == 1.5, "workers took clients as they became free"
-    assert measure.balanced([0.4, 0.8], workers=1) == 0.8
+    assert choice.balanced([1.0, 2.0], workers=2) == pytest.approx(4 / 3)
+    assert choice.balanced([1.0, 1.0], workers=2) == pytest.approx(1.0)
+    assert choice.balanced([0.5, 1.0, 1.5], workers=2) == 1.5, "workers took clients as they became free"
+    assert choice.balanced([0.4, 0.8], workers=1) == 0.8
 
 
 def test_the_busiest_worker_ends_a_round() -> None:
-    assert measure.longest([3, 3, 3], 1) == 9
-    assert measure.longest([3, 3, 3], 2) == 6
-    assert measure.longest([10, 1, 1, 1], 2) == 10
+    assert choice.longest([3, 3, 3], 1) == 9
+    assert choice.longest([3, 3, 3], 2) == 6
+    assert choice.longest([10, 1, 1, 1], 2) == 10
 
 
 def test_a_round_is_extrapolated_by_batches_and_evaluations() -> None:
     at = store(clients=20, samples=2000)
-    half, sizes = Plan(5, cohort=CohortConfig(participation=0.5)), measure.batches(at).values()
-    assert len(measure.cohort_sizes(half, at)) == 10
-    assert sum(measure.cohort_sizes(half, at)) == pytest.approx(sum(sizes) / 2, rel=0.1)
-    assert measure.expected(RoundTime(3.0, 9.0), at, at, Plan(5)) == pytest.approx(3.0)
-    alone = measure.expected(RoundTime(3.0, 9.0), at, at, Plan(5), workers=len(at))
+    half, sizes = Plan(5, cohort=CohortConfig(participation=0.5)), choice.batches(at).values()
+    assert len(choice.cohort_sizes(half, at)) == 10
+    assert sum(choice.cohort_sizes(half, at)) == pytest.approx(sum(sizes) / 2, rel=0.1)
+    assert choice.expected(RoundTime(3.0, 9.0), at, at, Plan(5)) == pytest.approx(3.0)
+    alone = choice.expected(RoundTime(3.0, 9.0), at, at, Plan(5), workers=len(at))
     assert alone == pytest.approx(3.0 * max(sizes) / sum(sizes)), "no shorter than the largest client"
     spec = msgspec.structs.replace(at.settings.spec, evaluate_every=2)
     often = ClientStore(msgspec.structs.replace(at.settings, spec=spec), at.x, at.y, at.split)
-    assert measure.expected(RoundTime(3.0, 1.0), at, often, Plan(5)) == pytest.approx(3.0 + 1.0)
+    assert choice.expected(RoundTime(3.0, 1.0), at, often, Plan(5)) == pytest.approx(3.0 + 1.0)
 
 
 def test_an_engine_of_another_package_is_found_by_name_and_an_unknown_one_named(

@@ -31,7 +31,7 @@ from edge_fl_server.training.client_store import ClientSettings, ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import processes
 from edge_fl_server.training.engines.pool import PoolClients
-from edge_fl_server.training.engines.sequential import SequentialClients
+from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan
 from tests.edge_fl.methods import toy
