@@ -39,7 +39,7 @@ def client(number: int) -> Client:
 
 def trained(fleet: Clients, down: tree.Parts) -> dict[str, Update]:
     downs = dict.fromkeys(fleet.ids(), down)
-    return {u.client: _summary(u) for u in fleet.train(1, build_method(SPEC), downs)}
+    return {u.client: _summary(u) for u in fleet.each("train", 1, build_method(SPEC), downs)}
 
 
 def _summary(update: Update) -> Update:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import torch
@@ -13,10 +14,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training import rounds
 from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.clients import Broadcasts, Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.processes import threads
-from edge_fl_server.training.rounds import Broadcasts, Plan
+from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.studies import Study
 from tools.bench import plain, workloads
 from tools.bench.figures import PLAIN, Figure
@@ -40,7 +41,9 @@ class Round:
 
     def __call__(self) -> Parts:
         now, cohort = self.method.at(1), self.fleet.ids()
-        updates = self.fleet.train(1, now, Broadcasts(now, self._start, cohort))
+        updates = self.fleet.each(
+            "train", 1, now, Broadcasts(partial(steps.broadcast, now, self._start), cohort)
+        )
         shared = steps.aggregate(now, self._start, rounds.in_order(updates, cohort))
         settle(self._device)
         return shared

@@ -31,8 +31,7 @@ from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.runs.recorder import Recorder, RunTotals
 from edge_fl_server.runs.results import Results
 from edge_fl_server.selectors import selection
-from edge_fl_server.training.clients import Clients, NoClients
-from edge_fl_server.training.hybrid import HybridClients
+from edge_fl_server.training.clients import Clients, HybridClients, NoClients
 from edge_fl_server.training.rounds import CombinedHooks, RunHooks
 
 

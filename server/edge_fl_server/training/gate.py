@@ -25,7 +25,7 @@ classes of the others; the margin grows with the share that did not (docs/robust
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,7 +38,7 @@ from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPL
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort as cohorts
-from edge_fl_server.training.clients import ClientId, Clients
+from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
 from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, RoundVerdict
 
 log = logging.getLogger(__name__)
@@ -234,9 +234,17 @@ class Gate:
 
     def _ask(self, candidate: RoundCandidate, shared: Parts, panel: Sequence[ClientId]) -> Evidence:
         """What these clients say about `shared` against the current parts; those that do not answer are missing."""
-        downs = _Downs(candidate.method, candidate.current, shared, panel)
-        found = {}
-        for update in self.clients.compare(candidate.round, candidate.method, downs) if panel else ():
+        method, sizes, found = candidate.method, dict[ClientId, int](), {}
+
+        def both(client: ClientId) -> Parts:
+            current, proposed = (
+                steps.broadcast(method, each, client) for each in (candidate.current, shared)
+            )
+            sizes[client] = size_bytes(proposed)  # a client of this round has the rest
+            return steps.paired(current, proposed)
+
+        downs = Broadcasts(both, panel)
+        for update in self.clients.each("compare", candidate.round, method, downs) if panel else ():
             counts = (
                 update.metrics.get(name, 0.0)
                 for name in (VALIDATION_SAMPLES, VALIDATION_LOST, VALIDATION_GAINED)
@@ -245,7 +253,7 @@ class Gate:
             self._comparisons += 1
             if images > 0 and min(lost, gained) >= 0 and lost + gained <= images:
                 found[update.client] = RoundComparison(images, lost, gained)
-        self._bytes += downs.bytes
+        self._bytes += sum(sizes.values())
         return Evidence({id: found[id] for id in panel if id in found}, len(self.clients.ids()))
 
     def _verdict(
@@ -347,31 +355,3 @@ def fall(better: Evidence, worse: Evidence) -> tuple[float, float]:
     both = [client for client in better.comparisons if client in worse.comparisons]
     falls = np.array([better.comparisons[c].change - worse.comparisons[c].change for c in both])
     return trimmed(falls), error_of(falls)
-
-
-class _Downs(Mapping[ClientId, Parts]):
-    """What a panel receives (`steps.paired`), computed on access. `bytes` counts the candidates: a client of this round has the rest."""
-
-    def __init__(self, method: Method, current: Parts, shared: Parts, clients: Collection[ClientId]) -> None:
-        self._method, self._current, self._shared = method, current, shared
-        self._clients = dict.fromkeys(clients)
-        self._sizes: dict[ClientId, int] = {}
-
-    @property
-    def bytes(self) -> int:
-        return sum(self._sizes.values())
-
-    def __getitem__(self, client: ClientId) -> Parts:
-        if client not in self._clients:
-            raise KeyError(client)
-        current, candidate = (
-            steps.broadcast(self._method, parts, client) for parts in (self._current, self._shared)
-        )
-        self._sizes[client] = size_bytes(candidate)
-        return steps.paired(current, candidate)
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)

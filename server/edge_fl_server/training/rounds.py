@@ -25,7 +25,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
-from edge_fl_server.training.clients import ClientId, Clients
+from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
 from edge_fl_server.training.gate import LEAST, PANEL, Gate, RoundCandidate
 from edge_fl_server.training.verdict import RoundVerdict
 
@@ -225,30 +225,6 @@ class CombinedHooks(RunHooks):
             hooks.after_final(result, clients)
 
 
-class Broadcasts(Mapping[ClientId, Parts]):
-    """What each client of a cohort receives. Computed on access, so that memory does not grow with the cohort.
-
-    `bytes` maps each client accessed so far to the size of its broadcast.
-    """
-
-    def __init__(self, method: Method, shared: Parts, clients: Iterable[ClientId]) -> None:
-        self._method, self._shared, self._clients = method, shared, dict.fromkeys(clients)
-        self.bytes: dict[ClientId, int] = {}
-
-    def __getitem__(self, client: ClientId) -> Parts:
-        if client not in self._clients:
-            raise KeyError(client)
-        down = steps.broadcast(self._method, self._shared, client)
-        self.bytes[client] = size_bytes(down)
-        return down
-
-    def __iter__(self) -> Iterator[ClientId]:
-        return iter(self._clients)
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-
 def run(
     method: Method,
     clients: Clients,
@@ -293,9 +269,9 @@ def _round(
         hooks.before_round(number)
         exhausted = _exhausted(clients, number)
         selection = _select(method, clients, plan, number)
-        broadcasts = Broadcasts(method, shared, selection.requested)
+        broadcasts = Broadcasts(partial(steps.broadcast, method, shared), selection.requested)
         collected = _Collected(
-            clients.train(number, method, broadcasts), selection, head_updates, hooks, watch
+            clients.each("train", number, method, broadcasts), selection, head_updates, hooks, watch
         )
         received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
         updates: Iterable[Update] = hooks.screen(received, shared)
@@ -429,7 +405,9 @@ def evaluate(
     """Metrics of every idle client with the just-aggregated parts (`post_agg`, docs/methods.md G13)."""
     working = clients.at_work()
     idle = [client for client in clients.ids() if client not in working]
-    updates = clients.evaluate(round, method, Broadcasts(method, shared, idle))
+    updates = clients.each(
+        "evaluate", round, method, Broadcasts(partial(steps.broadcast, method, shared), idle)
+    )
     arriving = counted(updates, "evaluations", len(idle), watch)
     return {update.client: update.metrics for update in in_order(arriving, idle)}
 
@@ -444,11 +422,11 @@ def final_personalisation(
 ) -> tuple[Parts, Reports]:
     """Personalise on every client, then finalise on the server -> (shared parts, metrics before and after by client)."""
     ids = clients.ids()
-    broadcasts = Broadcasts(method, shared, ids)
+    broadcasts = Broadcasts(partial(steps.broadcast, method, shared), ids)
     metrics: dict[ClientId, Mapping[str, float]] = {}
 
     def collected() -> Iterator[Update]:
-        updates = clients.personalise(round, method, broadcasts)
+        updates = clients.each("personalise", round, method, broadcasts)
         for update in in_order(counted(updates, "final personalisation", len(ids), watch), ids):
             metrics[update.client] = update.metrics
             yield update

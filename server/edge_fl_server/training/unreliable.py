@@ -17,9 +17,8 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
+from edge_fl_server.training.clients import Broadcasts, ClientId, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines.simulated import with_epochs
-from edge_fl_server.training.hybrid import Subset
 
 
 class UnreliableClients(WrappedClients):
@@ -38,7 +37,9 @@ class UnreliableClients(WrappedClients):
         shorter = with_epochs(method, max(method.epochs // 2, 1))
         for way, members in ((method, set(downs) - self._slow), (shorter, set(downs) & self._slow)):
             if members:
-                updates = self._clients.each(step, round, way, Subset(downs, members))
+                updates = self._clients.each(
+                    step, round, way, Broadcasts(downs.__getitem__, (id for id in downs if id in members))
+                )
                 yield from (update for update in updates if update.client not in lost)
 
 
@@ -119,7 +120,7 @@ class DelayedClients(WrappedClients):
         by_round = sorted(done, key=lambda client: (done[client].round, client))
         for began, group in groupby(by_round, key=lambda client: done[client].round):
             starts = {client: done[client].down for client in group}
-            for update in self._clients.train(began, self._method.at(began), starts):
+            for update in self._clients.each("train", began, self._method.at(began), starts):
                 late = began < round
                 start = starts[update.client] if late else None
                 yield replace(update, start=start, staleness=round - began)

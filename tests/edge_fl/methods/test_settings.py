@@ -62,7 +62,8 @@ def test_a_vectorised_chunk_sees_the_same_views(name: str) -> None:
     run = toy.federate(ours, rounds=1)
     fleet = VectorClients(toy.clients(), ours, chunk=3)
     found = {
-        update.client: update.parts for update in fleet.train(1, ours, dict.fromkeys(toy.clients(), down))
+        update.client: update.parts
+        for update in fleet.each("train", 1, ours, dict.fromkeys(toy.clients(), down))
     }
     assert not fleet.fallback
     for client, update in run.updates[0].items():

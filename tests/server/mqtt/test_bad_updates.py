@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, cou
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import reports
 from edge_fl_server.training import rounds
+from edge_fl_server.training.clients import Broadcasts
 from edge_fl_server.training.rounds import Plan
 from tests.clock import Clock
 from tests.server.single_round import one_round, simulated_round
@@ -108,11 +110,13 @@ def test_a_claimed_number_of_samples_does_not_decide_the_aggregate(bench):
     )
     bench.wait_for(full=4)
     method = build_method(bench.spec("fedavg"))
-    broadcasts = rounds.Broadcasts(method, steps.start(method), ["d1", "d2", "d3", "liar"])
-    received = {u.client: u.samples for u in bench.fleet(bench.spec("fedavg")).train(1, method, broadcasts)}
+    broadcasts = Broadcasts(partial(steps.broadcast, method, steps.start(method)), ["d1", "d2", "d3", "liar"])
+    received = {
+        u.client: u.samples for u in bench.fleet(bench.spec("fedavg")).each("train", 1, method, broadcasts)
+    }
     capped = received.pop("liar")
     assert set(received) == {"d1", "d2", "d3"} and capped == 3 * 20
-    unlimited = bench.fleet(bench.spec("fedavg"), max_weight=0).train(2, method, broadcasts)
+    unlimited = bench.fleet(bench.spec("fedavg"), max_weight=0).each("train", 2, method, broadcasts)
     assert {update.samples for update in unlimited if update.client == "liar"} == {claim}
 
 
@@ -129,9 +133,12 @@ def test_a_claim_that_grows_counts_as_twice_the_previous_update(bench):
     )
     bench.wait_for(full=4)
     method, fleet = build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg"))
-    broadcasts = rounds.Broadcasts(method, steps.start(method), ["d1", "d2", "d3", "grows"])
+    broadcasts = Broadcasts(
+        partial(steps.broadcast, method, steps.start(method)), ["d1", "d2", "d3", "grows"]
+    )
     counted = [
-        {u.client: u.samples for u in fleet.train(round, method, broadcasts)}["grows"] for round in (1, 2, 3)
+        {u.client: u.samples for u in fleet.each("train", round, method, broadcasts)}["grows"]
+        for round in (1, 2, 3)
     ]
     assert counted == [20, 40, 60]
 
@@ -300,8 +307,8 @@ def test_unrequested_chunks_take_no_memory(bench):
     bench.wait_for(full=1)
     method = build_method(bench.spec("fedavg"))
     fleet = bench.fleet(bench.spec("fedavg"))
-    downs = rounds.Broadcasts(method, steps.start(method), ["d1"])
-    updates = fleet.train(1, method, downs)
+    downs = Broadcasts(partial(steps.broadcast, method, steps.start(method)), ["d1"])
+    updates = fleet.each("train", 1, method, downs)
     (round_request,) = (opened.request for opened in fleet._open.values())
     for index in range(64):
         endless.send(

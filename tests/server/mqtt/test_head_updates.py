@@ -13,8 +13,8 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
 from edge_fl_server.mqtt.updates.inbox import STALE, HeadUpdates
 from edge_fl_server.training import rounds
+from edge_fl_server.training.clients import HybridClients
 from edge_fl_server.training.engines.simulated import SequentialClients
-from edge_fl_server.training.hybrid import HybridClients
 from edge_fl_server.training.rounds import Plan, RunHooks
 from tests.devices import graphs
 from tests.server.conftest import FAR_S

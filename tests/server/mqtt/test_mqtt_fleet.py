@@ -1,6 +1,7 @@
 """The fleet of real devices: bit-identical to simulation; a lost device, connection or broker does not stop a round."""
 
 import threading
+from functools import partial
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.registry import runs
 from edge_fl_server.training import rounds
+from edge_fl_server.training.clients import Broadcasts
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.server.conftest import FAR_S, WAIT_S
@@ -194,7 +196,7 @@ def test_a_device_may_request_chunks_and_its_assignment_again(bench):
     bench.wait_for(full=1)
     method = build_method(bench.spec("fedavg"))
     fleet = bench.fleet(bench.spec("fedavg"))
-    fleet.train(1, method, rounds.Broadcasts(method, steps.start(method), ["d1"]))
+    fleet.each("train", 1, method, Broadcasts(partial(steps.broadcast, method, steps.start(method)), ["d1"]))
     assignment = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
     chunk = bench.topics.chunk(assignment.down.sha256, 0)
     bench.connection.transport.publish(Packet(chunk, b"", retain=True))

@@ -246,7 +246,7 @@ def test_a_comparison_leaves_everything_as_it_was():
         client: steps.paired(*(steps.broadcast(method, parts, client) for parts in (start, result.shared)))
         for client in fleet.ids()
     }
-    found = list(fleet.compare(1, method, downs))
+    found = list(fleet.each("compare", 1, method, downs))
     assert all(same(parts, before[client]) for client, parts in fleet.personal_state())
     assert {size_bytes(update.parts) for update in found} == {0}
     for update in found:
@@ -260,10 +260,10 @@ def test_a_comparison_leaves_everything_as_it_was():
 
 def test_a_server_that_ends_while_clients_compare_goes_on_without_change_of_a_figure():
     class Ending(WrappedClients):
-        def compare(self, round, method, downs):
-            if round == 2:
+        def each(self, step, round, method, downs):
+            if step == "compare" and round == 2:
                 raise KeyboardInterrupt
-            return super().compare(round, method, downs)
+            return super().each(step, round, method, downs)
 
     method, fleet, plan = fleet_of("validation.panel=0.2", "rounds=2", "evaluate_every=1", method="fedrep")
     _, undisturbed = rounds.run(method, fleet, plan)

@@ -23,9 +23,9 @@ class Recovering(SequentialClients):
         super().__init__({id: stage.client(id) for id in IDS}, method)
         self.attempts, self._poor = 0, poor
 
-    def train(self, round, method, downs):
-        self.attempts += 1
-        updates = super().train(round, method, downs)
+    def each(self, step, round, method, downs):
+        self.attempts += step == "train"
+        updates = super().each(step, round, method, downs)
         return islice(updates, 1) if self.attempts <= self._poor else updates
 
 

@@ -1,14 +1,18 @@
 """Simulated clients drop out and are slow as configured, the same with every engine and in every resumed run."""
 
+from functools import partial
+
 import pytest
 
 from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
+from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate.execute import simulated_clients
 from edge_fl_server.orchestrate.run_setup import prepare
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import rounds
+from edge_fl_server.training.clients import Broadcasts
 from edge_fl_server.training.engines.simulated import SequentialClients, with_epochs
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.unreliable import UnreliableClients
@@ -41,12 +45,14 @@ def test_slow_clients_train_half_of_the_epochs_in_every_round(stage):
     method = with_epochs(build_method(stage.spec("fedavg")), 4)
     fleet = unreliable(stage, method, slow_training=0.5)
     plain, half = (SequentialClients({id: stage.client(id) for id in IDS}, method) for _ in range(2))
-    down = dict(rounds.Broadcasts(method, method.init_shared(), IDS).items())
+    down = dict(Broadcasts(partial(steps.broadcast, method, method.init_shared()), IDS).items())
     drawn = []
     for round in (1, 2):
-        found = {update.client: update.parts for update in fleet.train(round, method, down)}
-        whole = {update.client: update.parts for update in plain.train(round, method, down)}
-        less = {update.client: update.parts for update in half.train(round, with_epochs(method, 2), down)}
+        found = {update.client: update.parts for update in fleet.each("train", round, method, down)}
+        whole = {update.client: update.parts for update in plain.each("train", round, method, down)}
+        less = {
+            update.client: update.parts for update in half.each("train", round, with_epochs(method, 2), down)
+        }
         slow = {id for id in IDS if same(found[id], less[id])}
         assert len(slow) == 4 and all(same(found[id], whole[id]) for id in set(IDS) - slow)
         drawn.append(slow)

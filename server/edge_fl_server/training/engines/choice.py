@@ -138,10 +138,10 @@ def _round(clients: Clients, method: Method, shared: Parts, workers: int) -> Rou
     now = method.at(1)
     downs: Downs = {id: steps.broadcast(now, shared, id) for id in clients.ids()}
     start = time.perf_counter()
-    arrivals = [time.perf_counter() - start for _ in clients.train(1, now, downs)]
+    arrivals = [time.perf_counter() - start for _ in clients.each("train", 1, now, downs)]
     middle = time.perf_counter()
     if method.predicts_early or method.has_global:
-        for _ in clients.evaluate(1, now, downs):
+        for _ in clients.each("evaluate", 1, now, downs):
             pass
     return RoundTime(balanced(arrivals, workers), time.perf_counter() - middle)
 

@@ -127,7 +127,9 @@ class VectorClients(SimulatedClients):
                         raise
                     self._fall_back(method, str(error).splitlines()[0])
                     remaining = sorted(chain(*chunks))
-                    yield from self._reference.train(round, method, {id: downs[id] for id in remaining})
+                    yield from self._reference.each(
+                        "train", round, method, {id: downs[id] for id in remaining}
+                    )
                     break
                 chunks.pop()
                 yield from updates

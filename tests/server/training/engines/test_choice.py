@@ -72,7 +72,7 @@ def test_the_chosen_engine_computes_with_the_calibrated_threads() -> None:
     method = build_method(at.settings.spec)
     fleet = choice.build("auto", at, method, Plan(1), print)
     with processes.threads(2):
-        updates = fleet.train(1, method, dict.fromkeys(fleet.ids(), steps.start(method)))
+        updates = fleet.each("train", 1, method, dict.fromkeys(fleet.ids(), steps.start(method)))
         next(updates)
         assert torch.get_num_threads() == 1
         updates.close()  # type: ignore[attr-defined]

@@ -203,7 +203,7 @@ def test_updates_of_the_pool_are_processed_on_one_thread_and_the_others_restored
     method, fleet = build_method(at.settings.spec), pooled(at)
     downs = dict.fromkeys(fleet.ids(), steps.start(method))
     with processes.threads(2):
-        updates = fleet.train(1, method, downs)
+        updates = fleet.each("train", 1, method, downs)
         next(updates)
         assert torch.get_num_threads() == 1
         updates.close()  # type: ignore[attr-defined]
