@@ -138,12 +138,12 @@ class _NullTransport:
 def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.SimpleQueue[str]]]:
     """A server with an open round request, a device's connection to it, and the log lines it receives."""
     broker = InMemoryBroker()
-    connection = ServerConnection(
-        partial(InMemoryTransport, broker), "main", limits=connector.LeaseLimits(settle_s=0.02)
-    )
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     with Journal(fleet="main", quarantine_after=0) as journal:
-        inbox, _, _ = Inbox(connection, journal), Roster(connection, journal), Assignments(connection)
+        connection = ServerConnection(
+            partial(InMemoryTransport, broker), journal, limits=connector.LeaseLimits(settle_s=0.02)
+        )
+        inbox, _, _ = Inbox(connection), Roster(connection), Assignments(connection)
         connection.on(
             "log", lambda event: lines.put(event.message.text) if isinstance(event.message, Log) else None
         )

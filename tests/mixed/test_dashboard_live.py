@@ -123,9 +123,9 @@ class Live:
 def live(mosquitto_program: Program, tmp_path: Path) -> Iterator[Live]:
     with Mosquitto(BrokerSettings(tmp_path / "mosquitto", port=0), mosquitto_program) as broker:
         db = Database.open(tmp_path / "server" / "registry.sqlite")
-        connection = ServerConnection(partial(MqttTransport, broker.endpoint), "main")
         with Journal(db, "main") as journal:
-            server = Server.of(connection, journal)
+            connection = ServerConnection(partial(MqttTransport, broker.endpoint), journal)
+            server = Server.of(connection)
             connection.open()
             journal.begin(connection.epoch)
             repository = Repository(tmp_path / "releases" / "main")

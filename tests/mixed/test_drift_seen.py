@@ -63,9 +63,9 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
         lambda snapshot: device.state.capability,
         CurrentData(config),
     )
-    connection = ServerConnection(connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
     with closing(Database.open(tmp_path / "registry.sqlite")) as db, Journal(db) as journal:
-        Roster(connection, journal)
+        connection = ServerConnection(connect, journal, limits=connector.LeaseLimits(settle_s=0.05))
+        Roster(connection)
         connection.open()
         journal.begin(connection.epoch)
         runner.add(device, connect)

@@ -98,9 +98,9 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     connect = partial(InMemoryTransport, broker)
 
     def make(count: int, hidden: float = 0.0, tested: int = 200, everywhere: bool = False) -> Fleet:
-        connection = ServerConnection(connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
         repository, db = Repository(tmp_path / "home"), Database.open(tmp_path / "registry.sqlite")
-        server = Server.of(connection, Journal(db))
+        connection = ServerConnection(connect, Journal(db), limits=connector.LeaseLimits(settle_s=0.05))
+        server = Server.of(connection)
         connection.open()
         rollout = RolloutCoordinator(server, repository, CoordinatorOptions(plan=PLAN))
         closing.extend([rollout.close, connection.close, db.close])

@@ -166,9 +166,9 @@ def stage(broker: InMemoryBroker) -> Iterator[Stage]:
 
 
 def _bench(connect: ServerConnect, fleet: str) -> Iterator[Bench]:
-    connection = ServerConnection(connect, fleet, limits=QUICK)
     with Journal(fleet=fleet) as journal:
-        bench = Bench(connect=connect, topics=connection.topics, server=Server.of(connection, journal))
+        connection = ServerConnection(connect, journal, limits=QUICK)
+        bench = Bench(connect=connect, topics=connection.topics, server=Server.of(connection))
         connection.open()
         journal.begin(connection.epoch)
         yield bench

@@ -10,7 +10,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
-from edge_fl.log_limit import LogLimit
 from edge_fl.release.agent import AgentUpdate
+from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
 from edge_fl.wire.topics import Address, Topics, role_of
@@ -38,14 +38,13 @@ from edge_fl_server.mqtt.connector import (
     server_state,
 )
 from edge_fl_server.mqtt.device_packets import (
-    IsBlocked,
     MalformedPackets,
-    OnExcess,
     RateLimit,
     decode_cleaned,
     kind_of,
     one_line,
 )
+from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import Statements
 
 log = logging.getLogger(__name__)
@@ -75,29 +74,31 @@ class SignsForDevices(Protocol):
 class ServerConnection:
     """Register handlers with `on` and `on_connected`, then `open`. Handlers run on the receive thread and must not wait.
 
-    `lines` limits what each device can cause in the log.
-    `on_malformed` is called with sender, kind and error of every packet that breaks the protocol, `on_excess` for every device above
-    the rate limit, once per interval; a device that `is_blocked` has a tenth of it. `statements` rejects messages that their devices
-    did not sign, `on_rejected` is called with the failure word of each; None: signatures are not checked.
+    Packets that break the protocol, that their devices did not sign (checked if the `authorities` of their certificates are known), or
+    that are above the rate limit go to the journal; `counts` counts them, and the inbox's verdicts, by status or reason.
     `director` signs what is sent to single devices; None: nothing is signed.
     """
 
     def __init__(
         self,
         connect: ServerConnect,
-        fleet: str,
+        journal: Journal,
         *,
         takeover: bool = False,
         yields: bool = False,
         workers: bool = False,
+        director: SignsForDevices | None = None,
+        authorities: Authorities = (),
         limits: LeaseLimits = LIMITS,
     ) -> None:
-        self.topics = Topics(fleet)
+        self.journal, self.director = journal, director
+        self.statements = Statements(journal, authorities)
+        self.counts: Counter[str] = Counter()
+        self.topics = Topics(journal.fleet)
         self.boot = secrets.token_hex(4)
         self.epoch = 0
         self.registry = ""  # the id of the registry, for the retained state
         self.malformed = MalformedPackets()
-        self.lines = LogLimit()
         self._connect = connect
         self._takeover, self._yields = takeover, yields
         topics = self.topics
@@ -106,15 +107,7 @@ class ServerConnection:
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_connected: list[Callable[[bool], None]] = []
-        self.on_malformed: Callable[[str, str, str], None] = lambda sender, kind, error: None
-        self.on_rejected: Callable[[str], None] = lambda why: None
-        self.statements: Statements | None = None
-        self.director: SignsForDevices | None = None
-        self.on_excess: OnExcess = lambda device, dropped, description: None
-        self.is_blocked: IsBlocked = lambda device: False
-        self._rate_limit = RateLimit(
-            topics, lambda *excess: self.on_excess(*excess), lambda device: self.is_blocked(device)
-        )
+        self._rate_limit = RateLimit(topics, journal.record_excess, journal.blocked)
         self._return_s = 1.0
         self._closing = threading.Event()
         self._events: queue.Queue[Event | None] = queue.Queue(limits.max_waiting_packets)
@@ -264,10 +257,10 @@ class ServerConnection:
             try:
                 self._handle(event)
             except EdgeFLError as error:
-                self.lines.write(log, logging.WARNING, self._sender(event), "server: %s", error)
+                self.journal.lines.write(log, logging.WARNING, self._sender(event), "server: %s", error)
             except Exception:
                 text, kind = "server: a handler failed on %s", type(event).__name__
-                self.lines.write(log, logging.ERROR, self._sender(event), text, kind, exc_info=True)
+                self.journal.lines.write(log, logging.ERROR, self._sender(event), text, kind, exc_info=True)
 
     def _sender(self, event: Event) -> str:
         """The device that an event is from; "" for all others."""
@@ -290,8 +283,7 @@ class ServerConnection:
     def _on_connection(self, *, fresh: bool) -> None:
         if (transport := self.transport) is None:
             return
-        if self.statements:
-            self.statements.connected()
+        self.statements.connected()
         # Subscribed first: a newer server's retained state must arrive before this one replaces it.
         transport.subscribe(self.topics.server_state())
         transport.publish(self._state(online=True))
@@ -342,19 +334,20 @@ class ServerConnection:
             if address.device and role_of(address.device) != "device":
                 raise ProtocolError(f"{address.device!r} is not a device name")
             received = ReceivedMessage(address, _content(address.kind, packet), packet.retain)
-            if self.statements:
-                self.statements.require(address, packet.payload, received.message)
+            self.statements.require(address, packet.payload, received.message)
         except ForgedError as error:
-            if self.statements and error.why != Failure.OUTDATED:
+            if error.why != Failure.OUTDATED:
                 self.statements.reject(address, error)
-                self.on_rejected(error.why)
+                self.counts[error.why] += 1
             if packet.retain:
                 self.request_rebirth(address.device)  # the device may have sent another one since
             return
         except ProtocolError as error:
             sender, kind = self.topics.sender(packet.topic), kind_of(packet.topic)
-            self.malformed.add(sender, packet.topic, error, self.lines)
-            self.on_malformed(sender, one_line(kind[:32]), str(error))
+            self.malformed.add(sender, packet.topic, error, self.journal.lines)
+            self.counts[Failure.MALFORMED] += 1
+            if sender and not self.journal.blocked(sender):
+                self.journal.reject(sender, "", 0, one_line(kind[:32]), Failure.MALFORMED, str(error))
             return
         for handler in self._handlers[address.kind]:
             handler(received)

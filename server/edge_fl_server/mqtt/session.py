@@ -15,7 +15,6 @@ from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_
 from edge_fl_server.mqtt.devices.remote_settings import SettingsPublisher
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import Inbox
 from edge_fl_server.mqtt.updates.workers import SharedInbox
 from edge_fl_server.registry import fleets
@@ -37,27 +36,16 @@ class Server:
     journal: Journal
 
     @classmethod
-    def of(
-        cls,
-        connection: ServerConnection,
-        journal: Journal,
-        *,
-        workers: bool = False,
-        director: SignsForDevices | None = None,
-        authorities: Authorities = (),
-    ) -> "Server":
+    def of(cls, connection: ServerConnection, *, workers: bool = False) -> "Server":
         """Register all handlers on a connection that is not open yet."""
-        connection.statements = Statements(journal, authorities)
-        connection.director = director
-        connection.lines = journal.lines
-        connection.on("log", partial(_log_device_line, journal.lines))
+        connection.on("log", partial(_log_device_line, connection.journal.lines))
         return cls(
             connection=connection,
-            roster=Roster(connection, journal),
-            inbox=SharedInbox(connection, journal) if workers else Inbox(connection, journal),
+            roster=Roster(connection),
+            inbox=SharedInbox(connection) if workers else Inbox(connection),
             assignments=Assignments(connection),
-            settings=SettingsPublisher(connection, journal),
-            journal=journal,
+            settings=SettingsPublisher(connection),
+            journal=connection.journal,
         )
 
 
@@ -78,9 +66,17 @@ def connected(
     (`edge_fl_server.mqtt.updates.workers`). `director` signs what is sent to single devices; `authorities` are the CAs of devices that
     sign their messages.
     """
-    connection = ServerConnection(connect, journal.fleet, takeover=takeover, yields=yields, workers=workers)
+    connection = ServerConnection(
+        connect,
+        journal,
+        takeover=takeover,
+        yields=yields,
+        workers=workers,
+        director=director,
+        authorities=authorities,
+    )
     connection.registry = fleets.claim(journal.db, journal.fleet)
-    server = Server.of(connection, journal, workers=workers, director=director, authorities=authorities)
+    server = Server.of(connection, workers=workers)
     journal.on_failure = connection.end
     try:
         connection.open()

@@ -110,11 +110,11 @@ def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
     early = bench.device("d1")
     bench.wait_for(full=1)
     second = ServerConnection(
-        bench.connect, "main", takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
+        bench.connect, Journal(), takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
     )
     received = []
     early._take = lambda packet: received.append(packet)
-    roster = Roster(second, Journal())
+    roster = Roster(second)
     second.open()
     roster.wait_for(full=1, deadline_s=WAIT_S)
     command = bench.topics.command("d1")
@@ -126,7 +126,7 @@ def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
 
 
 def test_a_second_server_does_not_start_and_the_first_one_continues(bench):
-    second = ServerConnection(bench.connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
+    second = ServerConnection(bench.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
     with pytest.raises(
         ConnectError, match=f"another server .boot {bench.connection.boot}, epoch 1. is online"
     ) as error:
@@ -138,7 +138,7 @@ def test_a_second_server_does_not_start_and_the_first_one_continues(bench):
 
 def test_takeover_ends_the_first_server_with_an_error(bench):
     second = ServerConnection(
-        bench.connect, "main", takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
+        bench.connect, Journal(), takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
     )
     second.open()
     assert second.epoch == bench.connection.epoch + 1
@@ -151,7 +151,7 @@ def test_takeover_ends_the_first_server_with_an_error(bench):
 
 def test_a_state_that_arrives_after_connecting_raises_the_epoch(stage):
     early = stage.connect("early", None, lambda event: None)
-    connection = ServerConnection(stage.connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
+    connection = ServerConnection(stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
     connection.open()
     old = ServerState(False, "old", 7)
     early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
@@ -164,7 +164,7 @@ def test_a_state_that_arrives_after_connecting_raises_the_epoch(stage):
 @pytest.mark.broker
 def test_takeover_on_a_real_broker_ends_without_repeated_reconnects(real_bench):
     second = ServerConnection(
-        real_bench.connect, "main", takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
+        real_bench.connect, Journal(), takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
     )
     second.open()
 
@@ -191,7 +191,7 @@ def test_the_state_is_offline_after_close_and_after_a_crash(bench):
     assert online()
     bench.connection.transport.close(clean=False)
     assert bench.eventually(lambda: not online())
-    second = ServerConnection(bench.connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
+    second = ServerConnection(bench.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
     second.open()
     assert online()
     second.close()
@@ -220,7 +220,7 @@ def test_a_newer_server_numbers_assignments_higher_and_clears_leftovers(bench):
     left = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
     bench.connection.transport.close(clean=False)
     second = ServerConnection(
-        bench.connect, "main", takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
+        bench.connect, Journal(), takeover=True, limits=connector.LeaseLimits(settle_s=0.05)
     )
     assignments = Assignments(second)
     second.open()
@@ -248,7 +248,7 @@ def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage
     early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
     early.drain(WAIT_S)
     connection = ServerConnection(
-        stage.connect, "main", limits=connector.LeaseLimits(settle_s=0.05, lease_s=0.5)
+        stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05, lease_s=0.5)
     )
     connection.open()
     assert connection.epoch == 8
@@ -279,7 +279,7 @@ def test_an_epoch_out_of_range_is_ignored(stage, epoch):
     poison = Packet(stage.topics.server_state(), encode(ServerState(False, "old", epoch)), retain=True)
     early.publish(poison)
     early.drain(WAIT_S)
-    connection = ServerConnection(stage.connect, "main", limits=connector.LeaseLimits(settle_s=0.05))
+    connection = ServerConnection(stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
     connection.open()
     assert connection.epoch == 1
     early.publish(poison)
@@ -323,9 +323,9 @@ def test_everything_is_published_again_after_a_reconnect(bench, broker):
 
 @contextmanager
 def server_on(stage, db):
-    connection = ServerConnection(stage.connect, "main", limits=QUICK)
     with Journal(db) as journal:
-        Roster(connection, journal)
+        connection = ServerConnection(stage.connect, journal, limits=QUICK)
+        Roster(connection)
         connection.open()
         journal.begin(connection.epoch)
         yield

@@ -89,10 +89,8 @@ def site(mosquitto_program: Program, tmp_path: Path) -> Iterator[Site]:
         Journal(denied=denied(server)) as journal,
     ):
         port = broker.settings.port
-        connection = ServerConnection(connector("127.0.0.1", port, server), "main", limits=QUICK)
-        site = Site(
-            authority, port, tmp_path, connection, Roster(connection, journal), Inbox(connection, journal), []
-        )
+        connection = ServerConnection(connector("127.0.0.1", port, server), journal, limits=QUICK)
+        site = Site(authority, port, tmp_path, connection, Roster(connection), Inbox(connection), [])
         connection.open()
         yield site
         connection.close()
@@ -143,7 +141,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
 def test_a_second_server_finds_the_first_one_without_disconnecting_it(site: Site) -> None:
     second = connector("127.0.0.1", site.port, site.authority.home / "server")
     with pytest.raises(ConnectError, match="another server"):
-        ServerConnection(second, "main", limits=QUICK).open()
+        ServerConnection(second, Journal(), limits=QUICK).open()
     site.device("pi-4")
     assert eventually(lambda: site.roster.full_devices() == ["pi-4"])
     site.connection.check()

@@ -59,8 +59,8 @@ def crew(own_mosquitto, url):
 
     db = Database.open(url)
     with Journal(db) as journal:
-        connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
-        server = Server.of(connection, journal, workers=True)
+        connection = ServerConnection(connect, journal, workers=True, limits=QUICK)
+        server = Server.of(connection, workers=True)
         bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         journals = [Journal(Database.open(url)) for _ in range(2)]
@@ -188,8 +188,8 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         port, db = broker.settings.port, stack.enter_context(closing(Database.open(url)))
         connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
         journal = stack.enter_context(Journal(db))
-        connection = ServerConnection(connect, "main", workers=True, limits=QUICK)
-        server = Server.of(connection, journal, workers=True)
+        connection = ServerConnection(connect, journal, workers=True, limits=QUICK)
+        server = Server.of(connection, workers=True)
         bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         stack.callback(connection.close)

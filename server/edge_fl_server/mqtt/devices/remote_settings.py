@@ -15,7 +15,6 @@ from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
 from edge_fl_server.mqtt.connection import ServerConnection
-from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import devices
 
 
@@ -100,15 +99,16 @@ def _row(
 class SettingsPublisher:
     """Publishes the settings of one fleet; `advance` is called again and again by the thread of the journal."""
 
-    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
-        self._connection, self._journal, self._director = connection, journal, connection.director
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self._journal = connection, connection.journal
+        self._director = connection.director
         self._published: dict[str, DesiredSettings] = {}
         self._serial = 0
         self._connected = False
         self._lock = threading.Lock()
         if self._director:
             connection.on_connected(lambda lost: self._publish_all())
-            journal.on_written.append(self.advance)
+            self._journal.on_written.append(self.advance)
 
     def advance(self) -> None:
         """Publish what has changed in the registry. Raises EdgeFLError; the next call tries again."""

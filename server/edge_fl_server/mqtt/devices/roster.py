@@ -22,7 +22,6 @@ from edge_fl.errors import DeadlineError, shortened
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors.selection import Selection
@@ -113,8 +112,8 @@ def fold(
 class Roster:
     """The devices of one fleet; created before the connection opens."""
 
-    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
-        self._connection, self._journal = connection, journal
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self._journal = connection, connection.journal
         self._devices: dict[DeviceId, RosterDevice] = {}
         self._change = threading.Condition()  # holds a re-entrant lock
         self._listeners: list[ChangeListener] = []
@@ -122,7 +121,7 @@ class Roster:
         self._trained: Selection | None = None
         for kind in ("state", "meta"):
             connection.on(kind, self._on_message)
-        journal.on_removed = self._clear
+        self._journal.on_removed = self._clear
 
     @property
     def table(self) -> Table:
@@ -214,7 +213,7 @@ class Roster:
         if isinstance(message, DeviceState) and message.status != "lost":
             self._detect_duplicates(id, message.boot)
         if now is not None and now is not before:
-            numbers = self._connection.statements.numbers(id) if self._connection.statements else {}
+            numbers = self._connection.statements.numbers(id)
             self._journal.record_device(_record(self._connection.topics.fleet, now, numbers))
             for listener in self._listeners:
                 listener(before, now)

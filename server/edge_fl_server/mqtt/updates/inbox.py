@@ -10,7 +10,6 @@ next, those on an earlier release are dropped. A rejected head update does not r
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,7 +24,6 @@ from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Ack, Report
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.devices.roster import Roster
-from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import (
     STATISTICS,
@@ -140,24 +138,16 @@ HeadHandler = Callable[[str, Report], UpdateVerdict | None]
 
 
 class Inbox:
-    """Route reports and chunks; `counts` counts the verdicts by status or reason.
+    """Route reports and chunks. An accepted report is in the journal before it is acknowledged."""
 
-    An accepted report is in the journal before it is acknowledged.
-    """
-
-    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
-        self._connection, self.journal = connection, journal
+    def __init__(self, connection: ServerConnection) -> None:
+        self._connection, self.journal, self.counts = connection, connection.journal, connection.counts
         self._open: dict[str, RoundRequest] = {}
         self._lock = threading.Lock()
         self._on_head: HeadHandler = lambda device, report: None  # the device sends it again
         self._head_updates: HeadUpdates | None = None
-        self.counts: Counter[str] = Counter()
         connection.on("rpt", self._on_report)
         connection.on("blob", self._on_chunk)
-        connection.on_malformed = self._on_malformed
-        connection.on_rejected = self._on_rejected
-        connection.on_excess = lambda *excess: self.journal.record_excess(*excess)
-        connection.is_blocked = journal.blocked
 
     def open(self, round_request: RoundRequest, terms: UpdateTerms) -> None:
         """Take reports on a round request from now on; `terms` are for validation in other processes."""
@@ -230,14 +220,6 @@ class Inbox:
             self.journal.reject(device, run, round, verdict.id, verdict.reason, verdict.detail)
         elif verdict.status == "accepted" and report:
             self.journal.accept(device, run, round, report)
-
-    def _on_malformed(self, device: str, kind: str, error: str) -> None:
-        self.counts[Failure.MALFORMED] += 1
-        if device and not self.journal.blocked(device):
-            self.journal.reject(device, "", 0, kind, Failure.MALFORMED, error)
-
-    def _on_rejected(self, why: str) -> None:
-        self.counts[why] += 1
 
     def _acknowledge(self, device: str, verdict: UpdateVerdict | None) -> None:
         if verdict is None:

@@ -178,10 +178,10 @@ class UpdateWorker:
 class SharedInbox(Inbox):
     """The coordinator's inbox: validated reports come from the registry; reports of heads are validated here."""
 
-    def __init__(self, connection: ServerConnection, journal: Journal) -> None:
-        super().__init__(connection, journal)
+    def __init__(self, connection: ServerConnection) -> None:
+        super().__init__(connection)
         self._round_requests: dict[str, RoundRequest] = {}
-        shared_reports.clear(journal.db, journal.fleet)
+        shared_reports.clear(self.journal.db, self.journal.fleet)
         self._closing = threading.Event()
         threads.lasting(self._poll, "edge-fl-shared-reports", stopped=self._closing).start()
 

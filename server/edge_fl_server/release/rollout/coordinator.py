@@ -327,7 +327,7 @@ class RolloutCoordinator:
         if manifest and manifest.run_id == self._options.run_id:
             self._on_report(device, report)
         if report.error:
-            lines, text = self._connection.lines, "%s: release %d: %s"
+            lines, text = self._journal.lines, "%s: release %d: %s"
             lines.write(log, logging.WARNING, device, text, device, report.release, report.error)
         with self._change:
             self._rollout.add_outcome(device, report.id, self._outcome_of(report))
