@@ -24,7 +24,7 @@ from edge_fl.files import atomic
 from edge_fl_lab.compare import grid
 from edge_fl_lab.recommend.evidence import FILE, FINE_TUNED, LOCAL, StudyEvidence, Tier
 from edge_fl_lab.recommend.show import difference_text
-from edge_fl_server.runs.provenance import commit
+from edge_fl_server.runs.results import commit
 from tools.study import findings, images, settings, work
 
 

@@ -11,8 +11,8 @@ from edge_fl.errors import ConfigError, nearest
 from edge_fl.fields import Name
 from edge_fl.files.paths import text
 from edge_fl_console.alerts.rules import KINDS
+from edge_fl_server import selectors
 from edge_fl_server.registry import Database
-from edge_fl_server.selectors import selection
 
 FILE = "alerts.toml"
 
@@ -75,7 +75,7 @@ def load(path: Path, db: Database, fleet: str) -> AlertSettings:
         if rule.where and not KINDS[kind].of_devices:
             raise ConfigError(f"{where}.where: a rule of kind {kind} watches no devices, expected none")
         try:
-            selection.require(db, fleet, rule.where)
+            selectors.require(db, fleet, rule.where)
         except ConfigError as error:
             raise ConfigError(f"{where}.where: {error.message}") from error
         rules[name] = replace(rule, kind=kind)

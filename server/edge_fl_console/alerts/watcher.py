@@ -21,8 +21,9 @@ from edge_fl_console.alerts.channels import Channel
 from edge_fl_console.alerts.rules import DAY_S, KINDS, RulePlace
 from edge_fl_console.alerts.settings import AlertSettings
 from edge_fl_console.alerts.stored import Due
+from edge_fl_server import selectors
 from edge_fl_server.registry import Database, devices
-from edge_fl_server.selectors import SelectorError, selection
+from edge_fl_server.selectors import SelectorError
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Evaluator:
             chosen: Collection[str] = conditions
             if rule.where:
                 try:
-                    chosen = set(selection.selected(self._place.db, self._place.fleet, rule.where))
+                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
                 except SelectorError as error:  # a group was removed
                     log.warning("alert rule %r: %s", name, error.message)
                     unknown.add(name)

@@ -28,7 +28,7 @@ from edge_fl_lab.compare.progress import CellProgress
 from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tuned import TunedRow
 from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.runs.provenance import commit
+from edge_fl_server.runs.results import commit
 
 
 def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, CellResult]:

@@ -91,11 +91,11 @@ def confirmed(
 
     With `none` false a selector that matches no device is always an error. Raises InputError, also where no terminal can answer.
     """
+    from edge_fl_server import selectors
     from edge_fl_server.registry import devices
-    from edge_fl_server.selectors import selection
 
-    selector = selection.parsed(db, fleet, text)
-    names, total = selection.selected(db, fleet, selector), len(devices.names(db, fleet))
+    selector = selectors.parsed(db, fleet, text)
+    names, total = selectors.selected(db, fleet, selector), len(devices.names(db, fleet))
     if names and (len(names) < total or total == 1):
         print_status(f"{text}: {len(names)} of {counted(total, 'device')}")
         return names
@@ -104,7 +104,7 @@ def confirmed(
         if names
         else f"selector {text!r}: matches none of {counted(total, 'device')}"
     )
-    found += selection.unknown_tags(db, fleet, selector)
+    found += selectors.unknown_tags(db, fleet, selector)
     if not names and not none:
         raise InputError(found)
     if yes:

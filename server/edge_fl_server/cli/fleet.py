@@ -84,7 +84,7 @@ def list_devices(
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, devices, fleets, reports, tags
-    from edge_fl_server.selectors.selection import selected
+    from edge_fl_server.selectors import selected
 
     registered: dict[str, DeviceRecord] = {}
     tagged: dict[str, dict[str, str]] = {}
@@ -162,14 +162,15 @@ def list_groups(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the saved selectors, and how many devices each matches now."""
+    from edge_fl_server import selectors
     from edge_fl_server.registry import tags
-    from edge_fl_server.selectors import SelectorError, selection
+    from edge_fl_server.selectors import SelectorError
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
         for name, text in tags.saved_groups(db, place.fleet).items():
             try:
-                count: int | None = len(selection.selected(db, place.fleet, text))
+                count: int | None = len(selectors.selected(db, place.fleet, text))
             except SelectorError as error:  # it names a removed group
                 count = None
                 print_status(f"group {name!r}: {error.message}")
@@ -185,8 +186,9 @@ def save(
     """Save a selector as a group, or change a group; its devices follow from their tags and attributes at the time of use."""
     from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
+    from edge_fl_server import selectors
     from edge_fl_server.registry import tags
-    from edge_fl_server.selectors import require_groups, selection
+    from edge_fl_server.selectors import require_groups
 
     if not NAME.match(group):
         raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
@@ -195,7 +197,7 @@ def save(
         require_groups(saved)  # a change must not make any group contain itself, or too large
         with acting(db, place.fleet, "group save", f"@{group}: {selector}"):
             tags.save_group(db, place.fleet, group, selector)
-        print_status(f"@{group}: {counted(len(selection.selected(db, place.fleet, selector)), 'device')}")
+        print_status(f"@{group}: {counted(len(selectors.selected(db, place.fleet, selector)), 'device')}")
 
 
 def remove(
@@ -319,7 +321,7 @@ def show_settings(
 
     from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import devices
-    from edge_fl_server.selectors.selection import parsed, selected, unknown_tags
+    from edge_fl_server.selectors import parsed, selected, unknown_tags
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:

@@ -16,11 +16,15 @@ A running process holds a lock on the round metrics, so that a run whose process
 
 import csv
 import fcntl
+import os
+import platform
 import re
 import secrets
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
@@ -28,6 +32,7 @@ from typing import Any, BinaryIO, Literal, Self
 import msgspec
 from msgspec import Struct
 
+import edge_fl
 from edge_fl.console.tables import csv_text
 from edge_fl.errors import InputError, RunError, StoppedError, nearest
 from edge_fl.files import atomic, paths
@@ -35,9 +40,75 @@ from edge_fl.metrics import Summary
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.recipes.recipe import Recipe, Source, dump, load
 from edge_fl_server.runs import round_metrics
-from edge_fl_server.runs.provenance import Provenance, provenance
 from edge_fl_server.runs.round_metrics import Opener, RoundLine, RoundMetrics, Tracking
 from edge_fl_server.training.engine_timing import EngineTiming
+
+LIBRARIES = (
+    "numpy",
+    "scikit-learn",
+    "torch",
+    "torchvision",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "msgspec",
+    "paho-mqtt",
+    "safetensors",
+)
+GIT_DEADLINE_S = 10.0
+
+
+class Commit(Struct, frozen=True):
+    """The commit that was checked out; `dirty` when tracked files differed from it."""
+
+    sha: str
+    dirty: bool
+
+
+class Provenance(Struct, frozen=True):
+    """Versions by library ("" when not installed), the machine, and the commit, None when this is no checkout."""
+
+    edge_fl: str
+    python: str
+    machine: str
+    libraries: dict[str, str]
+    commit: Commit | None
+
+
+def provenance() -> Provenance:
+    """The provenance of this process. Imports none of the libraries."""
+    return Provenance(
+        edge_fl.__version__,
+        platform.python_version(),
+        platform.platform(),
+        {name: _version(name) for name in LIBRARIES},
+        commit(Path(edge_fl.__file__).parent),
+    )
+
+
+def commit(package: Path) -> Commit | None:
+    """The commit a package's folder is checked out from; None outside a checkout, or without git."""
+    try:
+        # Untracked: an environment inside somebody else's checkout.
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        sha = _git(package, "rev-parse", "HEAD").strip()
+        return Commit(sha, bool(_git(package, "status", "--porcelain", "--untracked-files=no")))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", os.fspath(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GIT_DEADLINE_S)
+    return done.stdout
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
 
 FOLDERS = ("checkpoints", "artefacts")
 Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]

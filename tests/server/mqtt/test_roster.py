@@ -26,7 +26,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.tables import DeviceRecord
-from edge_fl_server.selectors.selection import Selection
+from edge_fl_server.selectors import Selection
 from tests.server.conftest import QUICK, WAIT_S
 
 FULL, HEAD = (Capability(tier, "test", "3", samples=5) for tier in ("full", "head"))

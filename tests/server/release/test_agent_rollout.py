@@ -12,7 +12,7 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.release.agent_releases import listed, sign
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.agents import AgentRollout
+from edge_fl_server.release.rollout.coordinator import AgentRollout
 from edge_fl_server.release.rollout.stored_rollout import request
 from tests import agents
 from tests.server.conftest import Bench

@@ -15,8 +15,7 @@ import pytest
 from edge_fl import metrics
 from edge_fl.errors import InputError, RunError
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.runs.provenance import commit, provenance
-from edge_fl_server.runs.results import Results, list_runs, run_id
+from edge_fl_server.runs.results import Results, commit, list_runs, provenance, run_id
 from edge_fl_server.runs.round_metrics import RoundMetrics
 
 RECIPE = Recipe(name="fedrep-digits", seed=7, source="fleet")
@@ -215,7 +214,9 @@ def test_the_commit_is_this_codes_and_not_that_of_a_checkout_around_it(tmp_path:
 
 
 def test_results_need_no_torch() -> None:
-    imports = "import sys; import edge_fl_server.runs.results; from edge_fl_server.runs.provenance import provenance"
+    imports = (
+        "import sys; import edge_fl_server.runs.results; from edge_fl_server.runs.results import provenance"
+    )
     code = f"{imports}; provenance(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

@@ -1,10 +1,12 @@
 """Selectors: what an expression matches, and what a wrong one says."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from edge_fl.fleet import tags
-from edge_fl_server.selectors import SelectorError, parse, require_groups, select, selection
-from edge_fl_server.selectors.expression import MAX_VALUES
+from edge_fl_server import selectors
+from edge_fl_server.selectors import MAX_VALUES, Device, SelectorError, parse, require_groups
 
 DEVICES: list[dict[str, str | float]] = [
     {"name": "pi-01", "site": "berlin", "tier": "full", "arch": "aarch64", "memory_mb": 8000, "samples": 0},
@@ -13,6 +15,11 @@ DEVICES: list[dict[str, str | float]] = [
     {"name": "lab-1", "tier": "head", "arch": "x86_64"},
 ]
 GROUPS = {"berlin": "site=berlin", "small": "@berlin and memory_mb<1000"}
+
+
+def select(devices: Sequence[Device], text: str, groups: Mapping[str, str]) -> list[str]:
+    matches = parse(text, groups).matches
+    return [str(device["name"]) for device in devices if matches(device)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,7 @@ def test_a_wrong_selector_names_the_position_and_what_was_expected(text: str, me
 
 
 def test_every_attribute_has_a_column() -> None:
-    assert {*tags.TEXTS, *tags.NUMBERS} == selection.ATTRIBUTES.keys()
+    assert {*tags.TEXTS, *tags.NUMBERS} == selectors.ATTRIBUTES.keys()
 
 
 def nested(links: int, times: int) -> dict[str, str]:

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from edge_fl_server import selectors
 from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.tables import DeviceRecord
-from edge_fl_server.selectors import SelectorError, selection
+from edge_fl_server.selectors import SelectorError
 
 ABLE = {"tier": "head", "machine": "aarch64", "memory_mb": 2000, "samples": 40}
 
@@ -41,12 +42,12 @@ def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> Non
         "samples>39": "pi-01 pi-02",
         "*": "pi-01 pi-02 pi-03",
     }.items():
-        assert selection.selected(db, "main", text) == expected.split(), text
+        assert selectors.selected(db, "main", text) == expected.split(), text
     tags.change(db, "main", ["pi-01"], {"site": ""})
-    assert selection.selected(db, "main", "site=*") == ["pi-03"]
+    assert selectors.selected(db, "main", "site=*") == ["pi-03"]
     tags.remove_group(db, "main", "healthy")
     with pytest.raises(SelectorError, match="expected a saved group"):
-        selection.selected(db, "main", "@healthy")
+        selectors.selected(db, "main", "@healthy")
 
 
 def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database) -> None:
@@ -56,12 +57,12 @@ def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database)
     devices.rename(db, "main", "pi-01", "kitchen")
     devices.remove(db, "main", "pi-03", "decommissioned")
     assert devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
-    assert selection.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
-    assert selection.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
-    hint = selection.unknown_tags(db, "main", selection.parsed(db, "main", "colour=red"))
+    assert selectors.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
+    assert selectors.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
+    hint = selectors.unknown_tags(db, "main", selectors.parsed(db, "main", "colour=red"))
     assert hint.startswith("; no device has the tag 'colour' (tags: site; attributes: name, status, ")
     devices.readmit(db, "main", "pi-03")
-    assert selection.selected(db, "main", "colour=red") == ["pi-03"]
+    assert selectors.selected(db, "main", "colour=red") == ["pi-03"]
 
 
 def test_enrolment_does_not_bring_back_what_the_operator_changed(db: Database) -> None:
@@ -81,7 +82,7 @@ def test_three_tags_of_ten_thousand_devices_are_compared_quickly(tmp_path) -> No
     took = []
     for _ in range(5):
         began = time.process_time()
-        found = selection.selected(db, "main", "site=berlin and kind=camera and not line=1")
+        found = selectors.selected(db, "main", "site=berlin and kind=camera and not line=1")
         took.append(time.process_time() - began)
     db.close()
     assert len(found) == 5_000

@@ -11,10 +11,11 @@ from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func
 
 from edge_fl.metrics import EPSILON
 from edge_fl_console.dashboard.queries import standing
+from edge_fl_server import selectors
 from edge_fl_server.registry import Database
 from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices, reports
-from edge_fl_server.selectors import SelectorError, selection
+from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
 MAX_PAGE = 10**8
@@ -85,7 +86,7 @@ def page(db: Database, fleet: str, query: FleetQuery, *, per_page: int = PER_PAG
     matching, wrong = and_(of_fleet(fleet), *_filters(query)), ""
     if query.where:
         try:
-            names = selection.selected(db, fleet, query.where)
+            names = selectors.selected(db, fleet, query.where)
         except SelectorError as error:
             names, wrong = [], error.message
         # Literal values: a large fleet has more devices than a statement may have parameters.

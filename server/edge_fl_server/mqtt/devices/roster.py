@@ -24,7 +24,7 @@ from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.registry.devices import NO_BOOT
 from edge_fl_server.registry.tables import DeviceRecord
-from edge_fl_server.selectors.selection import Selection
+from edge_fl_server.selectors import Selection
 
 MAX_DEVICES = 100_000
 ALTERNATIONS = 4  # a, b, a, b: a late message of an ended process gives at most three

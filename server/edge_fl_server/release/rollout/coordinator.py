@@ -1,14 +1,18 @@
-"""Roll-out of releases by a running server: export, publish, assign to head-only devices stage by stage, collect their reports.
+"""Roll-out of releases by a running server: export, publish, assign to devices stage by stage, collect their reports.
 
-A ready head-only device is assigned the new release once its stage has started (`stages`), before that the previous
-release, and the previous one again after an abort; the previous release is then published once more, with a higher metadata version.
-Before the next release, present devices may finish with the current one.
+A ready head-only device is assigned the new release once its stage has started (`stages`), before that the previous release, and the
+previous one again after an abort; the previous release is then published once more, with a higher metadata version. Before the next
+release, present devices may finish with the current one.
+
+Releases of the agent's software have the same stages and gates, with devices' update status as outcome: the retained message `dn/agent`
+asks a device for the new agent. After an abort the release is signed as withdrawn, and its devices are asked for the one before. Devices
+whose owner declines updates take no part.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -23,6 +27,7 @@ from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.outage import Outage
+from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.release.manifests import Manifest, blobs, extends
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
@@ -34,16 +39,81 @@ from edge_fl_server.mqtt.updates.round_request import UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import rollouts
-from edge_fl_server.release import export
+from edge_fl_server.release import agent_releases, export
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
-from edge_fl_server.release.rollout.agents import AgentRollout
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
 from edge_fl_server.release.rollout.stages import Stages, withdrawn_releases
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout, assignment_id
 
 log = logging.getLogger(__name__)
+
+CLOSED = ("done", "failed")
+WITHDRAWN = ("aborted", "rolled_back")
+
+
+class AgentRollout:
+    """The newest roll-out of an agent release; `advance` is called again and again by one thread."""
+
+    def __init__(self, server: Server, repository: Repository, publisher: Publisher) -> None:
+        self._connection, self._roster, self._journal = server.connection, server.roster, server.journal
+        self._repository, self._publisher = repository, publisher
+        self._rollout = StoredRollout(
+            server.journal.db, server.connection.topics.fleet, resume=True, subject="agent"
+        )
+        self._asked: dict[str, AgentUpdate] = {}
+        server.connection.on_connected(lambda lost: self._asked.clear())
+
+    def advance(self) -> None:
+        """Collect outcomes, apply the rules, and ask devices."""
+        for device, status in self._updatable():
+            if status.id == self._rollout.assignment and status.state in CLOSED:
+                failed = (status.why.partition(":")[0] or "failed") if status.state == "failed" else ""
+                if failed and device.id not in self._rollout.reported:
+                    log.warning("%s: agent: %s", device.id, status.why, extra={"device": device.id})
+                self._rollout.add_outcome(device.id, status.id, Outcome(failed=failed))
+        if self._rollout.advance([device.id for device, _ in self._updatable()], self._journal.blocked):
+            stages = self._rollout.stages
+            self._repository.reload()
+            if stages and stages.state in WITHDRAWN:
+                agent_releases.withdraw(self._repository, stages.release)
+            self._publisher.publish_agents()
+        for device, status in self._updatable():
+            self._ask(device.id, status)
+
+    def _updatable(self) -> Iterator[tuple[RosterDevice, UpdateStatus]]:
+        """Devices whose agent can be updated, with how far they are: those that are present, and those that this update has reached.
+
+        A device that restarts is absent for a while, and its outcome may arrive before it is back: without it the others would decide.
+        """
+        for device in self._roster.table.values():
+            status = device.capability.update if device.capability else None
+            if status is None or status.state == "declined" or self._journal.blocked(device.id):
+                continue
+            if device.ready or (status.id and status.id == self._rollout.assignment):
+                yield device, status
+
+    def _ask(self, device: str, status: UpdateStatus) -> None:
+        """Ask a device for the agent that it should run now, unless it has been asked."""
+        rollout, stages = self._rollout, self._rollout.stages
+        if stages and rollout.admits(device):
+            update = AgentUpdate(rollout.assignment, stages.release)
+        elif rollout.returns(device):
+            update = AgentUpdate(rollout.return_assignment(device), rollout.before(device))
+        else:
+            return
+        if status.id != update.id and not self._has_been_asked(device, update):
+            self._asked[device] = self._connection.signed("agent", device, update)
+            self._connection.publish(self._connection.topics.agent(device), self._asked[device], retain=True)
+
+    def _has_been_asked(self, device: str, update: AgentUpdate) -> bool:
+        """Whether this server has asked for the update, with a key that devices still trust."""
+        asked, director = self._asked.get(device), self._connection.director
+        if asked is None or asked.id != update.id:
+            return False
+        return not (director and asked.signature and director.is_stale(asked))
+
 
 POLL_S = 0.5
 BATCH_S = 0.02  # to handle many simultaneous reports at once

@@ -29,7 +29,7 @@ from edge_fl_server.release.rollout.stages import (
     with_outcome,
     with_panel,
 )
-from edge_fl_server.selectors.selection import Selection, require
+from edge_fl_server.selectors import Selection, require
 
 log = logging.getLogger(__name__)
 
