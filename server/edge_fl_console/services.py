@@ -11,24 +11,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from edge_fl.console.output import print_status
 from edge_fl_console.alerts import watcher
 from edge_fl_server.children import CommandProcess
+from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.registry import Database
-from edge_fl_server.services import Place
 
 
 @contextmanager
-def dashboard(place: Place, *, dashboard: int | None, devices: bool) -> Iterator[None]:
+def dashboard(access: FleetAccess, *, dashboard: int | None, devices: bool) -> Iterator[None]:
     """Serve the dashboard on a loopback port, if one is given. Raises ConfigError for an unusable registry."""
     if dashboard is None:
         yield
         return
-    Database.open(place.registry).close()  # create it: the dashboard does not
+    Database.open(access.registry).close()  # create it: the dashboard does not
     options = [
         "--database",
-        place.registry,
+        access.registry,
         "--fleet",
-        place.fleet,
+        access.fleet,
         "--home",
-        os.fspath(place.home),
+        os.fspath(access.home),
         "--port",
         str(dashboard),
     ]
@@ -46,8 +46,8 @@ def dashboard(place: Place, *, dashboard: int | None, devices: bool) -> Iterator
         child.end()
 
 
-def alerts(place: Place, *, dashboard: int | None, devices: bool) -> AbstractContextManager[None]:
+def alerts(access: FleetAccess, *, dashboard: int | None, devices: bool) -> AbstractContextManager[None]:
     """Watch the fleet and send alerts, where there are devices. Raises ConfigError for unusable settings."""
     if not devices:
         return nullcontext()
-    return watcher.watching(place.registry, place.fleet, place.home, place.identity)
+    return watcher.watching(access.registry, access.fleet, access.home, access.identity)

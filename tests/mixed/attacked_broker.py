@@ -30,6 +30,7 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import head_worker
 from edge_fl_devices.workers.head_fitting import fit_here
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
@@ -95,7 +96,9 @@ class Scene:
         director = Director(self.repository, "main") if signs else None
         cas = fleet_authorities(self.home / "ca" / "server")
         return self.stack.enter_context(
-            connected(self.connect, journal, takeover=True, director=director, authorities=cas)
+            connected(
+                ServerConnection(self.connect, journal, takeover=True, director=director, authorities=cas)
+            )
         )
 
     def publish(self, server: Server) -> None:

@@ -15,6 +15,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -53,7 +54,9 @@ class Site:
         journal = stack.enter_context(Journal(self.db, FLEET))
         self.repository = Repository(folder / "home" / FLEET)
         director = Director(self.repository, FLEET)
-        self.server: Server = stack.enter_context(connected(self.connect, journal, director=director))
+        self.server: Server = stack.enter_context(
+            connected(ServerConnection(self.connect, journal, director=director))
+        )
         self.rollout = RolloutCoordinator(self.server, self.repository, CoordinatorOptions(resume=True))
         stack.enter_context(closing(self.rollout))
         payload = graphs.graph()

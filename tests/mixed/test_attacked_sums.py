@@ -38,6 +38,7 @@ from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.sums import read
 from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import connector, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
@@ -77,7 +78,9 @@ class Fleet:
         journal = self.stack.enter_context(Journal(self.db, "main"))
         authorities = fleet_authorities(self.authority.home / "server")
         connect = connector("127.0.0.1", self.port, self.authority.home / "server")
-        opened = connected(connect, journal, director=self.director, authorities=authorities)
+        opened = connected(
+            ServerConnection(connect, journal, director=self.director, authorities=authorities)
+        )
         self.server: Server = self.stack.enter_context(opened)
         self.sums = SecureSums(self.server, (self.home / "ca" / VICTIM / identity.CA_FILE).read_bytes())
         self._stop: Any = lambda: None

@@ -15,6 +15,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.mqtt import statements
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
@@ -52,7 +53,9 @@ class Fleet:
         journal = stack.enter_context(Journal(db, "main"))
         cas, director = fleet_authorities(self.home / "ca" / "server"), Director(self.repository, "main")
         return stack.enter_context(
-            connected(self.connect, journal, takeover=True, director=director, authorities=cas)
+            connected(
+                ServerConnection(self.connect, journal, takeover=True, director=director, authorities=cas)
+            )
         ), db
 
 

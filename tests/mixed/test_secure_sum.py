@@ -42,7 +42,7 @@ from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 from edge_fl_server.mqtt import secure_sums
-from edge_fl_server.mqtt.connection import ReceivedMessage
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.connector import connector
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
@@ -120,7 +120,10 @@ class Fleet:
             if self.identities
             else None
         )
-        with Journal() as journal, connected(self.connect_server, journal, director=director) as server:
+        with (
+            Journal() as journal,
+            connected(ServerConnection(self.connect_server, journal, director=director)) as server,
+        ):
             for device in self.devices.values():
                 runner.add(device, self.connect)
             thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)

@@ -24,7 +24,6 @@ from edge_fl_server.cli.connection import AnywayOption, WhereOption, acting, con
 from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
-    from edge_fl.fleet.settings import DesiredSettings
     from edge_fl_server.registry import Database
     from edge_fl_server.registry.tables import DeviceRecord
 
@@ -83,37 +82,15 @@ def list_devices(
     """
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
-    from edge_fl_server.registry import Database, devices, fleets, reports, tags
-    from edge_fl_server.selectors import selected
+    from edge_fl_server.registry import Database, fleets
 
-    registered: dict[str, DeviceRecord] = {}
-    tagged: dict[str, dict[str, str]] = {}
-    accuracies: dict[str, float] = {}
-    desired: dict[str, DesiredSettings] = {}
-    chosen: set[str] | None = None
-    fleets_known: list[str] = []
-    if where or place.exists:
-        with closing(Database.existing(place.location)) as db:
-            if where:
-                fleets.require(db, place.fleet)
-            fleets_known = fleets.known(db)
-            registered = {record.device: record for record in devices.listed(db, place.fleet)}
-            tagged = tags.of_devices(db, place.fleet)
-            accuracies = reports.newest_accuracies(db, place.fleet)
-            desired = devices.desired_settings(db, place.fleet)
-            chosen = set(selected(db, place.fleet, where)) if where else None
-    known = device_list.devices(
-        connect_to(broker),
-        place.fleet,
-        registered,
-        authorities=fleet_authorities(broker.identity),
-        tagged=tagged,
-        accuracies=accuracies,
-        desired=desired,
-        fleets=fleets_known,
-    )
-    rows = [row for row in known.rows if chosen is None or row["device"] in chosen]
-    show_table(rows, device_list.COLUMNS, format)
+    registered = where or place.exists
+    with closing(Database.existing(place.location) if registered else Database.open()) as db:
+        if where:
+            fleets.require(db, place.fleet)
+        cas = fleet_authorities(broker.identity)
+        known = device_list.devices(connect_to(broker), place.fleet, db, where=where, authorities=cas)
+    show_table(known.rows, device_list.COLUMNS, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
 

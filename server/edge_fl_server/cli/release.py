@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from edge_fl.cli import App, Commands
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.errors import ConfigError, InputError, RunError, nearest
+from edge_fl.errors import ConfigError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
 from edge_fl_server.cli.connection import (
@@ -385,14 +385,7 @@ def open_repository(place: RegistryPlace, elsewhere: list[Path] | None = None) -
     """Open a fleet's repository; `elsewhere` are folders with further keys. Raises InputError if there is none."""
     from edge_fl_server.release.repository import Repository
 
-    folder, fleet = place.home / place.fleet, place.fleet
-    if not (folder / "metadata").is_dir():
-        others = [found.parent.name for found in place.home.glob("*/metadata")]
-        raise InputError(
-            f"{text(folder)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
-            " expected the --home of a server that has released"
-        )
-    return Repository(folder, elsewhere=elsewhere or ())
+    return Repository.existing(place.home, place.fleet, elsewhere or ())
 
 
 def list_releases(

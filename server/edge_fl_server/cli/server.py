@@ -123,12 +123,11 @@ def run(
         chosen.broker.fleet,
         place.home,
         place.database,
-        identity or "",
+        identity,
         serving.workers,
         serving.adopt,
     )
-    served = services.Place(access.registry, access.fleet, access.home, identity)
-    with services.running(served, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
+    with services.running(access, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(
             chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
         )
@@ -151,14 +150,13 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
         place.fleet,
         place.home,
         place.database,
-        broker.identity or "",
+        broker.identity,
         serving.workers,
         serving.adopt,
     )
-    served = services.Place(access.registry, access.fleet, access.home, broker.identity)
     with (
         closing(Database.open(access.registry)) as db,
-        services.running(served, dashboard=serving.dashboard),
+        services.running(access, dashboard=serving.dashboard),
     ):
         try:
             FleetServer(access, db).serve(threading.Event())

@@ -76,6 +76,7 @@ class ServerConnection:
 
     Packets that break the protocol, that their devices did not sign (checked if the `authorities` of their certificates are known), or
     that are above the rate limit go to the journal; `counts` counts them, and the inbox's verdicts, by status or reason.
+    A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports.
     `director` signs what is sent to single devices; None: nothing is signed.
     """
 
@@ -99,7 +100,7 @@ class ServerConnection:
         self.epoch = 0
         self.registry = ""  # the id of the registry, for the retained state
         self.malformed = MalformedPackets()
-        self._connect = connect
+        self.connect, self.workers = connect, workers
         self._takeover, self._yields = takeover, yields
         topics = self.topics
         own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"), topics.sums())
@@ -142,10 +143,10 @@ class ServerConnection:
 
     def open(self) -> None:
         """Connect and take the lease. Raises ConnectError without a broker, or if another server is online."""
-        state = server_state(self._connect, self.topics, self._limits)
+        state = server_state(self.connect, self.topics, self._limits)
         replaces = self._takeover or (state and state.yields and not self._yields)
         if state and state.online and not replaces:
-            if is_alive(self._connect, self.topics, state.boot, self._limits):
+            if is_alive(self.connect, self.topics, state.boot, self._limits):
                 raise ConnectError(
                     f"fleet {self.topics.fleet!r}: another server (boot {state.boot}, epoch {state.epoch}) is online, expected none"
                     " (--takeover replaces it)",
@@ -158,7 +159,7 @@ class ServerConnection:
                 self._limits.lease_s,
             )
         self.epoch = state.epoch + 1 if state else 1
-        self.transport = self._connect(client_id(self.topics.fleet), self._state(online=False), self._deliver)
+        self.transport = self.connect(client_id(self.topics.fleet), self._state(online=False), self._deliver)
         self._thread.start()
         threads.lasting(self._publish_beats, "edge-fl-beat", stopped=self._closing).start()
         self.transport.wait_connected(self._limits.connect_s)

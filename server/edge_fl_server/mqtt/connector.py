@@ -159,7 +159,7 @@ POLL_S = 0.1
 SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 
 
-def denied(folder: Path | str) -> Path | None:
+def denied(folder: Path | str | None) -> Path | None:
     """The file with the names of revoked devices in the folder of the server's identity; None without an identity."""
     return Path(folder) / identity.DENIED_FILE if folder else None
 

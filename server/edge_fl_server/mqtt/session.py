@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from edge_fl.log_limit import LogLimit
-from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.messages import Log
-from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection, SignsForDevices
-from edge_fl_server.mqtt.connector import ServerConnect
+from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments
 from edge_fl_server.mqtt.devices.remote_settings import SettingsPublisher
 from edge_fl_server.mqtt.devices.roster import Roster
@@ -36,13 +34,13 @@ class Server:
     journal: Journal
 
     @classmethod
-    def of(cls, connection: ServerConnection, *, workers: bool = False) -> "Server":
+    def of(cls, connection: ServerConnection) -> "Server":
         """Register all handlers on a connection that is not open yet."""
         connection.on("log", partial(_log_device_line, connection.journal.lines))
         return cls(
             connection=connection,
             roster=Roster(connection),
-            inbox=SharedInbox(connection) if workers else Inbox(connection),
+            inbox=SharedInbox(connection) if connection.workers else Inbox(connection),
             assignments=Assignments(connection),
             settings=SettingsPublisher(connection),
             journal=connection.journal,
@@ -50,38 +48,19 @@ class Server:
 
 
 @contextmanager
-def connected(
-    connect: ServerConnect,
-    journal: Journal,
-    *,
-    takeover: bool = False,
-    yields: bool = False,
-    workers: bool = False,
-    director: SignsForDevices | None = None,
-    authorities: Authorities = (),
-) -> Iterator[Server]:
-    """Connect a server and hold the lease of the journal's fleet; publish "offline" at the end. Raises ConnectError.
+def connected(connection: ServerConnection) -> Iterator[Server]:
+    """Open a server's connection and hold the lease of its fleet; publish "offline" at the end. Raises ConnectError.
 
-    A server that `yields` gives the fleet to one that does not. With `workers` other processes receive the reports
-    (`edge_fl_server.mqtt.updates.workers`). `director` signs what is sent to single devices; `authorities` are the CAs of devices that
-    sign their messages.
+    Where the connection leaves reports to `workers`, other processes receive them (`edge_fl_server.mqtt.updates.workers`).
     """
-    connection = ServerConnection(
-        connect,
-        journal,
-        takeover=takeover,
-        yields=yields,
-        workers=workers,
-        director=director,
-        authorities=authorities,
-    )
+    journal = connection.journal
     connection.registry = fleets.claim(journal.db, journal.fleet)
-    server = Server.of(connection, workers=workers)
+    server = Server.of(connection)
     journal.on_failure = connection.end
     try:
         connection.open()
         journal.begin(connection.epoch)
-        clear_leftover_assignments(connection, connect)
+        clear_leftover_assignments(connection)
         yield server
     finally:
         server.inbox.stop()

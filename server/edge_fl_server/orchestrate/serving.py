@@ -15,6 +15,7 @@ from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import connector
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits, ServerConnect, denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
@@ -38,7 +39,7 @@ class FleetAccess:
     fleet: str
     home: Path
     database: str = ""
-    identity: str | Path = ""
+    identity: Path | None = None
     workers: bool = False
     adopt: bool = False
 
@@ -65,9 +66,8 @@ class FleetAccess:
         retained = connector.server_state(self.connect, Topics(self.fleet), limits)
         ownership.require(db, self.fleet, self.home, retained, adopt=self.adopt)
         revoked = denied(self.identity)
-        with (
-            Journal(db, self.fleet, quarantine_after=quarantine_after, denied=revoked) as journal,
-            connected(
+        with Journal(db, self.fleet, quarantine_after=quarantine_after, denied=revoked) as journal:
+            connection = ServerConnection(
                 self.connect,
                 journal,
                 takeover=takeover,
@@ -75,10 +75,10 @@ class FleetAccess:
                 workers=self.workers,
                 director=Director(self.repository(), self.fleet),
                 authorities=fleet_authorities(self.identity),
-            ) as server,
-        ):
-            ownership.take(db, self.fleet, self.home, adopt=self.adopt)
-            yield server
+            )
+            with connected(connection) as server:
+                ownership.take(db, self.fleet, self.home, adopt=self.adopt)
+                yield server
 
 
 POLL_S = 0.5

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,16 +13,15 @@ from msgspec import Struct
 
 from edge_fl import process_limits, signals
 from edge_fl.data import npz
-from edge_fl.errors import DataError, InputError, RunError, brief
+from edge_fl.errors import DataError, InputError, brief
 from edge_fl.files.paths import text
-from edge_fl.inputs import InputSpec
 from edge_fl_server.release import foreign
 from edge_fl_server.release.foreign import Converted, ForeignInput, Reference
 
 MEBIBYTE = 1024 * 1024
 KILLS = 3  # deaths by a signal in a row from which on they are no accident
 LIMITED = (-signal.SIGXCPU, -signal.SIGKILL)  # return codes of a child that exceeded a limit
-COPIES = 8  # of the file in memory: parsed, converted, serialised, in two sessions
+COPIES = 9  # of the file in memory: parsed, converted, serialised, in two sessions, printed
 
 
 @dataclass(frozen=True)
@@ -39,18 +37,7 @@ class _Request(Struct):
     path: str
     given: ForeignInput
     reference: str
-    result: str
     limits: ForeignLimits
-
-
-class _Response(Struct):
-    """`error`: why the model was rejected; otherwise the fields of `Converted` without its bytes."""
-
-    error: str = ""
-    feature_dim: int = 0
-    input: InputSpec | None = None
-    opset: int = 0
-    ir: int = 0
 
 
 def read(
@@ -62,20 +49,16 @@ def read(
     """Check and convert a model in a child. Raises InputError as `foreign.convert`, also for one that exceeds the limits."""
     if not path.is_file():
         raise InputError(f"{text(path)}: no such file; expected an ONNX model")
-    with tempfile.TemporaryDirectory(prefix="edge-fl-onnx-") as folder:
-        result = Path(folder, "extractor.onnx")
-        request = _Request(os.fspath(path), given, os.fspath(reference or ""), os.fspath(result), limits)
-        answer = _ask(request, path, limits)
-        if answer.error:
-            raise InputError(answer.error)
-        if answer.input is None:
-            raise RunError(f"{text(path)}: the child gave no result")
-        return Converted(result.read_bytes(), answer.feature_dim, answer.input, answer.opset, answer.ir)
+    answer = _ask(_Request(os.fspath(path), given, os.fspath(reference or ""), limits), path, limits)
+    if isinstance(answer, str):
+        raise InputError(answer)
+    return answer
 
 
-def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
+def _ask(request: _Request, path: Path, limits: ForeignLimits) -> Converted | str:
+    """The converted model, or why it was rejected. Raises InputError for a child that ends otherwise."""
     command = [sys.executable, "-P", "-m", "edge_fl_server.release.foreign_child"]
-    content = msgspec.json.encode(request, enc_hook=asdict)
+    content = msgspec.msgpack.encode(request)
     try:
         for _ in range(KILLS):  # only a model that always crashes is rejected
             child = subprocess.run(
@@ -88,7 +71,7 @@ def _ask(request: _Request, path: Path, limits: ForeignLimits) -> _Response:
             f"{text(path)}: no result within {limits.deadline_s:g} s; expected a model that returns"
         ) from error
     if child.returncode == 0 and child.stdout:
-        return msgspec.json.decode(child.stdout, type=_Response)
+        return msgspec.msgpack.decode(child.stdout, type=Converted | str)
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
     if child.returncode < 0 or not last:
         last = [f"the child {signals.ending(child.returncode)}"]
@@ -114,24 +97,20 @@ def _reference(path: Path) -> Reference:
 
 
 def main() -> None:
-    """Read the request from stdin, write the model to its file, and print the response."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    """Read the request from stdin, and print the converted model or why it is rejected."""
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Request)
     path = Path(request.path)
     memory_bytes = request.limits.memory_mb * MEBIBYTE + COPIES * path.stat().st_size
-    process_limits.limit(memory_bytes, request.limits.cpu_s, files=True)
+    process_limits.limit(memory_bytes, request.limits.cpu_s)
     try:
         reference = _reference(Path(request.reference)) if request.reference else None
-        found = foreign.convert(path, request.given, reference)
+        answer = msgspec.msgpack.encode(foreign.convert(path, request.given, reference))
     except InputError as error:
-        response = _Response(error.message)
+        answer = msgspec.msgpack.encode(error.message)
     except MemoryError:
-        response = _Response(
-            f"{text(path)}: needs more than {request.limits.memory_mb} MiB of memory; expected less"
-        )
-    else:
-        Path(request.result).write_bytes(found.onnx)
-        response = _Response("", found.feature_dim, found.input, found.opset, found.ir)
-    sys.stdout.buffer.write(msgspec.json.encode(response))
+        needs = f"needs more than {request.limits.memory_mb} MiB of memory; expected less"
+        answer = msgspec.msgpack.encode(f"{text(path)}: {needs}")
+    sys.stdout.buffer.write(answer)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
 from edge_fl.data.arrays import shortened
-from edge_fl.errors import ArtefactError, InputError
+from edge_fl.errors import ArtefactError, InputError, nearest
 from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
@@ -150,6 +150,17 @@ class Repository(tuf.repository.Repository):
             self.reload()
             if not {Root.type, Timestamp.type} <= self._current.keys():
                 self._create()
+
+    @classmethod
+    def existing(cls, home: Path, fleet: str, elsewhere: Sequence[Path] = ()) -> "Repository":
+        """The repository of a fleet in `home`/`fleet`. Raises InputError if nothing was released there."""
+        if not (home / fleet / "metadata").is_dir():
+            others = [found.parent.name for found in home.glob("*/metadata")]
+            raise InputError(
+                f"{paths.text(home / fleet)}: no releases of fleet {fleet!r}{nearest(fleet, others)};"
+                " expected the --home of a server that has released"
+            )
+        return cls(home / fleet, elsewhere=elsewhere)
 
     @property
     def artefacts(self) -> Path:

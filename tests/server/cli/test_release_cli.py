@@ -13,6 +13,7 @@ from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError,
 from edge_fl.wire.messages import Assignment, ServerState, decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_server.cli import release
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -188,7 +189,7 @@ def test_a_roll_out_whose_command_failed_is_paused_and_not_carried_out_by_the_ne
     assert (paused.state, paused.desired, paused.stage) == ("paused", "paused", 0)
     assert stage.eventually(lambda: all(head.served for head in heads))
     served = [set(head.served) for head in heads]
-    with Journal(releases.db) as journal, connected(stage.connect, journal) as server:
+    with Journal(releases.db) as journal, connected(ServerConnection(stage.connect, journal)) as server:
         rollout = RolloutCoordinator(server, releases.repository)
         assert not stage.eventually(lambda: rollouts.current(releases.db, "main") != paused, 2.0)
         rollout.close()

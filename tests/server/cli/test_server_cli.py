@@ -5,10 +5,12 @@ import socket
 import time
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from edge_fl.cli import main
 from edge_fl.console.tables import listing
+from edge_fl.errors import InputError
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -18,8 +20,8 @@ from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import RosterDevice
-from edge_fl_server.registry import Database, devices
-from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.registry import Database, devices, reports, tables
+from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from edge_fl_server.runs.recorder import RunTotals
 from edge_fl_server.runs.results import Results
 
@@ -86,11 +88,13 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     going, quick, rows = stage.device("d1"), LeaseLimits(settle_s=0.2), []
     assert stage.eventually(lambda: "d/d1/up/meta" in stage.retained())  # it has to be born before it goes
     going.crash()
-    seen = DeviceRecord("main", "d1", seen_at="2026-11-20T14:03:59.123+00:00", outlier_score=0.5)
+    db, at = Database.open(), "2026-11-20T14:03:59.123+00:00"
+    seen = DeviceRecord("main", "d1", seen_at=at, first_seen_at=at, outlier_score=0.5)
+    db.put(tables.devices, [msgspec.to_builtins(seen)])
+    reports.accept(db, ReportRecord("main", "d1", "r1", "run", 1, "update", 9, after=0.923))
 
     def complete() -> bool:
-        known = {"d1": 0.923}
-        rows[:] = device_list.devices(stage.connect, "main", {"d1": seen}, quick, accuracies=known).rows
+        rows[:] = device_list.devices(stage.connect, "main", db, quick).rows
         return [(row["status"], row["tier"]) for row in rows] == [("lost", "full"), ("ready", "head")]
 
     assert stage.eventually(complete), rows
@@ -104,7 +108,8 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     table = listing([lost | {"score": 0.0}, there], device_list.COLUMNS)
     shown = dict(zip(table.headings, table.rows[0], strict=True))
     assert (shown["accuracy after"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
-    assert device_list.devices(stage.connect, "other", limits=quick) == (False, [])
+    with pytest.raises(InputError, match="no fleet 'other' on this broker"):
+        device_list.devices(stage.connect, "other", db, quick)
 
 
 def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(bench):
@@ -112,11 +117,11 @@ def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(be
     transport = bench.connect("d1", None, lambda event: None)
     transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
     transport.drain(60)
-    online, (row,) = device_list.devices(bench.connect, "main", limits=LeaseLimits(settle_s=0.2))
+    online, (row,) = device_list.devices(bench.connect, "main", Database.open(), LeaseLimits(settle_s=0.2))
     assert online
     assert (row["status"], row["measured"]) == ("unknown", "no torch; 512 MB")
     bench.connection.close()
-    assert not device_list.devices(bench.connect, "main", limits=LeaseLimits(settle_s=0.2)).online
+    assert not device_list.devices(bench.connect, "main", Database.open(), LeaseLimits(settle_s=0.2)).online
     transport.close()
 
 

@@ -18,6 +18,7 @@ from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import LeaseLimits, connector, denied, read_retained
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.journal import Journal
@@ -96,7 +97,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
     db = Database.open(site.database)
     with (
         Journal(db, denied=denied(site.authority.home / "server")) as journal,
-        connected(site.connect, journal) as server,
+        connected(ServerConnection(site.connect, journal)) as server,
     ):
         device, other = site.device("pi-1"), site.device("pi-2")
         server.roster.wait_for(full=2, deadline_s=90)
@@ -120,10 +121,9 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         other.close()
     assert {row.name for row in site.authority.rows() if row.revoked} == {"pi-1"}
     assert reports.is_accepted(db, "main", "pi-1", "r1")
-    registered = {row.device: row for row in devices.listed(db, "main")}
 
     def listed() -> list[object]:
-        return [row["device"] for row in device_list.devices(site.connect, "main", registered).rows]
+        return [row["device"] for row in device_list.devices(site.connect, "main", db).rows]
 
     assert eventually(lambda: listed() == ["pi-2"])
     assert site.command("decommission", "pi-1", "--yes") == 0  # again, after an interruption
@@ -138,7 +138,7 @@ def test_a_renamed_device_keeps_its_history_and_gets_a_claim(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = Database.open(site.database)
-    with Journal(db) as journal, connected(site.connect, journal) as server:
+    with Journal(db) as journal, connected(ServerConnection(site.connect, journal)) as server:
         device = site.device("pi-1")
         server.roster.wait_for(full=1, deadline_s=90)
         with_history(db, server, "pi-1")
@@ -156,7 +156,10 @@ def test_a_renamed_device_keeps_its_history_and_gets_a_claim(
     known = {row.device: row for row in devices.listed(db, "main")}
     assert known["pi-1"].removed == "renamed to kitchen" and not known["kitchen"].blocked
     assert eventually(lambda: len(site.retained("pi-1")) == 3)
-    with Journal(db) as journal, connected(site.connect, journal):  # the next server clears them
+    with (
+        Journal(db) as journal,
+        connected(ServerConnection(site.connect, journal)),
+    ):  # the next server clears them
         assert eventually(lambda: not site.retained("pi-1"))
     assert site.command("rename", "pi-1", "kitchen", "--yes") == 0  # again, after an interruption
     assert site.command("rename", "pi-1", "cellar", "--yes") == 4

@@ -224,7 +224,7 @@ def test_a_newer_server_numbers_assignments_higher_and_clears_leftovers(bench):
     )
     assignments = Assignments(second)
     second.open()
-    assert clear_leftover_assignments(second, bench.connect) == 1
+    assert clear_leftover_assignments(second) == 1
     assert "d/d1/dn/assignment" not in bench.retained()
     assert decode(bench.retained()["d/h1/dn/assignment"], Assignment).mode == "serve"
     assignments.assign("d1", "rest")
@@ -305,7 +305,10 @@ def test_sequence_numbers_never_fall_below_those_in_the_registry():
 
 def test_a_dead_journal_thread_ends_the_server(stage, monkeypatch):
     monkeypatch.setattr(devices, "record", lambda db, records: 1 // 0)
-    with Journal(Database.open(), "main") as journal, connected(stage.connect, journal) as server:
+    with (
+        Journal(Database.open(), "main") as journal,
+        connected(ServerConnection(stage.connect, journal)) as server,
+    ):
         journal.record_device(DeviceRecord("main", "d1", status="ready"))
         assert stage.eventually(lambda: server.connection._lost)
         with pytest.raises(ConnectError, match="device states cannot be stored in the registry"):

@@ -26,7 +26,7 @@ from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import DuplicateDetector, Roster
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.updates.inbox import Inbox
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import Database, devices
 from tests.server.conftest import QUICK
 from tests.server.scripted import ScriptedDevice
 
@@ -123,8 +123,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
         ("pi-3", "revoked")
     ]
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
-    registered = {found.device: found for found in devices.listed(journal.db, "main")}
-    (row,) = device_list.devices(operator, "main", registered).rows
+    (row,) = device_list.devices(operator, "main", journal.db).rows
     assert (row["device"], row["standing"]) == ("pi-3", "revoked") and "fleet enrol pi-3" in row["blocked"]
     thief.report("t1", 1, Report("r1", "update", "b1", 20), b"")
     assert eventually(lambda: thief.acks)
@@ -152,7 +151,9 @@ def test_an_operator_lists_devices_while_a_server_runs(site: Site) -> None:
     site.device("pi-5")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
     assert eventually(
-        lambda: [row["device"] for row in device_list.devices(operator, "main").rows] == ["pi-5"]
+        lambda: (
+            [row["device"] for row in device_list.devices(operator, "main", Database.open()).rows] == ["pi-5"]
+        )
     )
     site.connection.check()
 

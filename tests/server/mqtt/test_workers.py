@@ -60,7 +60,7 @@ def crew(own_mosquitto, url):
     db = Database.open(url)
     with Journal(db) as journal:
         connection = ServerConnection(connect, journal, workers=True, limits=QUICK)
-        server = Server.of(connection, workers=True)
+        server = Server.of(connection)
         bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         journals = [Journal(Database.open(url)) for _ in range(2)]

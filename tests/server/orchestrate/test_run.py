@@ -18,6 +18,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Assignment, ServerState, decode
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import execute
@@ -265,7 +266,7 @@ def test_wrong_input_is_refused_before_anything_connects(run_request):
 def test_a_second_run_is_refused_while_one_is_online(stage, run_request):
     with (
         Journal() as journal,
-        connected(stage.connect, journal),
+        connected(ServerConnection(stage.connect, journal)),
         pytest.raises(ConnectError, match="--takeover"),
     ):
         finished(

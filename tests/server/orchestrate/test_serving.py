@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.wire.messages import Report, ServerState, decode
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
@@ -68,7 +69,7 @@ def serving(server: FleetServer) -> Iterator[None]:
 @contextmanager
 def run(server: FleetServer) -> Iterator[RolloutCoordinator]:
     """What the server of a run does: it takes the fleet over and releases."""
-    with Journal(server.db) as journal, connected(server.access.connect, journal) as online:
+    with Journal(server.db) as journal, connected(ServerConnection(server.access.connect, journal)) as online:
         runs.begin(server.db, ONE_RUN)
         with closing(RolloutCoordinator(online, Repository(server.access.home / "main"))) as rollout:
             yield rollout
@@ -122,7 +123,7 @@ def test_a_run_counts_reports_on_its_own_releases_only(server, stage, tmp_path, 
         release(rollout, 1)
         run_id = rollout.current.run_id if own else "other"
     counted = []
-    with Journal(server.db) as journal, connected(server.access.connect, journal) as online:
+    with Journal(server.db) as journal, connected(ServerConnection(server.access.connect, journal)) as online:
         options = CoordinatorOptions(resume=True, run_id=run_id)
         note = lambda device, report: counted.append(device)  # noqa: E731
         with closing(RolloutCoordinator(online, Repository(server.access.home / "main"), options, note)):

@@ -11,7 +11,7 @@ from typing import Any
 from edge_fl.errors import ProtocolError
 from edge_fl.wire.messages import Assignment, Mode, Request, decode
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.mqtt.connector import ServerConnect, read_retained
+from edge_fl_server.mqtt.connector import read_retained
 
 ASSIGNMENTS_PER_EPOCH = 2**20
 LASTING_MODES: frozenset[Mode] = frozenset({"serve"})
@@ -87,10 +87,10 @@ class Assignments:
             self.republish(received.address.device)
 
 
-def clear_leftover_assignments(connection: ServerConnection, connect: ServerConnect) -> int:
+def clear_leftover_assignments(connection: ServerConnection) -> int:
     """Clear the training assignments left by a server that crashed; return their number."""
     cleared = 0
-    for topic, payload in read_retained(connect, [connection.topics.assignment("+")]).items():
+    for topic, payload in read_retained(connection.connect, [connection.topics.assignment("+")]).items():
         try:
             lasting = decode(payload, Assignment).mode in LASTING_MODES
         except ProtocolError:

@@ -5,7 +5,7 @@ whether a server is online, and from the local registry, if there is one, when a
 outlier score, and whether its reports count. A state that its device did not sign is flagged.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +27,10 @@ from edge_fl_server.mqtt.device_packets import decode_cleaned
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
+from edge_fl_server.registry import Database, fleets, reports, tags
+from edge_fl_server.registry.devices import desired_settings, listed
 from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.selectors import selected
 
 
 def _positive(value: float) -> str:
@@ -70,21 +73,20 @@ class DeviceList(NamedTuple):
 def devices(
     connect: ServerConnect,
     fleet: str,
-    registered: Mapping[str, DeviceRecord] = {},
+    db: Database,
     limits: LeaseLimits = LIMITS,
     *,
+    where: str = "",
     authorities: Authorities = (),
-    tagged: Mapping[str, Tags] = {},
-    accuracies: Mapping[str, float] = {},
-    desired: Mapping[str, DesiredSettings] = {},
-    fleets: Collection[str] | None = None,
 ) -> DeviceList:
-    """Read the devices retained on the broker, and add the blocked ones of the registry. Raises ConnectError.
+    """Read the devices retained on the broker, and what the registry knows of them; add its blocked ones. Only those that `where` selects.
 
-    With `fleets`, those of the registry, a fleet that is neither there nor on the broker raises InputError. With the CAs of the devices'
+    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker. With the CAs of the devices'
     certificates (`authorities`) the signatures on their states are checked.
     """
     topics = Topics(checked(fleet, "fleet"))
+    chosen = set(selected(db, fleet, where)) if where else None
+    registered = {record.device: record for record in listed(db, fleet)}
     known = {
         id: RosterDevice(id) for id, record in registered.items() if record.blocked and not record.removed
     }
@@ -92,8 +94,8 @@ def devices(
     online = False
     patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
     retained = read_retained(connect, patterns, limits)
-    if not retained and fleets is not None and fleet not in fleets:
-        raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, fleets)}", "nothing was listed")
+    if not retained and fleet not in (there := fleets.known(db)):
+        raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, there)}", "nothing was listed")
     for topic, payload in sorted(retained.items()):
         try:
             address = topics.parse(topic)
@@ -110,10 +112,13 @@ def devices(
         device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
+    tagged, accuracies = tags.of_devices(db, fleet), reports.newest_accuracies(db, fleet)
+    desired = desired_settings(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
         | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
         for id, device in sorted(known.items())
+        if chosen is None or id in chosen
     ]
     return DeviceList(online, rows)
 

@@ -22,6 +22,7 @@ from edge_fl.secure.signatures import Authorities
 from edge_fl.wire.roles import Person, local_person
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import connector
+from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
@@ -88,10 +89,7 @@ class ReleaseCommands:
     @property
     def repository(self) -> Repository:
         """The repository of the fleet's releases. Raises InputError if nothing was released."""
-        folder = self.home / self.fleet
-        if not (folder / "metadata").is_dir():
-            raise InputError(f"{text(folder)}: no releases in it; expected --home of a server that released")
-        return Repository(folder)
+        return Repository.existing(self.home, self.fleet)
 
     def rows(self) -> list[dict[str, object]]:
         """The kept releases, newest first, each with the state of its last roll-out and whether the fleet serves it or left it."""
@@ -241,10 +239,12 @@ class ReleaseCommands:
         with (
             Journal(self.db, self.fleet) as journal,
             connected(
-                self.connect,
-                journal,
-                director=Director(self.repository, self.fleet),
-                authorities=self.authorities,
+                ServerConnection(
+                    self.connect,
+                    journal,
+                    director=Director(self.repository, self.fleet),
+                    authorities=self.authorities,
+                )
             ) as server,
         ):
             ownership.take(self.db, self.fleet, self.home)

@@ -96,13 +96,10 @@ class AgentRollout:
 
     def _ask(self, device: str, status: UpdateStatus) -> None:
         """Ask a device for the agent that it should run now, unless it has been asked."""
-        rollout, stages = self._rollout, self._rollout.stages
-        if stages and rollout.admits(device):
-            update = AgentUpdate(rollout.assignment, stages.release)
-        elif rollout.returns(device):
-            update = AgentUpdate(rollout.return_assignment(device), rollout.before(device))
-        else:
+        if not (self._rollout.admits(device) or self._rollout.returns(device)):
             return
+        release, id = self._rollout.target(device)
+        update = AgentUpdate(id, release)
         if status.id != update.id and not self._has_been_asked(device, update):
             self._asked[device] = self._connection.signed("agent", device, update)
             self._connection.publish(self._connection.topics.agent(device), self._asked[device], retain=True)
@@ -321,14 +318,10 @@ class RolloutCoordinator:
 
     def _target(self, device: str) -> tuple[Manifest | None, str]:
         """The release that a device should serve now, and its assignment id."""
-        rollout = self._rollout
-        if rollout.stages is None:
+        if self._rollout.stages is None:
             return None, ""
-        if rollout.admits(device):
-            return self._known.get(rollout.stages.release), rollout.assignment
-        before = rollout.before(device)
-        id = rollout.return_assignment(device) if rollout.returns(device) else assignment_id(before)
-        return self._known.get(before), id
+        release, id = self._rollout.target(device)
+        return self._known.get(release), id
 
     def _run(self) -> None:
         refreshed, outage = _times(), Outage(log, "roll-out")

@@ -42,8 +42,7 @@ class StoredRollout:
 
     Devices that the roll-out does not select keep the release of the last completed roll-out that selected them. After a restart an
     unfinished roll-out continues; with `resume` devices also get the release of one that has ended. `assignment` is the id of the
-    assignments to serve its release, different for a second roll-out of the same release; `return_assignment` that of the assignments
-    to go back.
+    assignments to serve its release, different for a second roll-out of the same release.
     """
 
     def __init__(
@@ -73,12 +72,17 @@ class StoredRollout:
         """Whether a device should go back to the release before."""
         return self.stages is not None and self.stages.returns(device) and device in self._selection
 
-    def before(self, device: str) -> int:
+    def _before(self, device: str) -> int:
         """The release that a device served before this roll-out (0: none)."""
         return next((release for release, selection in self._partial if device in selection), self.previous)
 
-    def return_assignment(self, device: str) -> str:
-        return f"back-{self.before(device)}-{self._number}"
+    def target(self, device: str) -> tuple[int, str]:
+        """The release that a device should run now (0: none), and the id of the assignment to do so."""
+        if self.stages and self.admits(device):
+            return self.stages.release, self.assignment
+        before = self._before(device)
+        back = self.returns(device)
+        return before, f"back-{before}-{self._number}" if back else assignment_id(before, self._subject)
 
     @property
     def reported(self) -> Collection[str]:
