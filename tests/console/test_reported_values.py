@@ -14,6 +14,7 @@ from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
 from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.registry.reports import KEPT_REJECTIONS
 from edge_fl_server.registry.tables import RejectionRecord, RoundRecord, RunRecord
+from tests.rejections import rejections_of
 from tests.server.single_round import one_round
 
 IMPLAUSIBLE = {
@@ -80,11 +81,11 @@ def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, 
     assert bench.eventually(lambda: bench.connection.malformed.total() == 1)
     assert bench.eventually(lambda: (d := bench.roster.get("d1")) and d.state.why == "x  [2J")
     assert all(char.isprintable() for record in caplog.records for char in record.getMessage())
-    assert bench.eventually(lambda: reports.rejections_of(bench.inbox.journal.db, "main", device="d1"))
-    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d1")
+    assert bench.eventually(lambda: rejections_of(bench.inbox.journal.db, "main", device="d1"))
+    (kept,) = rejections_of(bench.inbox.journal.db, "main", device="d1")
     assert kept.reason == "malformed" and (kept.id + kept.detail).isprintable()
     bench.inbox.journal.reject("d2", "", 0, "r", "parts", "name\n\x1b[2J")
-    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    (kept,) = rejections_of(bench.inbox.journal.db, "main", device="d2")
     assert kept.detail == "name  [2J"
 
 

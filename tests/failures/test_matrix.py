@@ -30,6 +30,7 @@ from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from tests.failures.points import POINTS, located
 from tests.failures.proxy import Proxy
+from tests.rejections import rejections_of
 from tests.server.conftest import FAR_S, WAIT_S, Stage
 
 pytestmark = pytest.mark.broker
@@ -126,9 +127,7 @@ def test_row_08_stale_future_and_unknown_reports_are_rejected_with_a_reason(real
         device.report(run_id, round, Report(id, "update", "b1", 20), b"")
     assert bench.eventually(lambda: [ack.reason for ack in device.acks] == ["stale_round"] * 3)
     db, expected = bench.inbox.journal.db, {("t1", 1), ("t1", 7), ("other", 1)}
-    assert bench.eventually(
-        lambda: {(one.run, one.round) for one in reports.rejections_of(db, "main")} == expected
-    )
+    assert bench.eventually(lambda: {(one.run, one.round) for one in rejections_of(db, "main")} == expected)
     alone = SequentialClients({"d1": bench.client("d1")}, method)
     *_, theirs = rounds.run(method, alone, Plan(2, seed=1))
     assert same(next(ours).shared, theirs.shared)

@@ -34,12 +34,13 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.registry import Database, reports
+from edge_fl_server.registry import Database
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices import graphs
 from tests.devices.site import DATA
+from tests.rejections import rejections_of
 
 TOPICS = Topics("main")
 QUICK = AgentLimits(settle_s=0.05, resend_s=0.5, retry_s=0.1, return_s=0.1)
@@ -125,7 +126,7 @@ class Scene:
         return [decode(p.payload, Log).text for p in self.sent if p.topic == TOPICS.log("pi-01")]
 
     def rejections(self) -> list[str]:
-        return [row.reason for row in reports.rejections_of(self.db, "main", device="pi-01")]
+        return [row.reason for row in rejections_of(self.db, "main", device="pi-01")]
 
 
 @pytest.fixture

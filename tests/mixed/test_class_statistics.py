@@ -34,12 +34,13 @@ from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_lab.report import page
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
-from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.registry import Database, rollouts
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.stages import rank
 from edge_fl_server.runs.results import Results
 from tests.mixed import conftest
 from tests.mixed.conftest import Site, data_of
+from tests.rejections import rejections_of
 
 DIM = 4
 """Features of the site's network."""
@@ -202,7 +203,7 @@ def test_a_device_that_sends_what_no_pictures_can_have_is_named_and_left_out(
     assert record and record.devices == tuple(honest) and record.pictures == 60
     assert "pi-1: class 0: count 5000 from 1 devices, expected at most 32" in caplog.text
     with closing(Database.open(site.folder / "server" / "registry.sqlite")) as db:
-        rejected = reports.rejections_of(db, "main")
+        rejected = rejections_of(db, "main")
     assert [(one.device, one.reason) for one in rejected] == [("pi-1", "statistics")]
 
 

@@ -19,12 +19,13 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.registry import Database, devices, reports
+from edge_fl_server.registry import Database, devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices.scripted import eventually, running
 from tests.failures.proxy import Proxy
 from tests.mixed.attacked_broker import TOPICS, signing_device
+from tests.rejections import rejections_of
 
 COUNT = 20
 ON_REQUEST = MosquittoLimits(autosave_changes=10**6)
@@ -108,7 +109,7 @@ def test_a_fleet_behind_a_broker_that_was_killed_after_its_last_save_is_told_abo
     found, replaced = lines(caplog)
     assert "the broker delivers older messages of" in found
     assert "the broker was restored, and nothing is lost" in replaced
-    assert not reports.rejections_of(db, "main")
+    assert not rejections_of(db, "main")
 
 
 def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replayed(
@@ -133,11 +134,9 @@ def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replaye
         attacker.publish(replace(heard[0], retain=True))
         attacker.drain(30)
         server, db = fleet.server()
-        eventually(lambda: reports.rejections_of(db, "main"))
+        eventually(lambda: rejections_of(db, "main"))
         eventually(lambda: any("replayed messages of 1 device (pi-02)" in line for line in lines(caplog)))
-        assert {(one.device, one.reason) for one in reports.rejections_of(db, "main")} == {
-            ("pi-02", "replayed")
-        }
+        assert {(one.device, one.reason) for one in rejections_of(db, "main")} == {("pi-02", "replayed")}
         state = server.roster.get("pi-02")
         assert state and state.ready
 

@@ -124,7 +124,9 @@ class DeviceClients(Clients):
         self._close_outdated(step, round)
         opened = self._open_request(step, round, method, downs)
         started = time.monotonic()
-        until = started + (self._comparing_s() if step == "compare" else self._limits.deadline_s)
+        wait_s = self._limits.deadline_s
+        if step == "compare":  # a round waits for its panel no longer than for its updates
+            wait_s = min(max(self._training_s, MIN_COMPARING_S), wait_s)
         self._announce_round()
         self._journal.add_requests(downs, self._run_id, round, step, opened.request.id)
         for client, parts in downs.items():
@@ -140,11 +142,7 @@ class DeviceClients(Clients):
                 deadline_s=opened.deadline_s,
                 spec=spec_digest(self._spec),
             )
-        return self._collect(opened, started, until)
-
-    def _comparing_s(self) -> float:
-        """How long a round waits for its panel: no longer than for its updates."""
-        return min(max(self._training_s, MIN_COMPARING_S), self._limits.deadline_s)
+        return self._collect(opened, started, started + wait_s)
 
     def at_work(self) -> Collection[ClientId]:
         """Members of open training requests without a response, and those whose late updates are still to be aggregated."""

@@ -6,7 +6,7 @@ devices.readmit(db, "main", "pi-07")
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from sqlalchemy import ColumnElement, Text, case, cast, literal, select
@@ -21,7 +21,7 @@ DONE = "done"
 MAX_SHOWN = 1000
 CERTIFICATES = ("enrol", "revoke", "rotate")
 """Actions on certificates, which the commands of the certificate authority note in a file."""
-NEAR_S = 60.0
+NEAR = timedelta(minutes=1)
 
 
 @contextmanager
@@ -71,16 +71,13 @@ def enter(db: Database, fleet: str, actions: Iterable[CertificateAction]) -> Non
         known = [tuple(row) for row in connection.execute(query)]
         for each in actions:
             row = (each.at, each.who, each.action, each.target)
-            if row in known or any(row[1:] == other[1:] and _is_near(each.at, other[0]) for other in known):
+            times = [other[0] for other in known if other[1:] == row[1:]]
+            if any(abs(datetime.fromisoformat(each.at) - datetime.fromisoformat(at)) < NEAR for at in times):
                 continue
             values = msgspec.to_builtins(each)
             connection.execute(
                 audit.insert(), {**values, "fleet": fleet, "known_by": LOCAL_USER, "result": DONE}
             )
-
-
-def _is_near(at: str, other: str) -> bool:
-    return abs((datetime.fromisoformat(at) - datetime.fromisoformat(other)).total_seconds()) < NEAR_S
 
 
 def asked_by() -> ColumnElement[str]:

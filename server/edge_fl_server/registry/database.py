@@ -81,7 +81,8 @@ class Database:
         engine = _engine(where, create=False)
         expected = "expected the one that 'edge-fl server run' or 'server up' writes (--database)"
         with _opening(where, engine, expected):
-            if engine.dialect.name == "sqlite" and not _file(engine).is_file():
+            file = Path(unquote(urlsplit(engine.url.database or "").path))
+            if engine.dialect.name == "sqlite" and not file.is_file():
                 raise ConfigError(f"registry {shown(where)}: not there; {expected}")
             with engine.begin() as connection:
                 if not inspect(connection).has_table("alembic_version"):
@@ -234,10 +235,6 @@ def _opening(where: str | Path, engine: Engine, expected: str) -> Iterator[None]
                 consequence="nothing was changed",
             ) from error
         raise ConfigError(f"{message}; {expected}") from error
-
-
-def _file(engine: Engine) -> Path:
-    return Path(unquote(urlsplit(engine.url.database or "").path))
 
 
 def _tune(connection: Any, _: object) -> None:

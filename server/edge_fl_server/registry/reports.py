@@ -130,9 +130,3 @@ def rejected_devices(db: Database, fleet: str, reason: str, since: str) -> list[
         .where(row.fleet == fleet, row.reason == reason, row.received_at >= since)
     )
     return sorted(row.device for row in db.rows(query))
-
-
-def rejections_of(db: Database, fleet: str, *, device: str = "") -> list[RejectionRecord]:
-    """The kept rejected reports of a fleet or of one device, newest first."""
-    query = select(rejections).where(rejections.c.fleet == fleet).order_by(rejections.c.number.desc())
-    return db.find(query.where(rejections.c.device == device) if device else query, RejectionRecord)

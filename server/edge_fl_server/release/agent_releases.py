@@ -6,7 +6,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 from packaging.metadata import Metadata
-from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -95,7 +94,7 @@ def _described(name: str, payload: bytes) -> AgentWheel:
             if damaged := archive.testzip():
                 raise zipfile.BadZipFile(f"{damaged} is damaged")
             metadata = Metadata.from_email(archive.read(inside), validate=False)
-        requires = [str(line) for line in metadata.requires_dist or [] if not _of_extra(line)]
+        requires = [str(line) for line in metadata.requires_dist or [] if "extra" not in str(line.marker)]
         wheel = AgentWheel(name, describe(payload), unpacked, requires, str(metadata.requires_python or ""))
     except (
         ArtefactError,
@@ -109,10 +108,6 @@ def _described(name: str, payload: bytes) -> AgentWheel:
     if Version(str(metadata.version)) != version or not project:
         raise InputError(f"{name}: contains version {metadata.version}", "nothing was signed")
     return wheel
-
-
-def _of_extra(line: Requirement) -> bool:
-    return line.marker is not None and "extra" in str(line.marker)
 
 
 def _version(wheels: Sequence[AgentWheel]) -> str:

@@ -72,11 +72,6 @@ def renamed(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto
     return model
 
 
-def item_bytes(kind: int) -> int:
-    """Bytes of one value of a tensor type."""
-    return int(helper.tensor_dtype_to_np_dtype(kind).itemsize)
-
-
 def named(values: Sequence[onnx.ValueInfoProto]) -> str:
     """The names of inputs or outputs."""
     return brief(", ".join(value.name for value in values)) or "none"
@@ -210,7 +205,10 @@ def _require_self_contained(model: onnx.ModelProto) -> None:
                 " onnx.save(model, path, save_as_external_data=False)"
             )
         if tensor.data_type in TYPE_NAMES and tensor.data_type != TensorProto.STRING:
-            weights_bytes += int(np.prod(tensor.dims, dtype=object)) * item_bytes(tensor.data_type)
+            weights_bytes += (
+                int(np.prod(tensor.dims, dtype=object))
+                * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            )
     if weights_bytes > MAX_BLOB_BYTES:
         raise InputError(
             f"declares weights of {weights_bytes >> 20} MiB, expected at most {MAX_BLOB_BYTES >> 20} MiB"

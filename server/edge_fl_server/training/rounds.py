@@ -275,7 +275,10 @@ def _round(
         )
         received = (moved(update, shared) for update in steps.received(method, collected, broadcasts))
         updates: Iterable[Update] = hooks.screen(received, shared)
-        aggregate = partial(_aggregate, method, shared, plan)
+
+        def aggregate(updates: Iterable[Update]) -> Parts:
+            return steps.aggregate(method, shared, robust(updates, shared, plan.robust))
+
         if gated := gate.applies(method):
             updates = list(updates)  # aggregated again without some of them if the round makes clients worse
         aggregated = aggregate(updates)
@@ -310,10 +313,6 @@ def _round(
         exhausted=exhausted,
         verdict=verdict,
     )
-
-
-def _aggregate(method: Method, shared: Parts, plan: Plan, updates: Iterable[Update]) -> Parts:
-    return steps.aggregate(method, shared, robust(updates, shared, plan.robust))
 
 
 @dataclass(frozen=True)

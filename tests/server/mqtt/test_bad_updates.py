@@ -21,11 +21,11 @@ from edge_fl.wire.messages import Log, Report, encode
 from edge_fl.wire.transport import SAFETENSORS
 from edge_fl_server.mqtt.updates.validation import MAX_STEPS, RejectedError, counter_range, require_buffers
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.registry import reports
 from edge_fl_server.training import rounds
 from edge_fl_server.training.clients import Broadcasts
 from edge_fl_server.training.rounds import Plan
 from tests.clock import Clock
+from tests.rejections import rejections_of
 from tests.server.single_round import one_round, simulated_round
 
 
@@ -78,7 +78,7 @@ def test_a_rejected_update_leaves_the_aggregate_as_without_its_device(bench, bad
     assert bench.eventually(lambda: len(wrong.acks) == 1)
     assert wrong.acks[0].status == "rejected"
     assert wrong.acks[0].reason in ("tensors", "parts", "norm")
-    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    (kept,) = rejections_of(bench.inbox.journal.db, "main", device="d2")
     assert (kept.id, kept.round, kept.reason) == (wrong.acks[0].id, 1, wrong.acks[0].reason)
     assert kept.detail
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
@@ -169,7 +169,7 @@ def test_buffers_that_no_training_gives_are_rejected(bench, bad):
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
     assert result.responded == ("d1",)
-    (kept,) = reports.rejections_of(bench.inbox.journal.db, "main", device="d2")
+    (kept,) = rejections_of(bench.inbox.journal.db, "main", device="d2")
     assert kept.reason == "buffers" and kept.detail.endswith(f"extractor.{BUFFER}{name}: {detail}")
     assert same(result.shared, simulated_round(bench, bench.spec("fedavg"), ["d1"]).shared)
 
@@ -347,7 +347,7 @@ def test_statistics_of_wrong_shape_or_size_do_not_reach_the_aggregate(bench, cas
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec(method))
     assert result.responded == ("d1",)
-    assert [found.reason for found in reports.rejections_of(bench.inbox.journal.db, "main")] == [reason]
+    assert [found.reason for found in rejections_of(bench.inbox.journal.db, "main")] == [reason]
 
 
 def test_a_device_is_quarantined_after_enough_bad_updates(bench):
@@ -365,7 +365,7 @@ def test_a_device_is_quarantined_after_enough_bad_updates(bench):
     assert bench.inbox.journal.blocked("d2") == "quarantined"
     wrong.report("t1", 5, Report("t1-5-x", "update", "b1", 20), b"")
     assert bench.eventually(lambda: wrong.acks[-1].reason == "quarantined")
-    assert len(reports.rejections_of(bench.inbox.journal.db, "main")) == 3
+    assert len(rejections_of(bench.inbox.journal.db, "main")) == 3
 
 
 def test_the_median_over_devices_is_not_moved_by_one_of_them(bench):

@@ -12,10 +12,11 @@ from sqlalchemy import select
 from edge_fl.cli import main
 from edge_fl_server.mqtt.connector import denied
 from edge_fl_server.mqtt.journal import WRITE_INTERVAL_S, Journal
-from edge_fl_server.registry import Database, devices, reports, tags
+from edge_fl_server.registry import Database, devices, tags
 from edge_fl_server.registry.tables import DeviceRecord, rejection_counts
 from tests.devices.scripted import eventually
 from tests.postgresql import Postgresql
+from tests.rejections import rejections_of
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ def test_repeated_outliers_are_quarantined_by_name(journal):
     d1, d2 = devices.listed(journal.db, "main")
     assert (d1.outlier_score, d2.outlier_score) == (0.1, 11.0)
     assert d2.quarantine == "3 reports rejected, the last one because of outlier (norm 11 times the median)"
-    found = [(one.device, one.round, one.reason) for one in reports.rejections_of(journal.db, "main")]
+    found = [(one.device, one.round, one.reason) for one in rejections_of(journal.db, "main")]
     assert found == [("d2", 3, "outlier"), ("d2", 2, "outlier"), ("d2", 1, "outlier")]
-    assert reports.rejections_of(journal.db, "main")[0].detail == "norm 11 times the median"
+    assert rejections_of(journal.db, "main")[0].detail == "norm 11 times the median"
 
 
 def test_a_readmitted_device_starts_at_zero(journal):
@@ -51,7 +52,7 @@ def test_rejections_that_end_nothing_are_stored_many_as_one_and_counted(tmp_path
             for number in range(5000):
                 journal.reject("d1", "r1", 1, f"report {number}", "stale_round")
                 journal.reject("d2", "", 0, "rpt", "malformed", f"byte {number}")
-        stored, counts = reports.rejections_of(db, "main"), db_counts(db)
+        stored, counts = rejections_of(db, "main"), db_counts(db)
     assert counts == {"malformed": 5000, "stale_round": 5000}
     assert (
         len(stored) < 300

@@ -32,6 +32,7 @@ from edge_fl_server.registry import Database, reports, runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
+from tests.rejections import rejections_of
 from tests.server.conftest import QUICK, Bench
 from tests.server.scripted import ScriptedDevice
 
@@ -127,7 +128,7 @@ def test_any_worker_rejects_a_bad_update(crew):
     plan = Plan(1, seed=1, cohort=CohortConfig(quorum=0.5))
     result = next(rounds.run(build_method(bench.spec("fedavg")), bench.fleet(bench.spec("fedavg")), plan))
     assert result.responded == ("d1",)
-    assert [one.reason for one in reports.rejections_of(bench.inbox.journal.db, "main")] == ["tensors"]
+    assert [one.reason for one in rejections_of(bench.inbox.journal.db, "main")] == ["tensors"]
     late = bench.devices[0]
     late.report("t1", 1, Report("t1-1-old-1", "update", "b1", 20), b"")
     assert bench.eventually(lambda: [ack.reason for ack in late.acks][-1:] == ["stale_round"])

@@ -28,6 +28,7 @@ from edge_fl_server.registry import Database, devices, releases, reports, rollou
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from edge_fl_server.runs import checkpoint, round_metrics
 from edge_fl_server.runs.results import Results, list_runs
+from tests.rejections import rejections_of
 from tests.server.orchestrate.toy_runs import finished, method, refusing, with_recipe
 
 
@@ -308,5 +309,5 @@ def test_an_impossible_accuracy_of_a_head_only_device_does_not_reach_the_results
     stage.head("h1", tmp_path, after=1e308), stage.head("h2", tmp_path, after=0.5)
     path = finished(with_recipe(run_request, release=ReleaseConfig(every=1, wait_s=1.0)))
     assert Results.open(path).summary()["head.personal.test_acc.after"].clients == 1
-    rejected = reports.rejections_of(Database.open(run_request.registry), "main", device="h1")
+    rejected = rejections_of(Database.open(run_request.registry), "main", device="h1")
     assert {one.reason for one in rejected} == {"metrics"}

@@ -23,6 +23,7 @@ from edge_fl_server.registry.tables import (
     RunRecord,
     metadata,
 )
+from tests.rejections import rejections_of
 
 RUN = RunRecord("r1", "main", "fedavg", "digits", "fleet", 3, "runs/r1")
 
@@ -201,7 +202,7 @@ def test_rejected_reports_put_a_device_in_quarantine(db):
         "",
     ]
     assert devices.blocked(db, "main") == {"d1": "quarantined"}
-    found = reports.rejections_of(db, "main", device="d1")
+    found = rejections_of(db, "main", device="d1")
     assert [one.number for one in found] == [4, 3, 2, 1]
     assert found[0].detail == "extractor.weight: NaN"
 

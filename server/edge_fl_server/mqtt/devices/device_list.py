@@ -17,7 +17,6 @@ from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
-from edge_fl.release.agent import UpdateStatus
 from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.signed import ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
@@ -123,11 +122,6 @@ def devices(
     return DeviceList(online, rows)
 
 
-def _update(status: UpdateStatus | None) -> str:
-    """How far the last update of the agent got; "" where its installation is not updated."""
-    return f"{status.state}{f' ({status.why})' if status.why else ''}" if status else ""
-
-
 def _settings(desired: DesiredSettings | None, device: RosterDevice) -> str:
     """Whether the operator's settings are in effect; "" without any."""
     if desired is None or not desired.values:
@@ -162,6 +156,7 @@ def _signed(
 
 def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: str) -> dict[str, object]:
     state, capability = device.state, device.capability
+    update = capability.update if capability else None
     return {
         "device": device.id,
         "status": state.status if state else "unknown",
@@ -174,7 +169,7 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,
         "agent": capability.agent if capability else "",
-        "agent_update": _update(capability.update) if capability else "",
+        "agent_update": f"{update.state}{f' ({update.why})' if update.why else ''}" if update else "",
         "machine": capability.machine if capability else "",
         "activity": state.activity if state else "",
         "why": state.why if state else "",

@@ -172,16 +172,14 @@ class Roster:
             while len(self.full_devices()) < full or len(self.head_devices()) < heads:
                 self._connection.check()
                 if (left := until - time.monotonic()) <= 0:
+                    limit = f" (full ones of {self._trained.text!r})" if self._trained else ""
                     raise DeadlineError(
                         f"fleet {self._connection.topics.fleet!r}: {len(self.full_devices())} full and {len(self.head_devices())} head-only"
-                        f" devices{self._limit()} after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
+                        f" devices{limit} after {deadline_s:g} s, expected {full} and {heads}; known: {self._summary()}",
                         consequence="the run stops",
                     )
                 self._change.wait(min(left, POLL_S))
                 self._change.wait_for(lambda: False, BATCH_S)
-
-    def _limit(self) -> str:
-        return f" (full ones of {self._trained.text!r})" if self._trained else ""
 
     def _summary(self) -> str:
         """The known devices; first those that are online and do not count, with why."""

@@ -259,17 +259,11 @@ def parts_of(payload: bytes, expected: Expected) -> Parts:
             if name in expected.networks:
                 tensors.check_like({name: part}, expected.networks[name])
             elif name not in expected.statistics:
-                raise RejectedError(
-                    Failure.PARTS,
-                    f"{name!r} is not a shared part, expected {', '.join(_names(expected)) or 'none'}",
-                )
+                shared = ", ".join(sorted(expected.networks.keys() | expected.statistics)) or "none"
+                raise RejectedError(Failure.PARTS, f"{name!r} is not a shared part, expected {shared}")
         if missing := expected.required - arrays.keys():
             raise RejectedError(Failure.PARTS, f"{', '.join(sorted(missing))} missing")
         tensors.require_finite(arrays)
     except ProtocolError as error:
         raise RejectedError(Failure.TENSORS, error.message) from error
     return from_arrays(arrays)
-
-
-def _names(expected: Expected) -> list[str]:
-    return sorted(expected.networks.keys() | expected.statistics)

@@ -126,18 +126,6 @@ def doubt(evidence: Evidence, outcomes: Collection[Outcome], gates: GateConfig) 
     )
 
 
-def _mean(outcome: Outcome, gates: GateConfig) -> Ratios:
-    return _worse(outcome, HALF, gates.mean_loss, gates.spread)
-
-
-def _decile(outcome: Outcome, gates: GateConfig) -> Ratios:
-    return _worse(outcome, DECILE, gates.decile_loss, gates.spread)
-
-
-def _pooled(outcome: Outcome, gates: GateConfig) -> Ratios:
-    return _worse(outcome, MOST, gates.mean_loss, gates.spread)
-
-
 def _worse(outcome: Outcome, share: float, least: float, spread: float) -> Ratios:
     """Of "a `share` of the devices lost accuracy", for LOSSES losses from `least` to 1 in equal ratios."""
     losses = (least ** (1 - step / (LOSSES - 1)) for step in range(LOSSES))
@@ -194,13 +182,13 @@ def _failure_summary(outcomes: list[Outcome]) -> str:
 
 POOLED = "pooled"
 GATES: Mapping[str, Callable[[Outcome, GateConfig], Ratios]] = {
-    "mean": _mean,
-    "decile": _decile,
+    "mean": lambda outcome, gates: _worse(outcome, HALF, gates.mean_loss, gates.spread),
+    "decile": lambda outcome, gates: _worse(outcome, DECILE, gates.decile_loss, gates.spread),
     "latency": _latency,
     "failures": _failures,
 }
 """The evidence that one outcome adds to each gate."""
-TESTS = {**GATES, POOLED: _pooled}
+TESTS = {**GATES, POOLED: lambda outcome, gates: _worse(outcome, MOST, gates.mean_loss, gates.spread)}
 
 START: Evidence = {name: (0.0,) * len(test(Outcome(), GateConfig())) for name, test in TESTS.items()}
 

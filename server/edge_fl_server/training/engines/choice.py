@@ -261,7 +261,8 @@ def _measure(store: ClientStore, plan: Plan, blank: EngineTiming) -> EngineTimin
     method = build_method(one.settings.spec)
     alone = round_times({"": SequentialClients(dict(one), method)}, method, {"": 1}, repeats=1)[""]
     batch_s = alone.train / sum(batches(one).values())
-    step_s = batch_s / _epochs(method)
+    passes = max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))  # some over features alone
+    step_s = batch_s / passes
     in_all_s = plan.rounds * expected(alone, one, store, plan)
     if in_all_s < SHORT_S:
         return replace(blank, reason=f"about {in_all_s:.1g} s in all, too short to compare engines")
@@ -306,11 +307,6 @@ def _measure(store: ClientStore, plan: Plan, blank: EngineTiming) -> EngineTimin
     if engine != "pool" and not was_running:
         processes.end(blank.cores)
     return replace(blank, engine=engine, seconds=seconds, left_out=left_out)
-
-
-def _epochs(method: Method) -> int:
-    """Passes of a local update over a client's data, some of them over features alone."""
-    return max(method.epochs, 1) + int(getattr(method, "head_epochs", 0))
 
 
 def _pool(store: ClientStore, method: Method) -> Clients:
