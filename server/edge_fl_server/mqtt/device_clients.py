@@ -31,9 +31,7 @@ from edge_fl_server.mqtt.updates.validation import (
     UpdateTerms,
     Validator,
     counter_range,
-    expected_of,
     norm,
-    parts_check,
 )
 from edge_fl_server.registry.tables import RequestState
 from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, Step
@@ -169,14 +167,13 @@ class DeviceClients(Clients):
         broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
         norms = {name: norm(part) for name, part in broadcast.items()}
         terms = UpdateTerms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
-        expected = expected_of(method, whole=mode == "train")
         request = RoundRequest(
             id=id,
             run_id=self._run_id,
             round=round,
             mode=mode,
             cohort=frozenset(downs),
-            validator=Validator(expected, parts_check(method, terms), self._roster.samples),
+            validator=Validator.of(method, mode, terms, self._roster.samples),
         )
         deadline_s = self._limits.deadline_s
         if self._accepts_late and mode == "train":

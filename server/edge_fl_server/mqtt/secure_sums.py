@@ -12,7 +12,7 @@ import queue
 import secrets
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
 
 from cryptography import x509
@@ -59,17 +59,9 @@ class SumOptions:
 
     def request(self, subject: str, release: int, length: int) -> SumRequest:
         """The request with these options. Raises ConfigError for one that is out of range."""
-        tree = {
-            "subject": subject,
-            "release": release,
-            "length": length,
-            "minimum": self.minimum,
-            "threshold": self.threshold,
-            "masked": self.masked,
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-        }
-        return toml.checked(tree, SumRequest, "secure sum")
+        given = {"subject": subject, "release": release, "length": length}
+        own = {name: value for name, value in asdict(self).items() if name in SumRequest.__struct_fields__}
+        return toml.checked(given | own, SumRequest, "secure sum")
 
 
 class SecureSums:

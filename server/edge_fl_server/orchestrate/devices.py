@@ -30,7 +30,7 @@ from edge_fl.metrics import summarise_reports
 from edge_fl.wire.roles import local_person
 from edge_fl_server import selectors
 from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
-from edge_fl_server.mqtt.devices.roster import Roster, RosterDevice
+from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import MAX_NAMES, RunReleases
@@ -219,45 +219,35 @@ def rest_heads(server: Server, run_id: str, title: str) -> None:
         rest(device)
 
 
-class WaitForDevices:
-    """Waits for as many full devices as the recipe needs."""
-
-    def __init__(self, recipe: Recipe, roster: Roster, progress: Progress) -> None:
-        self._roster, self._progress, self._wait_s = roster, progress, recipe.cohort.wait_s
-        self._needed = 0 if recipe.source in ("simulated", "none") else recipe.cohort.min_devices
-
-    def __call__(self) -> None:
-        """Raises DeadlineError after `cohort.wait_s`."""
-        if (online := len(self._roster.full_devices())) < self._needed:
-            self._progress.print(f"waiting for {self._needed} full devices, {online} online")
-            self._roster.wait_for(full=self._needed, deadline_s=self._wait_s)
-
-
 class Deployment(RunHooks):
     """What happens to devices in the course of a run. Without `releases` the method shares no extractor."""
 
     def __init__(
         self,
-        method: Method,
-        db: Database,
+        setup: RunSetup,
+        server: Server,
         results: Results,
         progress: Progress,
-        wait_for_devices: WaitForDevices,
         screening: Screening,
         releases: RunReleases | None,
         statistics: StatisticsCollector | None,
         advice: Advice,
     ) -> None:
-        self._method, self._db, self._results, self._progress = method, db, results, progress
-        self._wait_for_devices, self._screening = wait_for_devices, screening
+        self._method, self._recipe, self._server = setup.method, setup.recipe, server
+        self._results, self._progress, self._screening = results, progress, screening
         self._releases, self._statistics, self._advice = releases, statistics, advice
         self._use_head_updates = True
 
     def before_round(self, round: int) -> None:
-        self._wait_for_devices()
+        """Wait for as many full devices as the recipe needs. Raises DeadlineError after `cohort.wait_s`."""
+        roster, cohort = self._server.roster, self._recipe.cohort
+        needed = 0 if self._recipe.source in ("simulated", "none") else cohort.min_devices
+        if (online := len(roster.full_devices())) < needed:
+            self._progress.print(f"waiting for {needed} full devices, {online} online")
+            roster.wait_for(full=needed, deadline_s=cohort.wait_s)
 
     def head_updates(self) -> Sequence[Update]:
-        return self._releases.head_updates() if self._releases and self._use_head_updates else ()
+        return self._releases.rollout.head_updates.take() if self._releases and self._use_head_updates else ()
 
     def screen(self, updates: Iterator[Update], shared: Parts) -> Iterator[Update]:
         return self._screening.round(updates, shared)
@@ -267,13 +257,13 @@ class Deployment(RunHooks):
 
     def after_round(self, result: RoundResult, clients: Clients) -> None:
         """Record the round, release if due. Raises StoppedError if the registry asks the run to stop."""
-        record_round(self._db, self._results.id, result)
+        record_round(self._server.journal.db, self._results.id, result)
         self._screening.record(result.round)
         self._screening.record_verdict(result)
         if self._releases and self._releases.is_due(result.round):
             method = self._method.at(result.round)
             self._releases.release(method, result.shared, result.round, collect=not method.head_tier.final)
-        require_not_stopped(self._db, self._results)
+        require_not_stopped(self._server.journal.db, self._results)
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""
@@ -282,7 +272,7 @@ class Deployment(RunHooks):
             self._releases.release(method, shared, round, collect=True)
             self._releases.wait_for_heads()
         try:
-            self._wait_for_devices()
+            self.before_round(round)
         except DeadlineError as error:
             self._progress.print(f"final personalisation without the missing devices: {error}")
 
@@ -337,11 +327,10 @@ class Devices:
         screening = Screening(setup.method, recipe.validation, server, results.id)
         sums = recipe.statistics.sums != "none"
         deployment = Deployment(
-            setup.method,
-            db,
+            setup,
+            server,
             results,
             progress,
-            WaitForDevices(recipe, server.roster, progress),
             screening,
             releases,
             StatisticsCollector(recipe, server, results, totals, progress) if sums else None,
@@ -354,7 +343,7 @@ class Devices:
         finally:
             full.close()
             if releases:
-                releases.close()
+                releases.rollout.close()
             recorder.conclude(server.roster.table)
 
     def _releases(

@@ -9,7 +9,6 @@ from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
 from edge_fl.errors import shortened
 from edge_fl.files import atomic
-from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
@@ -54,14 +53,6 @@ class RunReleases:
         self.rollout = RolloutCoordinator(
             server, repository, options, on_report=totals.note, torch_device=setup.device
         )
-
-    def close(self) -> None:
-        """Stop publishing."""
-        self.rollout.close()
-
-    def head_updates(self) -> Sequence[Update]:
-        """Return and forget the updates of head-only devices received so far."""
-        return self.rollout.head_updates.take()
 
     def is_due(self, round: int) -> bool:
         """Whether a release follows this round; the one after the last round is separate."""

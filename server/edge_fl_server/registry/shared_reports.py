@@ -12,27 +12,13 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import delete, select, update
 
-from edge_fl.wire.messages import Mode, Report
+from edge_fl.wire.messages import Report
 from edge_fl_server.registry.database import Database, value
 from edge_fl_server.registry.tables import report_chunks, round_requests, shared_reports
 
 RELEASE_PREFIX = "rel-"  # of the ids of reports on a release, which belong to no round request
 MAX_CHUNKS = 8192  # per report; more are dropped
 ReportState = Literal["open", "accepted", "rejected", "passed"]
-
-
-class SharedRequest(Struct, frozen=True):
-    """A round request, as far as a worker needs it to validate reports."""
-
-    fleet: str
-    id: str
-    run: str
-    round: int
-    mode: Mode
-    cohort: list[str]
-    terms: dict[
-        str, Any
-    ]  # `edge_fl_server.mqtt.updates.validation.UpdateTerms`, which this package cannot import
 
 
 class SharedReport(Struct, frozen=True):
@@ -53,10 +39,9 @@ Validate = Callable[[Report, Mapping[int, bytes]], tuple[ReportState, str] | Non
 """(report, chunks) -> (state, reason); None while chunks are missing."""
 
 
-def open_request(db: Database, request: SharedRequest) -> None:
-    """Accept reports on a round request from now on."""
-    row = {"fleet": request.fleet, "id": request.id, "content": msgspec.to_builtins(request)}
-    db.put(round_requests, [row])
+def open_request(db: Database, fleet: str, id: str, content: Mapping[str, Any]) -> None:
+    """Accept reports on a round request from now on; `content` is what a worker needs to validate them."""
+    db.put(round_requests, [{"fleet": fleet, "id": id, "content": content}])
 
 
 def close_request(db: Database, fleet: str, id: str) -> None:
@@ -75,10 +60,10 @@ def clear(db: Database, fleet: str) -> None:
         connection.execute(delete(round_requests).where(round_requests.c.fleet == fleet))
 
 
-def get_request(db: Database, fleet: str, id: str) -> SharedRequest | None:
-    """The open round request `id`."""
+def get_request(db: Database, fleet: str, id: str) -> dict[str, Any] | None:
+    """The content of the open round request `id`."""
     query = select(round_requests.c.content).where(round_requests.c.fleet == fleet, round_requests.c.id == id)
-    return next((msgspec.convert(row.content, SharedRequest) for row in db.rows(query)), None)
+    return next((row.content for row in db.rows(query)), None)
 
 
 def add_report(db: Database, fleet: str, device: str, run: str, round: int, report: Report) -> None:

@@ -184,19 +184,6 @@ class ReleaseRecord(Struct, frozen=True):
     published_at: str = ""
 
 
-class ServerRecord(Struct, frozen=True):
-    """The last server of a fleet, identified by its first sequence number: whether it is online, since when, and its last sign of life.
-
-    Times are seconds since 1970 by the database's clock, which all processes share.
-    """
-
-    fleet: str
-    sequence: int
-    online: bool = True
-    since_s: int = 0
-    beat_s: int = 0
-
-
 class TokenRecord(Struct, frozen=True):
     """A personal token for the dashboard: roles separated by commas, the SHA-256 of its secret, its end in seconds since 1970."""
 
@@ -350,7 +337,6 @@ reports = _table("reports", ReportRecord, "fleet", "device", "id")
 rejections = _table("rejections", RejectionRecord, "number")
 releases = _table("releases", ReleaseRecord, "fleet", "release")
 rollouts = _table("rollouts", RolloutRecord, "number")
-servers = _table("servers", ServerRecord, "fleet")
 tokens = _table("tokens", TokenRecord, "fleet", "name")
 audit = _table("audit", AuditRecord, "number")
 Index("tokens_by_sha256", tokens.c.sha256)
@@ -360,6 +346,13 @@ Index("reports_by_run", reports.c.run, reports.c.round)
 Index("rejections_by_device", rejections.c.fleet, rejections.c.device)
 
 fleets = _plain("fleets", "fleet", texts="id")
+servers = _plain(
+    "servers", "fleet", Column("online", Boolean, nullable=False), integers="sequence since_s beat_s"
+)
+"""The last server of a fleet, by its first sequence number, since when it is online or not, and its last sign of life.
+
+Times are seconds since 1970 by the database's clock, which all processes share.
+"""
 groups = _plain("groups", "fleet name", texts="selector")
 boots = _plain("boots", "fleet device boot", integers="at_s")  # by the clock of the server
 tags = _plain("tags", "fleet device key", texts="value")

@@ -10,7 +10,6 @@ import pytest
 from edge_fl_console.dashboard.pages import fleet
 from edge_fl_console.dashboard.site import ROUTES
 from edge_fl_server.registry import Database, tables
-from edge_fl_server.registry.tables import ServerRecord
 from tests.browsing import Dashboard, dashboard, visiting
 from tests.console.dashboard import filled
 
@@ -26,7 +25,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     folder = tmp_path_factory.mktemp("many")
     db = Database.open(folder / "registry.sqlite")
     filled.fill(db, DEVICES, folder)
-    filled.add(db, tables.servers, ServerRecord("main", 1, beat_s=2**40))  # online as long as the tests
+    server = {"fleet": "main", "sequence": 1, "online": True, "since_s": 0, "beat_s": 2**40}
+    db.put(tables.servers, [server])  # online as long as the tests
     db.close()
     with dashboard(folder / "registry.sqlite") as running:
         yield running

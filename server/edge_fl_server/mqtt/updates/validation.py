@@ -22,7 +22,7 @@ from edge_fl.methods.contract.tiers import of_full
 from edge_fl.metrics import EPSILON, is_plausible
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import NUMBERS
-from edge_fl.wire.messages import Report
+from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.tensors import Signature
 from edge_fl_server.mqtt.device_packets import one_line
 
@@ -102,6 +102,11 @@ class Validator:
     expected: Expected
     check_parts: PartsCheck = lambda parts, report: None
     samples: Callable[[str], int] = lambda device: 0
+
+    @classmethod
+    def of(cls, method: Method, mode: Mode, terms: UpdateTerms, samples: Callable[[str], int]) -> "Validator":
+        """The checks of a round request to train with a method, or to measure."""
+        return cls(expected_of(method, whole=mode == "train"), parts_check(method, terms), samples)
 
     def check_report(self, report: Report, kind: str, device: str) -> None:
         """Check all of a report but its blob. Raises RejectedError."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, Self
 
 import msgspec
+from msgspec import Struct
 
 from edge_fl import threads
 from edge_fl.blob import split
@@ -21,7 +22,7 @@ from edge_fl.learn.tree import from_arrays
 from edge_fl.methods import build_method
 from edge_fl.secure.signatures import Authorities
 from edge_fl.wire import tensors
-from edge_fl.wire.messages import Ack, Report, encode
+from edge_fl.wire.messages import Ack, Mode, Report, encode
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Event, Packet, Transport
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
@@ -31,9 +32,9 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox
 from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict
-from edge_fl_server.mqtt.updates.validation import UpdateTerms, Validator, expected_of, parts_check
+from edge_fl_server.mqtt.updates.validation import UpdateTerms, Validator
 from edge_fl_server.registry import devices, shared_reports
-from edge_fl_server.registry.shared_reports import ReportState, SharedReport, SharedRequest
+from edge_fl_server.registry.shared_reports import ReportState, SharedReport
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,16 @@ CONNECT_S = 30.0
 def shared(pattern: str) -> str:
     """The shared subscription to a pattern: the broker delivers each message to one worker."""
     return f"$share/{GROUP}/{pattern}"
+
+
+class SharedRequest(Struct, frozen=True):
+    """A round request, as far as a worker needs it to validate reports."""
+
+    run: str
+    round: int
+    mode: Mode
+    cohort: list[str]
+    terms: UpdateTerms
 
 
 class UpdateWorker:
@@ -143,17 +154,9 @@ class UpdateWorker:
         self, request: SharedRequest, device: str, report: Report, chunks: Mapping[int, bytes]
     ) -> UpdateVerdict | None:
         """The verdict of a single server on the same report and chunks."""
-        terms = msgspec.convert(request.terms, UpdateTerms)
-        method = build_method(terms.spec).at(max(request.round, 1))
-        expected = expected_of(method, whole=request.mode == "train")
-        round_request = RoundRequest(
-            id=request.id,
-            run_id=request.run,
-            round=request.round,
-            mode=request.mode,
-            cohort=[device],
-            validator=Validator(expected, parts_check(method, terms), self._samples),
-        )
+        method = build_method(request.terms.spec).at(max(request.round, 1))
+        validator = Validator.of(method, request.mode, request.terms, self._samples)
+        round_request = RoundRequest(report.id, request.run, request.round, request.mode, [device], validator)
         verdict = round_request.take_report(device, report)
         for index, payload in chunks.items():
             verdict = verdict or round_request.take_chunk(device, index, payload)
@@ -164,7 +167,8 @@ class UpdateWorker:
         return int((record.capability or {}).get("samples", 0)) if record else 0
 
     def _request(self, id: str) -> SharedRequest | None:
-        return shared_reports.get_request(self._db, self._journal.fleet, id)
+        content = shared_reports.get_request(self._db, self._journal.fleet, id)
+        return msgspec.convert(content, SharedRequest) if content else None
 
     def _reject(self, device: str, run: str, round: int, id: str, reason: str) -> None:
         self._journal.reject(device, run, round, id, reason)
@@ -187,16 +191,10 @@ class SharedInbox(Inbox):
 
     def open(self, round_request: RoundRequest, terms: UpdateTerms) -> None:
         self._round_requests[round_request.id] = round_request
-        request = SharedRequest(
-            fleet=self.journal.fleet,
-            id=round_request.id,
-            run=round_request.run_id,
-            round=round_request.round,
-            mode=round_request.mode,
-            cohort=sorted(round_request.cohort),
-            terms=msgspec.to_builtins(terms),
-        )
-        shared_reports.open_request(self.journal.db, request)
+        cohort = sorted(round_request.cohort)
+        request = SharedRequest(round_request.run_id, round_request.round, round_request.mode, cohort, terms)
+        content = msgspec.to_builtins(request)
+        shared_reports.open_request(self.journal.db, self.journal.fleet, round_request.id, content)
 
     def close(self, round_request: RoundRequest) -> None:
         super().close(round_request)
