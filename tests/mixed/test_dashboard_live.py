@@ -36,7 +36,7 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.registry import Database, releases
+from edge_fl_server.registry import Database, rollouts
 from edge_fl_server.registry.tables import ReleaseRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
@@ -101,7 +101,7 @@ class Live:
         manifest = graphs.manifest_for(payload, release=number)
         self.rollout.roll_out(manifest, {manifest.extractor.sha256: payload})
         blob = manifest.extractor
-        releases.record(
+        rollouts.record_release(
             self.db, ReleaseRecord("main", number, "toy", number, "fedrep", blob.sha256, blob.bytes)
         )
         return number

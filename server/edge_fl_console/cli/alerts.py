@@ -11,8 +11,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
 from edge_fl.options import FormatOption, argument, option
-from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import RegistryPlace
+from edge_fl_server.cli.options import RegistryPlace, acting, registry
 
 COLUMNS: Columns = {
     "rule": "rule",

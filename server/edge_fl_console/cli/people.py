@@ -12,8 +12,7 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import InputError
 from edge_fl.options import FormatOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
-from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import RegistryPlace
+from edge_fl_server.cli.options import RegistryPlace, acting, registry
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database

@@ -18,8 +18,7 @@ from edge_fl.options import (
     argument,
     option,
 )
-from edge_fl_server.cli.connection import acting, registry
-from edge_fl_server.cli.options import RegistryPlace
+from edge_fl_server.cli.options import RegistryPlace, acting, registry
 
 if TYPE_CHECKING:
     from edge_fl.wire.messages import Query

@@ -20,8 +20,15 @@ from edge_fl.console.units import counted
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
 from edge_fl.options import FOLDERS, BrokerAddressOptions, FormatOption, YesOption, argument, option
-from edge_fl_server.cli.connection import AnywayOption, WhereOption, acting, confirmed, connect_to, registry
-from edge_fl_server.cli.options import RegistryPlace
+from edge_fl_server.cli.options import (
+    AnywayOption,
+    RegistryPlace,
+    WhereOption,
+    acting,
+    confirmed,
+    connect_to,
+    registry,
+)
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database

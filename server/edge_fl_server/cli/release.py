@@ -14,8 +14,9 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.errors import ConfigError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
-from edge_fl_server.cli.connection import (
+from edge_fl_server.cli.options import (
     AnywayOption,
+    RegistryPlace,
     WhereOption,
     acting,
     acting_as,
@@ -23,7 +24,6 @@ from edge_fl_server.cli.connection import (
     connect_to,
     registry,
 )
-from edge_fl_server.cli.options import RegistryPlace
 
 if TYPE_CHECKING:
     from edge_fl_server.recipes.recipe import RolloutConfig

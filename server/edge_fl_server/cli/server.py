@@ -21,7 +21,6 @@ from edge_fl.options import (
     option,
 )
 from edge_fl_server.cli import options
-from edge_fl_server.cli.connection import connect_to
 from edge_fl_server.cli.options import (
     RUNS,
     FleetOption,
@@ -30,6 +29,7 @@ from edge_fl_server.cli.options import (
     RunsOption,
     SetOption,
     TrackOption,
+    connect_to,
 )
 
 

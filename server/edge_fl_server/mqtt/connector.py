@@ -31,6 +31,9 @@ from edge_fl.wire.transport import Connected, Disconnected, Event, Listener, Pac
 
 log = logging.getLogger(__name__)
 
+READER = "reader"
+POLL_S = 0.1
+SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
 MAX_EPOCH = 2**30  # sequence numbers (`edge_fl_server.mqtt.journal`) of later epochs do not fit the registry
 
 
@@ -71,6 +74,18 @@ class ServerConnect(Protocol):
     ) -> Transport: ...
 
 
+@contextmanager
+def passing_client(connect: ServerConnect, name: str) -> Iterator[tuple[Transport, queue.SimpleQueue[Event]]]:
+    """A client for the block, of which the broker keeps nothing, with its events; other letters follow its name each time."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    id = f"{name}-{secrets.token_hex(4)}"
+    transport = connect(id, None, events.put, session_expiry_s=0, clean_start=True)
+    try:
+        yield transport, events
+    finally:
+        transport.close()
+
+
 def read_retained(
     connect: ServerConnect, patterns: Sequence[str], limits: LeaseLimits = LIMITS
 ) -> dict[str, bytes]:
@@ -79,10 +94,8 @@ def read_retained(
     A broker does not mark the end of retained messages: once it has acknowledged the subscriptions, reading ends after `settle_s`
     without one, at most after `read_s`.
     """
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    transport = _connect_reader(connect, events)
     payloads: dict[str, bytes] = {}
-    try:
+    with passing_client(connect, "reader") as (transport, events):
         transport.wait_connected(limits.connect_s)
         until, wait_s = time.monotonic() + limits.read_s, limits.read_s
         while time.monotonic() < until:
@@ -100,8 +113,6 @@ def read_retained(
                     wait_s = limits.read_s
                 case Packet() if event.payload:
                     payloads[event.topic] = event.payload
-    finally:
-        transport.close()
     return payloads
 
 
@@ -130,9 +141,7 @@ def online_server(connect: ServerConnect, topics: Topics, limits: LeaseLimits = 
 
 def is_alive(connect: ServerConnect, topics: Topics, boot: str, limits: LeaseLimits) -> bool:
     """Whether the server `boot` publishes a beat within `lease_s`."""
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    transport = _connect_reader(connect, events)
-    try:
+    with passing_client(connect, "reader") as (transport, events):
         transport.wait_connected(limits.connect_s)
         transport.subscribe(topics.server_beat())
         until = time.monotonic() + limits.lease_s
@@ -145,18 +154,7 @@ def is_alive(connect: ServerConnect, topics: Topics, boot: str, limits: LeaseLim
                 break
             except ProtocolError as error:
                 log.warning("srv/beat: %s", error)
-        return False
-    finally:
-        transport.close()
-
-
-def _connect_reader(connect: ServerConnect, events: queue.SimpleQueue[Event]) -> Transport:
-    return connect(f"reader-{secrets.token_hex(4)}", None, events.put, session_expiry_s=0, clean_start=True)
-
-
-READER = "reader"
-POLL_S = 0.1
-SERVER_ROLES = ("server", "reader", "admin", "worker", *PERSON_ROLES)
+    return False
 
 
 def denied(folder: Path | str | None) -> Path | None:

@@ -15,7 +15,7 @@ from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.statistics import INHERITED
-from edge_fl_server.registry import releases
+from edge_fl_server.registry import rollouts
 from edge_fl_server.release import quantise
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
@@ -71,7 +71,7 @@ class RunReleases:
             self._results.artefacts / f"release-{manifest.release}.json",
             msgspec.json.format(msgspec.json.encode(manifest)),
         )
-        releases.record(journal.db, releases.published(journal.fleet, manifest))
+        rollouts.record_release(journal.db, rollouts.published(journal.fleet, manifest))
         heads = len(self._server.roster.head_devices())
         after = f" after round {round}" * (round > 0)
         self._progress.print(

@@ -1,4 +1,4 @@
-"""Roll-outs in the registry: any process may write the desired state, the server that runs the roll-out writes the actual one.
+"""Releases and their roll-outs in the registry. Any process may write a desired state, the server that runs the roll-out the actual one.
 
 number = rollouts.begin(db, "main", release=7, previous=6, plan={"stages": [0.05, 0.25, 1.0]})
 rollouts.steer(db, number, "paused")            # the command line, the dashboard
@@ -11,8 +11,17 @@ from typing import Any
 import msgspec
 from sqlalchemy import select, update
 
+from edge_fl.release.manifests import Manifest
 from edge_fl_server.registry.database import Database, now
-from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord, RolloutState, Subject, rollouts
+from edge_fl_server.registry.tables import (
+    DesiredRolloutState,
+    ReleaseRecord,
+    RolloutRecord,
+    RolloutState,
+    Subject,
+    releases,
+    rollouts,
+)
 
 OVER: frozenset[RolloutState] = frozenset({"completed", "aborted", "rolled_back", "replaced"})
 
@@ -106,3 +115,28 @@ def rolled_back(records: Iterable[RolloutRecord]) -> frozenset[int]:
 def current(db: Database, fleet: str, subject: Subject = "extractor") -> RolloutRecord | None:
     """The newest roll-out that has not ended."""
     return next((record for record in listed(db, fleet, subject) if record.state not in OVER), None)
+
+
+def record_release(db: Database, release: ReleaseRecord) -> None:
+    """Store a published release; publishing it again (a rollback) replaces its row."""
+    row = {**msgspec.to_builtins(release), "published_at": release.published_at or now()}
+    db.put(releases, [row])
+
+
+def published(fleet: str, manifest: Manifest) -> ReleaseRecord:
+    """The record of a release that is published now."""
+    return ReleaseRecord(
+        fleet=fleet,
+        release=manifest.release,
+        run=manifest.run_id,
+        round=manifest.round,
+        method=manifest.method,
+        extractor=manifest.extractor.sha256,
+        bytes=manifest.extractor.bytes,
+    )
+
+
+def releases_of(db: Database, fleet: str) -> list[ReleaseRecord]:
+    """The releases of a fleet, newest first."""
+    query = select(releases).where(releases.c.fleet == fleet).order_by(releases.c.release.desc())
+    return db.find(query, ReleaseRecord)

@@ -5,8 +5,8 @@ the server's disk, next to the repository, to publish them again after the broke
 """
 
 import logging
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edge_fl.blob import Blob, digest
@@ -54,7 +54,7 @@ class Publisher:
         # hashing, disk and broker run in parallel
         with ThreadPoolExecutor(2, "edge-fl-publish") as executor:
             checked = executor.submit(_require, manifest, payloads)
-            kept = executor.submit(_keep, self._repository, manifest, payloads, checked)
+            kept = executor.submit(_keep, self._repository, manifest, payloads, checked.result)
             checked.result()
             self._send(manifest, payloads)
         try:
@@ -223,9 +223,7 @@ class Publisher:
 def store(repository: Repository, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
     """Sign a release on disk alone, for the server that is online, or the next one, to publish. Raises ArtefactError, InputError."""
     _require(manifest, payloads)
-    done: Future[None] = Future()
-    done.set_result(None)
-    _keep(repository, manifest, payloads, done)
+    _keep(repository, manifest, payloads, lambda: None)
     repository.publish(manifest)
 
 
@@ -234,16 +232,16 @@ def _wheels(release: AgentRelease) -> list[Blob]:
 
 
 def _keep(
-    repository: Repository, manifest: Manifest, payloads: Mapping[str, bytes], checked: Future[None]
+    repository: Repository, manifest: Manifest, payloads: Mapping[str, bytes], check: Callable[[], None]
 ) -> None:
-    """Write the blobs; each gets its final name after all are `checked`."""
+    """Write the blobs; each gets its final name after `check` has returned."""
     for blob in blobs(manifest):
         path = repository.artefacts / blob.sha256
         with reporting(str(path)):
             repository.artefacts.mkdir(exist_ok=True)
             with atomic.writing(path) as file:
                 file.write(payloads.get(blob.sha256, b""))
-                checked.result()
+                check()
 
 
 def _require(manifest: Manifest, payloads: Mapping[str, bytes]) -> None:

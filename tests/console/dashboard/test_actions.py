@@ -15,7 +15,7 @@ from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import releases
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, devices, fleets, rollouts
-from edge_fl_server.registry import releases as released
+from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
 from edge_fl_server.release.rollout.stored_rollout import request
@@ -51,7 +51,7 @@ def context(tmp_path: Path) -> PageContext:
         ],
     )
     for release in (1, 2):
-        released.record(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
+        released.record_release(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
         number = rollouts.begin(db, "main", release, previous=release - 1)
         rollouts.advance(db, rollouts.get(db, number), state="completed")
     return PageContext(db, "main", tmp_path / "releases", str(tmp_path / "server" / "registry.sqlite"))

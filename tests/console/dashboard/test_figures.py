@@ -13,7 +13,7 @@ from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.pages import run as run_page
 from edge_fl_console.dashboard.queries import device, releases, run
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
-from edge_fl_server.registry import releases as released
+from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     ReleaseRecord,
@@ -43,7 +43,7 @@ def head(db: Database, device: str, id: str, after: float | None, before: float 
 
 
 def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db: Database) -> None:
-    released.record(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
     rollouts.begin(db, "main", 2, previous=1)
     head(db, "pi-0", "r", 1.0, before=1.0)
     for number in range(1, 7):
@@ -61,7 +61,7 @@ def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db:
 
 
 def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database) -> None:
-    released.record(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
     able = {"tier": "head"}
     rows = [DeviceRecord("main", f"pi-{n}", "ready", release=2 * (n < 3), capability=able) for n in range(12)]
     devices.record(db, rows)

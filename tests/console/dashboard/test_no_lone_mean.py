@@ -24,7 +24,7 @@ from edge_fl_console.dashboard.live import PageBoard, PageContext
 from edge_fl_console.dashboard.pages import device
 from edge_fl_console.dashboard.pages import fleet as fleet_page
 from edge_fl_console.dashboard.site import ROUTES
-from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
+from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RoundRecord, RunRecord
 
 PAGES = [path for path, (_, build) in ROUTES.items() if build not in (fleet_page.build, device.build)]
@@ -76,7 +76,7 @@ def fill(db: Database, fleet: Fleet, history: History, evaluated: Evaluated) -> 
         means, clients = ({name: one[place] for name, one in found.items()} for place in (0, 1))
         runs.record_round(db, RoundRecord("toy", round, 9, 9, 1.0, metrics=means, clients=clients))
     for release in range(1, RELEASES + 1):
-        releases.record(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
+        rollouts.record_release(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
         record = rollouts.get(db, rollouts.begin(db, "main", release, previous=release - 1))
         assert record
         rollouts.advance(db, record, state="completed")

@@ -20,7 +20,7 @@ from edge_fl_console.dashboard.pages import releases as releases_page
 from edge_fl_console.dashboard.queries import fleet, log, overview, releases
 from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_server.registry import Database, audit, devices, reports, rollouts, runs
-from edge_fl_server.registry import releases as released
+from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -46,7 +46,7 @@ def db() -> Database:
     """Three releases, of which the fleet serves the last."""
     db = Database.open()
     for release in (1, 2, 3):
-        released.record(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
+        released.record_release(db, ReleaseRecord("main", release, "toy", release, "fedrep", "0" * 64, 100))
         number = rollouts.begin(db, "main", release, previous=release - 1)
         for device, found in ACCURACIES.items():
             before = found[release - 2] if release > 1 else None

@@ -14,7 +14,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, QuantiseConfig, ReleaseConfig
-from edge_fl_server.registry import Database, releases, runs
+from edge_fl_server.registry import Database, rollouts, runs
 from edge_fl_server.release import export
 from edge_fl_server.runs.results import Results, list_runs
 from tests.server.orchestrate.toy_runs import finished, with_recipe
@@ -61,7 +61,9 @@ def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
     db = Database.open(none_request.registry)
     (known,) = runs.listed(db, "main")
     assert (known.state, known.source, known.method, known.rounds) == ("completed", "none", "pretrained", 0)
-    assert [(release.method, release.round) for release in releases.listed(db, "main")] == [("pretrained", 0)]
+    assert [(release.method, release.round) for release in rollouts.releases_of(db, "main")] == [
+        ("pretrained", 0)
+    ]
     assert [(run.method, run.dataset) for run in list_runs(path.parent)] == [
         ("pretrained", "data of devices")
     ]

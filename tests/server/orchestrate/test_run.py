@@ -24,7 +24,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import execute
 from edge_fl_server.orchestrate.releases import is_due
 from edge_fl_server.recipes.recipe import ReleaseConfig
-from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
+from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from edge_fl_server.runs import checkpoint, round_metrics
 from edge_fl_server.runs.results import Results, list_runs
@@ -77,7 +77,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
         0.5,
         1.0,
     )
-    assert [release.round for release in releases.listed(db, "main")] == [2, 1]
+    assert [release.round for release in rollouts.releases_of(db, "main")] == [2, 1]
     assert [(device.device, device.capability["tier"]) for device in devices.listed(db, "main")] == [
         ("d1", "full"),
         ("d2", "full"),

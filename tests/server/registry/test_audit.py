@@ -9,7 +9,7 @@ from edge_fl.errors import InputError, RunError
 from edge_fl.files.accounts import local_user
 from edge_fl.wire.roles import ADMINISTRATOR, NotPermittedError, Person, local_person
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_server.cli.connection import acting_as
+from edge_fl_server.cli.options import acting_as
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, rollouts
 from edge_fl_server.release.rollout.commands import ReleaseCommands

@@ -12,7 +12,7 @@ from sqlalchemy import inspect
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl.wire.messages import Report
-from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
+from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -231,8 +231,8 @@ def test_the_newest_accuracy_of_each_device_is_known(db, monkeypatch):
 
 def test_releases_are_listed_newest_first(db):
     for number in (1, 2):
-        releases.record(db, ReleaseRecord("main", number, "r1", number, "fedavg", "0" * 64, 100))
-    assert [found.release for found in releases.listed(db, "main")] == [2, 1]
+        rollouts.record_release(db, ReleaseRecord("main", number, "r1", number, "fedavg", "0" * 64, 100))
+    assert [found.release for found in rollouts.releases_of(db, "main")] == [2, 1]
 
 
 def test_any_process_steers_a_rollout_and_only_the_latest_reader_advances_it(db):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sqlalchemy import case, func, select
 
 from edge_fl_console.dashboard.queries import standing
-from edge_fl_server.registry import Database, audit, fleets, releases, rollouts
+from edge_fl_server.registry import Database, audit, fleets, rollouts
 from edge_fl_server.registry import reports as registered_reports
 from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.fleets import Presence
@@ -124,7 +124,7 @@ def page(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
             replaces=replaces.get(record.release, 0),
             rolled_back=record.release in left,
         )
-        for record in releases.listed(db, fleet)[:NEWEST]
+        for record in rollouts.releases_of(db, fleet)[:NEWEST]
     }
     if back not in rows or not rows[back].startable or back >= served:
         back = 0

@@ -45,7 +45,7 @@ from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import GONE, MAX_ANSWER_BYTES, DeviceState, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics, checked, checked_device
 from edge_fl.wire.transport import Disconnected, Event, Packet, Transport
-from edge_fl_server.mqtt.connector import ServerConnect
+from edge_fl_server.mqtt.connector import ServerConnect, passing_client
 from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
 
 CONNECT_S = 5.0
@@ -87,7 +87,10 @@ def ask(
     while True:
         try:
             left_s = max(until - time.monotonic(), 1.0)
-            return _ask_once(connect, topics, checked_device(device), query, authorities, left_s)
+            with passing_client(connect, "operator") as (transport, events):
+                once = replace(query, id=secrets.token_hex(8))
+                conversation = _Conversation(topics, checked_device(device), once, events)
+                return conversation.hold(transport, authorities, left_s)
         except _InterruptedError as error:
             pause_s = PAUSES.uniform(*PAUSE_S)
             if time.monotonic() + pause_s > until:
@@ -98,29 +101,6 @@ def ask(
             time.sleep(pause_s)
 
 
-def _ask_once(
-    connect: ServerConnect,
-    topics: Topics,
-    device: str,
-    query: Query,
-    authorities: Authorities,
-    deadline_s: float,
-) -> QueryAnswer:
-    """Ask over a new connection. Raises as `ask`, and _InterruptedError if the connection is lost."""
-    conversation = _Conversation(topics, device, replace(query, id=secrets.token_hex(8)))
-    transport = connect(
-        f"operator-{secrets.token_hex(4)}",
-        None,
-        conversation.events.put,
-        session_expiry_s=0,
-        clean_start=True,
-    )
-    try:
-        return conversation.hold(transport, authorities, deadline_s)
-    finally:
-        transport.close()
-
-
 class _InterruptedError(Exception):
     """The connection was lost before the answer was complete."""
 
@@ -128,14 +108,14 @@ class _InterruptedError(Exception):
 class _Conversation:
     """One query and what arrives in answer to it."""
 
-    def __init__(self, topics: Topics, device: str, query: Query) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._topics, self._device, self._query = topics, device, query
+    def __init__(self, topics: Topics, device: str, query: Query, events: queue.SimpleQueue[Event]) -> None:
+        self._topics, self._device, self._query, self._events = topics, device, query, events
         self._state: DeviceState | None = None
         self._reply: QueryReply | None = None
         self._chunks: dict[int, bytes] = {}
 
     def hold(self, transport: Transport, authorities: Authorities, deadline_s: float) -> QueryAnswer:
+        """Ask. Raises as `ask`, and _InterruptedError if the connection is lost."""
         transport.wait_connected(CONNECT_S)
         topics, device = self._topics, self._device
         chunks = topics.query_chunk(device, self._query.id, "+")
@@ -158,7 +138,7 @@ class _Conversation:
         until = time.monotonic() + limit_s
         while not done() and (left := until - time.monotonic()) > 0:
             try:
-                event = self.events.get(timeout=left)
+                event = self._events.get(timeout=left)
             except queue.Empty:
                 return
             if isinstance(event, Disconnected):

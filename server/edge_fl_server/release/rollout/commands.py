@@ -27,7 +27,7 @@ from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, audit, releases, rollouts
+from edge_fl_server.registry import Database, audit, rollouts
 from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord, Subject
 from edge_fl_server.release import agent_releases, ownership
 from edge_fl_server.release.export import (
@@ -96,20 +96,18 @@ class ReleaseCommands:
         records = rollouts.listed(self.db, self.fleet)
         service = dict.fromkeys(rollouts.rolled_back(records), "rolled back")
         service[rollouts.served_release(self.db, self.fleet)] = "in service"
-        rows = []
-        for manifest in reversed(self.repository.releases()):
-            rows.append(
-                {
-                    "release": manifest.release,
-                    "method": manifest.method,
-                    "run_id": manifest.run_id,
-                    "round": manifest.round,
-                    "kib": -(-manifest.extractor.bytes // 1024),
-                    "service": service.get(manifest.release, ""),
-                    **_last_rollout(records, manifest.release),
-                }
-            )
-        return rows
+        return [
+            {
+                "release": manifest.release,
+                "method": manifest.method,
+                "run_id": manifest.run_id,
+                "round": manifest.round,
+                "kib": -(-manifest.extractor.bytes // 1024),
+                "service": service.get(manifest.release, ""),
+                **_last_rollout(records, manifest.release),
+            }
+            for manifest in reversed(self.repository.releases())
+        ]
 
     def sign(
         self, exported: Exported, description: Description, int8: QuantisedExtractor | None = None
@@ -129,7 +127,7 @@ class ReleaseCommands:
             with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
                 ownership.take(self.db, self.fleet, self.home)
                 store(repository, manifest, payloads)
-        releases.record(self.db, releases.published(self.fleet, manifest))
+        rollouts.record_release(self.db, rollouts.published(self.fleet, manifest))
         return manifest
 
     def is_served(self, release: int) -> bool:
@@ -165,24 +163,26 @@ class ReleaseCommands:
         if unfinished is None:
             of_agent = " of an agent release" if subject == "agent" else ""
             raise InputError(f"fleet {self.fleet!r}: no roll-out{of_agent} is under way")
-        write = partial(self._steer, unfinished.number, desired)
+
+        def write() -> int:
+            rollouts.steer(self.db, unfinished.number, desired)
+            return unfinished.number
+
         return self._audited(STEERING[desired], unfinished.name, write)
 
     def agent_rows(self) -> list[dict[str, object]]:
         """The kept agent releases, newest first, each with the state of its last roll-out."""
         records = rollouts.listed(self.db, self.fleet, "agent")
-        rows = []
-        for release in reversed(agent_releases.listed(self.repository)):
-            rows.append(
-                {
-                    "number": release.number,
-                    "version": release.version,
-                    "bytes": sum(wheel.blob.bytes for wheel in release.wheels),
-                    **_last_rollout(records, release.number),
-                    "flags": ", ".join(flag for flag in ("downgrade", "withdrawn") if getattr(release, flag)),
-                }
-            )
-        return rows
+        return [
+            {
+                "number": release.number,
+                "version": release.version,
+                "bytes": sum(wheel.blob.bytes for wheel in release.wheels),
+                **_last_rollout(records, release.number),
+                "flags": ", ".join(flag for flag in ("downgrade", "withdrawn") if getattr(release, flag)),
+            }
+            for release in reversed(agent_releases.listed(self.repository))
+        ]
 
     def roll_out_agent(self, targets: Sequence[str], plan: RolloutConfig, *, downgrade: bool) -> Request:
         """Roll out wheels, the newest kept agent release of a version, or without targets the newest or paused one. Raises InputError."""
@@ -283,10 +283,6 @@ class ReleaseCommands:
                     consequence=f"it is paused, 'edge-fl release {resume}' resumes it",
                 )
             time.sleep(POLL_S)
-
-    def _steer(self, number: int, desired: DesiredRolloutState) -> int:
-        rollouts.steer(self.db, number, desired)
-        return number
 
     def _pause(self, number: int) -> None:
         """Pause a roll-out that has not ended and that no server carries out any longer."""
