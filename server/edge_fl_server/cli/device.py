@@ -9,6 +9,7 @@ from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
+from edge_fl.files.paths import text
 from edge_fl.options import (
     CONNECTION,
     FOLDERS,
@@ -129,7 +130,7 @@ def diagnose(
     print_status(
         f"{device}: {found.status}, {found.activity}{why}; agent {agent}, {errors}; {_origin(answer)}"
     )
-    print(where)
+    print(text(where))
 
 
 def _ask(

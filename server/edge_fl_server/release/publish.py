@@ -15,7 +15,6 @@ from edge_fl.errors import ArtefactError, EdgeFLError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.release.agent import AgentRelease
 from edge_fl.release.manifests import Manifest, blobs
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, Packet, Transport
@@ -42,8 +41,7 @@ class Publisher:
     ) -> None:
         self._transport, self._topics, self._repository, self._limits = transport, topics, repository, limits
         self._watch = watch
-        self._published: dict[int, Manifest] = {}  # releases whose chunks were sent
-        self._agents: dict[int, AgentRelease] = {}  # agent releases whose chunks were sent
+        self._sent: dict[str, list[Blob]] = {}  # as `_kept`: releases whose chunks were sent
 
     def publish(self, manifest: Manifest, payloads: Mapping[str, bytes]) -> None:
         """Sign and publish a release; only the newest three are kept.
@@ -56,11 +54,11 @@ class Publisher:
             checked = executor.submit(_require, manifest, payloads)
             kept = executor.submit(_keep, self._repository, manifest, payloads, checked.result)
             checked.result()
-            self._send(manifest, payloads)
+            self._send(_name(manifest), blobs(manifest), payloads)
         try:
             kept.result()
         except ArtefactError:
-            for blob in self._unneeded([manifest]):
+            for blob in self._unneeded({_name(manifest): blobs(manifest)}):
                 clear_chunks(self._transport, self._topics, blob)
             raise
         self._commit(manifest)
@@ -71,38 +69,31 @@ class Publisher:
         kept = {manifest.release: manifest for manifest in self._repository.releases()}
         if release not in kept:
             raise InputError(f"release {release}: not kept, only {sorted(kept)} are")
-        self._send(kept[release])
+        self._send(_name(kept[release]), blobs(kept[release]))
         self._commit(kept[release])
 
     def republish_all(self, *, chunks: bool = True) -> None:
         """Publish everything again, after the broker lost its data; metadata near its expiry is signed again first."""
         self._repository.refresh()
         if chunks:
-            for manifest in self._repository.releases():
-                self._send(manifest)
-                self._published[manifest.release] = manifest
-            self._agents = {}
-        self._send_agents()
-        self._send_metadata()
+            self._sent = {}
+        self.publish_missing(metadata=True)
 
-    def publish_agents(self) -> None:
-        """Publish the agent releases that any process has signed on disk since, and the metadata."""
-        self._repository.reload()
-        self._send_agents()
-        self._send_metadata()
+    def publish_missing(self, *, metadata: bool = False) -> None:
+        """Publish the releases that another process has signed on disk since, and delete blobs that are no longer needed.
 
-    def publish_missing(self) -> None:
-        """Publish the releases that another process has signed on disk since, and delete blobs that are no longer needed."""
+        With `metadata` the metadata is published even if there are none: other fields of it may have changed.
+        """
         self._repository.reload()
-        releases = self._repository.releases()
-        missing = [manifest for manifest in releases if manifest.release not in self._published]
-        if not missing:
+        kept = self._kept()
+        missing = [name for name in kept if name not in self._sent]
+        if not (missing or metadata):
             return
-        for manifest in missing:
-            self._send(manifest)
+        for name in missing:
+            self._send(name, kept[name])
         self._send_metadata()
-        self._clear_unneeded(list(self._published.values()))
-        self._published = {manifest.release: manifest for manifest in releases}
+        self._clear_unneeded(self._sent)
+        self._sent = kept
 
     def refresh(self) -> None:
         """Sign metadata near its expiry again and publish it; nothing is published if none is."""
@@ -111,12 +102,7 @@ class Publisher:
 
     def repair(self, sha256: str, missing: Iterable[int]) -> bool:
         """Publish the chunks again that a device is missing; False if the blob belongs to no kept release."""
-        known = {blob.sha256: blob for manifest in self._repository.releases() for blob in blobs(manifest)}
-        known |= {
-            blob.sha256: blob
-            for release in agent_releases.listed(self._repository)
-            for blob in _wheels(release)
-        }
+        known = {blob.sha256: blob for release in self._kept().values() for blob in release}
         blob = known.get(sha256)
         if blob is None or not (payload := self.kept(blob)):
             return False
@@ -139,33 +125,30 @@ class Publisher:
     def _commit(self, manifest: Manifest) -> None:
         """Make a release current after its chunks are on the broker; delete blobs that are no longer needed."""
         with self._repository.locked():
-            before = self._repository.releases()
+            before = self._kept()
             self._repository.publish(manifest)
-        self._published[manifest.release] = manifest
+        self._sent[_name(manifest)] = blobs(manifest)
         self._send_metadata()
         self._clear_unneeded(before)
 
-    def _clear_unneeded(self, before: list[Manifest]) -> None:
+    def _kept(self) -> dict[str, list[Blob]]:
+        """The blobs of each kept release, of an extractor or of the agent, by its name."""
+        agents = agent_releases.listed(self._repository)
+        kept = {f"agent release {each.number}": [wheel.blob for wheel in each.wheels] for each in agents}
+        return {_name(each): blobs(each) for each in self._repository.releases()} | kept
+
+    def _unneeded(self, releases: Mapping[str, list[Blob]]) -> list[Blob]:
+        """Blobs of these releases that no kept release needs."""
+        needed = {blob.sha256 for each in self._kept().values() for blob in each}
+        named = {blob.sha256: blob for each in releases.values() for blob in each}
+        return [blob for sha256, blob in named.items() if sha256 not in needed]
+
+    def _clear_unneeded(self, before: Mapping[str, list[Blob]]) -> None:
         for blob in self._unneeded(before):
             self.clear(blob)
         self._transport.drain(self._limits.drain_s)
 
-    def _send_agents(self) -> None:
-        """Publish the chunks of agent releases that were not sent yet; delete those that are no longer kept."""
-        kept = {release.number: release for release in agent_releases.listed(self._repository)}
-        for number in kept.keys() - self._agents.keys():
-            self._send_blobs(f"agent release {number}", _wheels(kept[number]))
-        needed = {blob.sha256 for release in kept.values() for blob in _wheels(release)}
-        for blob in (blob for release in self._agents.values() for blob in _wheels(release)):
-            if blob.sha256 not in needed:
-                self.clear(blob)
-        self._agents = kept
-
-    def _send(self, manifest: Manifest, payloads: Mapping[str, bytes] = ON_DISK) -> None:
-        """Publish all chunks of a release."""
-        self._send_blobs(f"release {manifest.release}", blobs(manifest), payloads)
-
-    def _send_blobs(self, stage: str, required: list[Blob], payloads: Mapping[str, bytes] = ON_DISK) -> None:
+    def _send(self, stage: str, required: list[Blob], payloads: Mapping[str, bytes] = ON_DISK) -> None:
         """Publish all chunks and wait for the broker; payloads that are missing are read from disk."""
         total, sent = sum(blob.bytes for blob in required), 0
 
@@ -210,12 +193,6 @@ class Publisher:
     def _retain(self, name: str, payload: bytes) -> None:
         self._transport.publish(Packet(self._topics.tuf(name), payload, retain=True, content_type=JSON))
 
-    def _unneeded(self, manifests: list[Manifest]) -> list[Blob]:
-        """Blobs of these manifests that no kept release needs."""
-        needed = {blob.sha256 for manifest in self._repository.releases() for blob in blobs(manifest)}
-        named = {blob.sha256: blob for manifest in manifests for blob in blobs(manifest)}
-        return [blob for sha256, blob in named.items() if sha256 not in needed]
-
     def _path(self, blob: Blob) -> Path:
         return self._repository.artefacts / blob.sha256
 
@@ -227,8 +204,8 @@ def store(repository: Repository, manifest: Manifest, payloads: Mapping[str, byt
     repository.publish(manifest)
 
 
-def _wheels(release: AgentRelease) -> list[Blob]:
-    return [wheel.blob for wheel in release.wheels]
+def _name(manifest: Manifest) -> str:
+    return f"release {manifest.release}"
 
 
 def _keep(

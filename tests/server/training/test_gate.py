@@ -116,7 +116,9 @@ def test_who_makes_a_round_worse_is_left_out_and_named():
     *_, third = rounds.run(method, others, Plan(LEARNT - 1, evaluate_every=0))
     assert same(third.shared, before)
     downs = {client: steps.broadcast(method, before, client) for client in others.ids()}
-    honest = [update for update in others.train(LEARNT, method.at(LEARNT), downs) if update.client != "c003"]
+    honest = [
+        update for update in others.each("train", LEARNT, method.at(LEARNT), downs) if update.client != "c003"
+    ]
     assert same(found[-1].shared, steps.aggregate(method, before, honest))
 
 

@@ -78,7 +78,7 @@ class AgentRollout:
             self._repository.reload()
             if stages and stages.state in WITHDRAWN:
                 agent_releases.withdraw(self._repository, stages.release)
-            self._publisher.publish_agents()
+            self._publisher.publish_missing(metadata=True)
         for device, status in self._updatable():
             self._ask(device.id, status)
 
