@@ -32,7 +32,7 @@ from edge_fl.metrics import summarise
 from edge_fl_lab.report import gains, page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.recipes.recipe import Recipe, dump, with_settings
 from edge_fl_server.registry.database import location
 from edge_fl_server.runs import round_metrics

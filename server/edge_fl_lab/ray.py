@@ -22,7 +22,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
-from edge_fl_server.training.engines import folders, processes, schedule
+from edge_fl_server.training.engines import folders, processes, simulated
 from edge_fl_server.training.engines.simulated import (
     PersonalParts,
     SequentialClients,
@@ -67,7 +67,7 @@ class RayClients(SimulatedClients):
 
     def each(self, step: Step, round: int, method: Method, downs: Downs) -> Iterator[Update]:
         """Yield updates in order of completion. The number of queued clients is bounded."""
-        order = schedule.largest_first(downs, self._store.samples)
+        order = simulated.largest_first(downs, self._store.samples)
         running: list[Any] = []
         put = _PutOnce(self._ray)
         while True:
@@ -143,7 +143,7 @@ class _PutOnce:
         self._reference: Any = None
 
     def __call__(self, down: Parts) -> Any:
-        if self._reference is None or not schedule.identical(down, self._last):
+        if self._reference is None or not simulated.identical(down, self._last):
             self._last, self._reference = down, self._ray.put(to_arrays(down))
         return self._reference
 

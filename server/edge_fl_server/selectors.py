@@ -42,16 +42,35 @@ EXPECTED = "a device name, key=value, @group, 'not' or '('"
 Value = str | float
 Device = Mapping[str, Value]
 """The tags and attributes of one device, with its `name`."""
+Expression = Callable[[Device], bool]
+"""Whether a device matches."""
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {"=": eq, "<": lt, ">": gt, "<=": le, ">=": ge}
+log = logging.getLogger(__name__)
+REFRESH_S = 5.0
+_ABLE = devices.c.capability
+ATTRIBUTES: dict[str, ColumnElement[Any]] = {
+    "name": devices.c.device,
+    "status": devices.c.status,
+    "standing": STANDING,
+    "activity": devices.c.activity,
+    "why": devices.c.why,
+    "tier": _ABLE["tier"].as_string(),
+    "head": _ABLE["head"].as_string(),
+    "arch": _ABLE["machine"].as_string(),
+    "python": _ABLE["python"].as_string(),
+    "onnxruntime": _ABLE["onnxruntime"].as_string(),
+    "agent": _ABLE["agent"].as_string(),
+    "release": devices.c.release,
+    "samples": _ABLE["samples"].as_integer(),
+    "memory_mb": _ABLE["memory_mb"].as_integer(),
+    "disk_free_mb": _ABLE["disk_free_mb"].as_integer(),
+    "drift": _ABLE["drift"].as_float(),
+}
+"""Attribute -> its column in the registry."""
 
 
 class SelectorError(ConfigError):
     """A selector that cannot be parsed."""
-
-
-Expression = Callable[[Device], bool]
-"""Whether a device matches."""
-
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {"=": eq, "<": lt, ">": gt, "<=": le, ">=": ge}
 
 
 @dataclass(frozen=True)
@@ -283,31 +302,6 @@ def _not(inner: Expression) -> Expression:
 
 def _is_word(token: str) -> bool:
     return token[0] not in "()=<>!@"
-
-
-log = logging.getLogger(__name__)
-
-REFRESH_S = 5.0
-_ABLE = devices.c.capability
-ATTRIBUTES: dict[str, ColumnElement[Any]] = {
-    "name": devices.c.device,
-    "status": devices.c.status,
-    "standing": STANDING,
-    "activity": devices.c.activity,
-    "why": devices.c.why,
-    "tier": _ABLE["tier"].as_string(),
-    "head": _ABLE["head"].as_string(),
-    "arch": _ABLE["machine"].as_string(),
-    "python": _ABLE["python"].as_string(),
-    "onnxruntime": _ABLE["onnxruntime"].as_string(),
-    "agent": _ABLE["agent"].as_string(),
-    "release": devices.c.release,
-    "samples": _ABLE["samples"].as_integer(),
-    "memory_mb": _ABLE["memory_mb"].as_integer(),
-    "disk_free_mb": _ABLE["disk_free_mb"].as_integer(),
-    "drift": _ABLE["drift"].as_float(),
-}
-"""Attribute -> its column in the registry."""
 
 
 def parsed(db: Database, fleet: str, text: str) -> Selector:

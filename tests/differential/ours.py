@@ -15,8 +15,8 @@ from edge_fl.learn.batches import Batches, as_tensor, pixels
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.orchestrate.execute import simulated_clients
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate.execution import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.rounds import Plan
@@ -59,7 +59,7 @@ class Ours:
         )
         model = replace(RECIPE.model, options={"norm": setting.norm})
         self.study = studies.prepare(replace(RECIPE, method=config, model=model))
-        self._setup = run_setup.of_study(self.study)
+        self._setup = execution.of_study(self.study)
         self._personalises = setting.personalises
 
     @property

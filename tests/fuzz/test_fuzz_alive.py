@@ -35,8 +35,7 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.mqtt.updates.inbox import Inbox
-from edge_fl_server.mqtt.updates.round_request import RoundRequest
+from edge_fl_server.mqtt.updates.inbox import Inbox, RoundRequest
 from edge_fl_server.mqtt.updates.validation import Expected, UpdateTerms, Validator
 from tests.fuzz.mutate import mutated_text, mutated_trees, to_json
 from tests.fuzz.valid import structs

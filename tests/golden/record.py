@@ -19,7 +19,7 @@ from edge_fl.data.partition import DataConfig
 from edge_fl.learn import tree
 from edge_fl.learn.tree import Parts
 from edge_fl.methods import find
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 from edge_fl_server.training.clients import Clients

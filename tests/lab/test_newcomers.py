@@ -15,7 +15,7 @@ from edge_fl.methods import build_method, names
 from edge_fl.methods.contract import steps
 from edge_fl_lab import newcomers as newclients
 from edge_fl_lab.newcomers import HeadTraining, learn_new_task, meet, newcomers_model
-from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.orchestrate.execution import RunResult, simulate
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import cohort, studies
 from edge_fl_server.training.rounds import RoundResult

@@ -24,7 +24,7 @@ from edge_fl.wire.topics import GROUP, Topics
 from edge_fl.wire.transport import SAFETENSORS, Connected, Packet, Transport
 from edge_fl_devices.install.trust import Trust
 from edge_fl_server.mqtt.connector import ServerConnect
-from edge_fl_server.mqtt.updates.round_request import REPORT_KINDS
+from edge_fl_server.mqtt.updates.inbox import REPORT_KINDS
 
 CLASSES = 3
 INPUT = InputSpec((1, 4, 4), (0.5,), (0.25,))

@@ -26,8 +26,8 @@ from edge_fl.learn.tree import BUFFER, Parts
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.orchestrate.execute import simulated_clients
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate.execution import simulated_clients
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import gate, rounds, studies
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
@@ -389,7 +389,7 @@ class Fleets:
     def run(self, seed: int, defence: Defence, attack: str = "", attackers: int = 0) -> Outcome:
         """Run one fleet in which the first `attackers` clients of a random order attack, or without an attack send nothing."""
         recipe = self.recipe(seed)
-        setup = run_setup.of_study(studies.prepare(recipe))
+        setup = execution.of_study(studies.prepare(recipe))
         method, fleet = setup.method, simulated_clients(setup)
         order = [str(client) for client in np.random.default_rng(seed).permutation(sorted(fleet.ids()))]
         bad = order[:attackers]

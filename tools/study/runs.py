@@ -29,7 +29,7 @@ from edge_fl.methods.local import Local
 from edge_fl_lab.compare import cell_runs, inputs
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import FinalResult, RunHooks

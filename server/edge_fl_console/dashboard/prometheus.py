@@ -21,7 +21,7 @@ from edge_fl_server.registry.tables import (
     runs,
     verdict_counts,
 )
-from edge_fl_server.training.verdict import Outcome
+from edge_fl_server.training.records import Outcome
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPEN = ("running", "paused")

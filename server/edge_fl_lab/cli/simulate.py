@@ -15,7 +15,7 @@ from edge_fl_lab.cli.options import RecipeOptions, simulated
 from edge_fl_server.cli.options import RUNS, RunsOption, TrackOption
 
 if TYPE_CHECKING:
-    from edge_fl_server.orchestrate.execute import RunResult
+    from edge_fl_server.orchestrate.execution import RunResult
 
 EXAMPLE = "edge-fl simulate --method repper --dataset digits --rounds 10"
 STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")

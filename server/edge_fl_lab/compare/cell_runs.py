@@ -29,9 +29,8 @@ from edge_fl.untrusted import NOT_JSON
 from edge_fl_lab.compare import inputs
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import FeatureProbe, probe
-from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.orchestrate.execute import execute, simulated_clients
-from edge_fl_server.orchestrate.run_setup import torch_device
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate.execution import execute, simulated_clients, torch_device
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 from edge_fl_server.training.clients import MEASURES, Clients, Downs, Step, WrappedClients
@@ -147,7 +146,7 @@ def read_probe(key: str, folder: Path) -> FeatureProbe | None:
 
 
 def _run(blank: CellResult, study: Study, folder: Path, watch: Watch) -> CellResult:
-    setup = run_setup.of_study(study)
+    setup = execution.of_study(study)
     clients = _TimedClients(simulated_clients(setup))
     recorder = _CellRecorder(blank.key, folder, study, clients)
     outcome = execute(setup, clients, recorder, watch)

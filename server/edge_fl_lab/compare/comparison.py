@@ -27,7 +27,7 @@ from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.compare.progress import CellProgress
 from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tuned import TunedRow
-from edge_fl_server.orchestrate import run_setup
+from edge_fl_server.orchestrate import execution
 from edge_fl_server.runs.results import commit
 
 
@@ -65,7 +65,7 @@ def check(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
         settings = msgspec.structs.replace(cell.recipe, seed=0, data=DataConfig())
         kind = msgspec.json.encode([settings, study.dataset.input, study.dataset.classes])
         if kind not in built:  # seeds and splits make no difference
-            run_setup.of_study(study)
+            execution.of_study(study)
             built.add(kind)
         found[cell.key] = inputs.of_study(study)
     for line in sorted(gaps):

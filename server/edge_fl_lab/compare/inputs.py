@@ -20,7 +20,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.data.samples import Dataset
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import backbones, frozen, lora
-from edge_fl_server.orchestrate.run_setup import torch_device
+from edge_fl_server.orchestrate.execution import torch_device
 from edge_fl_server.training.studies import Study
 
 LIBRARIES = ("torch", "numpy")

@@ -21,7 +21,7 @@ from edge_fl_lab.research.data import Clients, Data
 from edge_fl_lab.research.result import Result, ResultHooks
 from edge_fl_lab.research.settings import Settings, recipe_of, require_importable
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 

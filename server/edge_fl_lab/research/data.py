@@ -19,7 +19,7 @@ from edge_fl.data.samples import Array, Dataset, Indices, Samples
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError
 from edge_fl.seeds import generator
-from edge_fl_server.orchestrate import run_setup
+from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 from edge_fl_server.training.studies import Study
@@ -49,7 +49,7 @@ class Data:
     def saved(self, recipe: Recipe, folder: Path) -> Recipe:
         """The recipe, checked, with the data in files: arrays and their clients are written to `folder`. Raises InputError."""
         study = self.study(recipe)
-        run_setup.of_study(study)
+        execution.of_study(study)
         changes: dict[str, Any] = {}
         name = study.dataset.name
         if not isinstance(self.images, str):

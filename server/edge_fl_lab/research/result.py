@@ -20,8 +20,7 @@ from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods.contract import steps
 from edge_fl.metrics import Summary
 from edge_fl_lab.trained import TrainedRun
-from edge_fl_server.orchestrate.execute import RunResult
-from edge_fl_server.orchestrate.run_setup import torch_device
+from edge_fl_server.orchestrate.execution import RunResult, torch_device
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.studies import Study

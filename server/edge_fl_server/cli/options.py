@@ -28,6 +28,30 @@ RUNS = Path("runs")
 
 FleetOption = Annotated[str, option("--fleet FLEET", "Name of the fleet.", CONNECTION, callback=fleet_name)]
 RunsOption = Annotated[Path, option("--runs FOLDER", "Folder of all results.", FOLDERS)]
+SetOption = Annotated[
+    list[str] | None,
+    option(
+        "--set KEY=VALUE",
+        "A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
+        TRAINING,
+    ),
+]
+TrackOption = Annotated[
+    list[str] | None,
+    option(
+        "--track VIEWER",
+        "Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
+    ),
+]
+WhereOption = Annotated[
+    str,
+    option(
+        "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
+    ),
+]
+AnywayOption = Annotated[
+    bool, option("--yes -y", "Also where the selector matches no device, or all devices.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,38 +89,10 @@ class RegistryPlace(RegistryOptions):
     fleet: FleetOption = "main"
 
 
-SetOption = Annotated[
-    list[str] | None,
-    option(
-        "--set KEY=VALUE",
-        "A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
-        TRAINING,
-    ),
-]
-TrackOption = Annotated[
-    list[str] | None,
-    option(
-        "--track VIEWER",
-        "Also record every round in the run's folder for a viewer: tensorboard or mlflow; may be repeated.",
-    ),
-]
-
-
 def settings(values: Mapping[str, object]) -> list[str]:
     """Format the options that were given as settings of a recipe, "key=value"."""
     given = {key: value for key, value in values.items() if value not in ("", None)}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
-
-
-WhereOption = Annotated[
-    str,
-    option(
-        "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
-    ),
-]
-AnywayOption = Annotated[
-    bool, option("--yes -y", "Also where the selector matches no device, or all devices.")
-]
 
 
 def connect_to(broker: BrokerAddressOptions) -> ServerConnect:

@@ -322,9 +322,9 @@ def list_keys(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the keys: role, threshold, expiry and location."""
-    import msgspec
+    from edge_fl_server.release.repository import Repository
 
-    rows = [msgspec.to_builtins(row) for row in open_repository(place, elsewhere).key_rows()]
+    rows = Repository.existing(place.home, place.fleet, elsewhere or ()).key_rows()
     show_table(rows, {name: name for name in ("role", "key", "threshold", "expires", "place")}, format)
 
 
@@ -372,20 +372,15 @@ def changing(
     place: RegistryPlace, action: str, target: str, elsewhere: list[Path] | None = None
 ) -> Iterator[Repository]:
     """A fleet's repository, to be changed in the block; the audit log has the action where the registry is on this machine."""
-    repository = open_repository(place, elsewhere)
+    from edge_fl_server.release.repository import Repository
+
+    repository = Repository.existing(place.home, place.fleet, elsewhere or ())
     if place.exists:
         with registry(place) as db, acting(db, place.fleet, action, target):
             yield repository
     else:
         print_status(f"no registry at {place.location}: this is not in the audit log (--database)")
         yield repository
-
-
-def open_repository(place: RegistryPlace, elsewhere: list[Path] | None = None) -> Repository:
-    """Open a fleet's repository; `elsewhere` are folders with further keys. Raises InputError if there is none."""
-    from edge_fl_server.release.repository import Repository
-
-    return Repository.existing(place.home, place.fleet, elsewhere or ())
 
 
 def list_releases(

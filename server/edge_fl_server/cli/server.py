@@ -4,7 +4,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from edge_fl import logs, plugins
 from edge_fl.cli import App
@@ -31,6 +31,10 @@ from edge_fl_server.cli.options import (
     TrackOption,
     connect_to,
 )
+
+if TYPE_CHECKING:
+    from edge_fl_server.mqtt.connector import ServerConnect
+    from edge_fl_server.orchestrate.serving import FleetAccess
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +72,14 @@ class ServingOptions:
     log_format: Annotated[LogFormat, option("--log-format text|json", "Format of the log on stderr.")] = (
         LogFormat.TEXT
     )
+
+    def access(
+        self, connect: "ServerConnect", fleet: str, place: RegistryOptions, identity: Path | None
+    ) -> "FleetAccess":
+        """How the server gets at its fleet."""
+        from edge_fl_server.orchestrate.serving import FleetAccess
+
+        return FleetAccess(connect, fleet, place.home, place.database, identity, self.workers, self.adopt)
 
 
 def register(app: App) -> None:
@@ -114,19 +126,10 @@ def run(
     # These import torch: invalid settings are reported before.
     from edge_fl_server import services
     from edge_fl_server.orchestrate import run as orchestrator
-    from edge_fl_server.orchestrate.serving import FleetAccess
 
     plugins.allow_working_folder()
     logs.configure(serving.log_format)
-    access = FleetAccess(
-        connect,
-        chosen.broker.fleet,
-        place.home,
-        place.database,
-        identity,
-        serving.workers,
-        serving.adopt,
-    )
+    access = serving.access(connect, chosen.broker.fleet, place, identity)
     with services.running(access, dashboard=serving.dashboard, devices=chosen.source != "simulated"):
         results, outcome = orchestrator.run(
             chosen, runs, access=access, takeover=takeover, resume=resume, track=trackers
@@ -141,19 +144,11 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
     """Serve a fleet between runs, until Ctrl-C: roll-outs, releases for devices that join, reports. Runs take over while they last."""
     connect = connect_to(broker)
     from edge_fl_server import services
-    from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
+    from edge_fl_server.orchestrate.serving import FleetServer
     from edge_fl_server.registry import Database
 
     logs.configure(serving.log_format)
-    access = FleetAccess(
-        connect,
-        place.fleet,
-        place.home,
-        place.database,
-        broker.identity,
-        serving.workers,
-        serving.adopt,
-    )
+    access = serving.access(connect, place.fleet, place, broker.identity)
     with (
         closing(Database.open(access.registry)) as db,
         services.running(access, dashboard=serving.dashboard),

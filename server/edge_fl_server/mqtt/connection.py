@@ -48,6 +48,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import Statements
 
 log = logging.getLogger(__name__)
+M = TypeVar("M", Assignment, Command, AgentUpdate, DesiredSettings, SumStep)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ class ReceivedMessage:
 
 
 Handler = Callable[[ReceivedMessage], None]
-M = TypeVar("M", Assignment, Command, AgentUpdate, DesiredSettings, SumStep)
 
 
 class SignsForDevices(Protocol):

@@ -26,7 +26,7 @@ from edge_fl_server.mqtt.chunks import SharedBlobs
 from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest
+from edge_fl_server.mqtt.updates.inbox import Response, RoundRequest
 from edge_fl_server.mqtt.updates.validation import (
     UpdateTerms,
     Validator,

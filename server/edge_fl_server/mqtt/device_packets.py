@@ -22,6 +22,18 @@ from edge_fl.wire.topics import NAME, Topics, role_of
 from edge_fl.wire.transport import Packet
 
 M = TypeVar("M", bound=Struct)
+log = logging.getLogger(__name__)
+MAX_KEY = 80  # characters
+MAX_KEYS = 10_000  # names are free for whoever may publish: the packets of further ones are counted together
+OTHERS = "others"
+INTERVAL_S = 10.0
+MAX_MESSAGES = 3000  # per device and interval, without chunks
+MAX_CHUNK_BYTES = 2 * MAX_BLOB_BYTES  # per device and interval; smaller chunks count as one of the usual size
+BLOCKED_SHARE = 10  # a blocked device has 1 / BLOCKED_SHARE of both
+OnExcess = Callable[[str, int, str], None]
+"""(device, number of dropped messages, description), once per interval and device; must not wait."""
+IsBlocked = Callable[[str], object]
+"""Whether the reports of a device do not count; called for every message, so it must be quick."""
 
 
 def one_line(text: str) -> str:
@@ -43,13 +55,6 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _cleaned(item) for key, item in value.items()}
     return [_cleaned(item) for item in value] if isinstance(value, list) else value
-
-
-log = logging.getLogger(__name__)
-
-MAX_KEY = 80  # characters
-MAX_KEYS = 10_000  # names are free for whoever may publish: the packets of further ones are counted together
-OTHERS = "others"
 
 
 class MalformedPackets(Counter[str]):
@@ -77,17 +82,6 @@ class MalformedPackets(Counter[str]):
 def kind_of(topic: str) -> str:
     """The kind of a device's message, from efl/1/FLEET/d/DEVICE/up/KIND; "" if the topic has none."""
     return "".join(topic.split("/")[6:7])
-
-
-INTERVAL_S = 10.0
-MAX_MESSAGES = 3000  # per device and interval, without chunks
-MAX_CHUNK_BYTES = 2 * MAX_BLOB_BYTES  # per device and interval; smaller chunks count as one of the usual size
-BLOCKED_SHARE = 10  # a blocked device has 1 / BLOCKED_SHARE of both
-
-OnExcess = Callable[[str, int, str], None]
-"""(device, number of dropped messages, description), once per interval and device; must not wait."""
-IsBlocked = Callable[[str], object]
-"""Whether the reports of a device do not count; called for every message, so it must be quick."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,14 @@ from edge_fl_server.registry import devices
 from edge_fl_server.registry.tables import DeviceRecord
 
 SETTLE_S = 30.0
+log = logging.getLogger(__name__)
+GATHER_S = 1.0  # devices of this time share the first line
+PAUSE_S = 60.0  # between two lines of one kind
+FORGET_S = 3600.0  # without a message of a kind; the next one is logged again
+RULE = "they do not count; distrust the broker (docs/security.md, a compromised broker)"
+Numbers = dict[str, int]
+"""The highest number of a device's signed messages, by kind; empty for a device that does not sign."""
+DELIVERED = "an older message was delivered to the server while the device was connected"
 
 
 @dataclass(slots=True)
@@ -99,14 +107,6 @@ class OlderMessages:
             del self._open[device]
         found, self._found = self._found, set()
         return Standing(frozenset(found), frozenset(self._open), frozenset(replayed))
-
-
-log = logging.getLogger(__name__)
-
-GATHER_S = 1.0  # devices of this time share the first line
-PAUSE_S = 60.0  # between two lines of one kind
-FORGET_S = 3600.0  # without a message of a kind; the next one is logged again
-RULE = "they do not count; distrust the broker (docs/security.md, a compromised broker)"
 
 
 @dataclass(slots=True)
@@ -178,11 +178,6 @@ class SignatureLog:
     def _replayed(self) -> set[str]:
         group = self._groups.get(Failure.REPLAYED)
         return group.devices if group else set()
-
-
-Numbers = dict[str, int]
-"""The highest number of a device's signed messages, by kind; empty for a device that does not sign."""
-DELIVERED = "an older message was delivered to the server while the device was connected"
 
 
 class Statements:

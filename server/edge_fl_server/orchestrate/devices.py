@@ -32,9 +32,8 @@ from edge_fl_server import selectors
 from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
+from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import MAX_NAMES, RunReleases
-from edge_fl_server.orchestrate.run_setup import RunSetup
 from edge_fl_server.orchestrate.serving import FleetAccess
 from edge_fl_server.orchestrate.statistics import StatisticsCollector
 from edge_fl_server.recipes.recipe import BrokerConfig, Recipe, ValidationConfig
@@ -47,6 +46,9 @@ from edge_fl_server.runs.recorder import Recorder, RunTotals
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.training.clients import Clients, HybridClients, NoClients
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, RoundResult, RunHooks
+
+log = logging.getLogger(__name__)
+COUNT_S = 2.0  # devices report their pictures soon after their heads
 
 
 @contextmanager
@@ -102,9 +104,6 @@ def require_not_stopped(db: Database, results: Results) -> None:
         )
 
 
-log = logging.getLogger(__name__)
-
-
 class Screening:
     """The screen of a run's updates as `[validation]` says; repeated outliers are quarantined."""
 
@@ -157,9 +156,6 @@ class Screening:
             {id: score for id, score in scores.items() if id in table},
             {id: why for id, why in outliers.items() if id in table},
         )
-
-
-COUNT_S = 2.0  # devices report their pictures soon after their heads
 
 
 class Advice:

@@ -24,9 +24,8 @@ from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
 from edge_fl.metrics import summarise_reports
-from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.orchestrate.execute import RunResult, execute, simulated_clients
-from edge_fl_server.orchestrate.run_setup import RunSetup
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.checkpoint import Checkpoint
@@ -34,8 +33,8 @@ from edge_fl_server.runs.recorder import Recorder, RunTotals
 from edge_fl_server.runs.results import Results, data_name
 from edge_fl_server.runs.round_metrics import Opener
 from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.records import dropped_last
 from edge_fl_server.training.rounds import CombinedHooks, RoundResult, RunHooks
-from edge_fl_server.training.verdict import dropped_last
 
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.serving import FleetAccess
@@ -62,7 +61,7 @@ def run(
     """
     begun = Results.open(resume) if resume else None
     saved = _checkpoint(begun, recipe) if begun else None
-    setup = run_setup.prepare(recipe)
+    setup = execution.prepare(recipe)
     if begun:
         setup = _continued(begun, setup)
     with ExitStack() as stack:
@@ -117,8 +116,8 @@ class _RoundLines(RunHooks):
                 line += f"  {name} {units.percent(summary.mean)} (n = {summary.clients})"
         if result.verdict and result.verdict.outcome != "accepted":
             line += f"  {result.verdict.outcome}: {result.verdict}"
-        if result.exhausted:
-            line += f"  privacy budget exhausted: {', '.join(result.exhausted)}"
+        if result.budget_exhausted:
+            line += f"  privacy budget exhausted: {', '.join(result.budget_exhausted)}"
         self._progress.print(line)
 
 

@@ -26,6 +26,9 @@ from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.director import Director
 
+POLL_S = 0.5
+SERVING = CoordinatorOptions(resume=True)
+
 
 @dataclass(frozen=True)
 class FleetAccess:
@@ -79,10 +82,6 @@ class FleetAccess:
             with connected(connection) as server:
                 ownership.take(db, self.fleet, self.home, adopt=self.adopt)
                 yield server
-
-
-POLL_S = 0.5
-SERVING = CoordinatorOptions(resume=True)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from edge_fl.errors import InputError, nearest
 from edge_fl_server.registry.database import Database
 from edge_fl_server.registry.tables import fleets, servers
 
+BEAT_S = 5.0  # between two signs of life
+SILENT_S = 20.0  # a server without a sign of life for this long is offline
+
 
 def known(db: Database) -> list[str]:
     """The fleets that ever existed in this registry, ascending."""
@@ -38,10 +41,6 @@ def claim(db: Database, fleet: str) -> str:
     with db.writing() as connection:
         db.insert_new(connection, fleets, {"fleet": fleet, "id": secrets.token_hex(8)})
     return id_of(db, fleet)
-
-
-BEAT_S = 5.0  # between two signs of life
-SILENT_S = 20.0  # a server without a sign of life for this long is offline
 
 
 class Presence(Struct, frozen=True):

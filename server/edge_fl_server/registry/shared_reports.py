@@ -19,6 +19,8 @@ from edge_fl_server.registry.tables import report_chunks, round_requests, shared
 RELEASE_PREFIX = "rel-"  # of the ids of reports on a release, which belong to no round request
 MAX_CHUNKS = 8192  # per report; more are dropped
 ReportState = Literal["open", "accepted", "rejected", "passed"]
+Validate = Callable[[Report, Mapping[int, bytes]], tuple[ReportState, str] | None]
+"""(report, chunks) -> (state, reason); None while chunks are missing."""
 
 
 class SharedReport(Struct, frozen=True):
@@ -33,10 +35,6 @@ class SharedReport(Struct, frozen=True):
     state: ReportState = "open"
     reason: str = ""
     payload: bytes | None = None
-
-
-Validate = Callable[[Report, Mapping[int, bytes]], tuple[ReportState, str] | None]
-"""(report, chunks) -> (state, reason); None while chunks are missing."""
 
 
 def open_request(db: Database, fleet: str, id: str, content: Mapping[str, Any]) -> None:

@@ -31,6 +31,16 @@ RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected",
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
 Subject = Literal["extractor", "agent"]
+metadata = MetaData()
+TYPES = {
+    inspect.StrType: Text,
+    inspect.LiteralType: Text,
+    inspect.IntType: BigInteger,
+    inspect.FloatType: Float,
+    inspect.BoolType: Boolean,
+    inspect.DictType: JSON,
+}
+"""Type of a record's field -> type of its column."""
 
 
 class DeviceRecord(Struct, frozen=True):
@@ -286,19 +296,6 @@ class RolloutRecord(Struct, frozen=True):
     def explanation(self) -> str:
         """Its `back` and `reason`."""
         return "; ".join(filter(None, (self.back, self.reason)))
-
-
-metadata = MetaData()
-
-TYPES = {
-    inspect.StrType: Text,
-    inspect.LiteralType: Text,
-    inspect.IntType: BigInteger,
-    inspect.FloatType: Float,
-    inspect.BoolType: Boolean,
-    inspect.DictType: JSON,
-}
-"""Type of a record's field -> type of its column."""
 
 
 def _table(name: str, record: type[Struct], *key: str) -> Table:

@@ -21,6 +21,14 @@ STANDARD = ("", "ai.onnx")
 """Domains of the standard operators."""
 
 TYPE_NAMES = {number: name.lower() for name, number in TensorProto.DataType.items()}
+REFERENCE_PARITY = (
+    1e-3  # largest difference relative to the largest feature, to features that another program computed
+)
+OURS = (IMAGE, FEATURES, "mean", "std", "centred")  # names of values that conversion adds
+HOW = f"export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={{{IMAGE!r}: {{0: {ROWS!r}}}}})"
+RNG_SEED = 0
+OUT_OF_MEMORY = ("bfc_arena", "Failed to allocate", "bad_alloc", "bad allocation")
+MAX_REASON = 160  # characters: the end of onnxruntime's errors, after a C++ signature, has the reason
 
 
 def inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
@@ -92,16 +100,6 @@ def typed(value: onnx.ValueInfoProto) -> str:
 def one_line(error: Exception) -> str:
     """The text of another library's error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
-
-
-REFERENCE_PARITY = (
-    1e-3  # largest difference relative to the largest feature, to features that another program computed
-)
-OURS = (IMAGE, FEATURES, "mean", "std", "centred")  # names of values that conversion adds
-HOW = f"export it with a dynamic first axis: torch.onnx.export(..., dynamic_axes={{{IMAGE!r}: {{0: {ROWS!r}}}}})"
-RNG_SEED = 0
-OUT_OF_MEMORY = ("bfc_arena", "Failed to allocate", "bad_alloc", "bad allocation")
-MAX_REASON = 160  # characters: the end of onnxruntime's errors, after a C++ signature, has the reason
 
 
 class ForeignInput(Struct, frozen=True):

@@ -41,6 +41,8 @@ from edge_fl_server.release.onnx_session import Session, quiet
 BATCH = 16
 SYNTHETIC = 32  # images
 OPERATORS = ["Conv", "MatMul", "Gemm", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Relu", "Clip"]
+MOST_PER_CLASS = 64
+HELD_OUT = 4  # every fourth picture of a class
 
 
 @dataclass(frozen=True)
@@ -230,10 +232,6 @@ def _accuracy(
 ) -> float:
     head = heads.fit("nearest", z[0], train.y, classes, unit_norm=unit_norm)
     return float((head.predict(z[1]) == held_out.y).mean())
-
-
-MOST_PER_CLASS = 64
-HELD_OUT = 4  # every fourth picture of a class
 
 
 def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int = 0) -> ClientData:

@@ -27,7 +27,7 @@ from typing import Any
 
 import tuf.repository
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
@@ -38,6 +38,13 @@ from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release.manifests import Entry, Manifest, decode, encode, extends, listed, target_path
+
+KEPT_RELEASES = 3
+MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
+ORDER = (Targets.type, Snapshot.type, Timestamp.type)
+LIFETIME_DAYS = {Root.type: 365, Targets.type: 30, Snapshot.type: 7, Timestamp.type: 7}
+"""How long each role's metadata is valid; `refresh` signs again when a third of that is left."""
+File = tuple[str, bytes]
 
 
 class Keys:
@@ -96,26 +103,6 @@ def _write(path: Path, pem: bytes) -> None:
     with reporting(text(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, pem, private=True)
-
-
-KEPT_RELEASES = 3
-MAX_METADATA_BYTES = 256 * 1024  # one message on the wire
-ORDER = (Targets.type, Snapshot.type, Timestamp.type)
-
-LIFETIME_DAYS = {Root.type: 365, Targets.type: 30, Snapshot.type: 7, Timestamp.type: 7}
-"""How long each role's metadata is valid; `refresh` signs again when a third of that is left."""
-
-File = tuple[str, bytes]
-
-
-class KeyRow(Struct, frozen=True):
-    """One key of one role; `place` is the folder that holds it, "" if it is not available."""
-
-    role: str
-    key: str
-    threshold: int
-    expires: str
-    place: str
 
 
 def now() -> datetime:
@@ -286,17 +273,17 @@ class Repository(tuf.repository.Repository):
         """Move the available keys of a role to `folder` -> their ids. They are needed again to sign, and exist nowhere else."""
         return self.keys.take_out(self.root().roles[role].keyids, folder)
 
-    def key_rows(self) -> list[KeyRow]:
-        """All keys with their role, threshold, expiry of the metadata they signed, and folder."""
+    def key_rows(self) -> list[dict[str, object]]:
+        """All keys with their role, threshold, expiry of the metadata they signed, and the folder that holds them ("": not available)."""
         root = self.root()
         return [
-            KeyRow(
-                role=role,
-                key=keyid,
-                threshold=root.roles[role].threshold,
-                expires=f"{self._current[role].signed.expires:%Y-%m-%d}",
-                place=paths.text(self.keys.folder_of(keyid) or ""),
-            )
+            {
+                "role": role,
+                "key": keyid,
+                "threshold": root.roles[role].threshold,
+                "expires": f"{self._current[role].signed.expires:%Y-%m-%d}",
+                "place": paths.text(self.keys.folder_of(keyid) or ""),
+            }
             for role in (Root.type, *ORDER)
             for keyid in root.roles[role].keyids
         ]

@@ -24,6 +24,7 @@ from edge_fl_server.runs import checkpoint
 from edge_fl_server.runs.results import Results, RunSum
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.records import RoundFigures
 from edge_fl_server.training.rounds import FinalResult, Plan, RoundResult, RunHooks
 
 if TYPE_CHECKING:
@@ -185,20 +186,12 @@ class Recorder(RunHooks):
     def after_round(self, result: RoundResult, clients: Clients) -> None:
         self._totals.measure(result.metrics)
         self._results.record_engine(clients.engine, clients.engine_timing)
+        figures = {name: getattr(result, name) for name in RoundFigures.__struct_fields__}
         self._results.append_round(
             RoundMetrics(
-                round=result.round,
-                selected=result.selected,
-                responded=result.responded,
-                head_updates=result.head_updates,
-                attempts=result.attempts,
-                staleness=result.staleness,
+                **figures,
                 rejected=self._rejected(),
-                verdict=result.verdict,
-                budget_exhausted=result.exhausted,
                 seconds=round(result.seconds, 3),
-                bytes_down=result.bytes_down,
-                bytes_up=result.bytes_up,
                 metrics=summarise_reports(list(result.metrics.values())),
                 clients=result.metrics,
             )

@@ -41,7 +41,7 @@ from edge_fl.untrusted import NOT_JSON
 from edge_fl_server.recipes.recipe import Recipe, Source, dump, load
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import Opener, RoundLine, RoundMetrics, Tracking
-from edge_fl_server.training.engine_timing import EngineTiming
+from edge_fl_server.training.records import EngineTiming
 
 LIBRARIES = (
     "numpy",
@@ -56,6 +56,8 @@ LIBRARIES = (
     "safetensors",
 )
 GIT_DEADLINE_S = 10.0
+FOLDERS = ("checkpoints", "artefacts")
+Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
 
 
 class Commit(Struct, frozen=True):
@@ -108,10 +110,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-FOLDERS = ("checkpoints", "artefacts")
-Outcome = Literal["completed", "failed", "stopped", "budget_exhausted"]
 
 
 class RunState(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,41 +11,31 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct
 
 from edge_fl import plugins
 from edge_fl.errors import ConfigError, RunError, nearest
 from edge_fl.files.paths import text
 from edge_fl.metrics import Summary
-from edge_fl_server.training.verdict import RoundVerdict
+from edge_fl_server.training.records import RoundFigures
 
 FILE = "round_metrics.jsonl"
+log = logging.getLogger(__name__)
+ENTRY_POINTS = "edge_fl.trackers"
+STATISTICS = ("mean", "std", "bottom_decile")
+"""The fields of each metric's summary that trackers receive."""
 
 
-class RoundMetrics(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One round, or the `final` personalisation after round `round`. Clients are named by their ids.
+class RoundMetrics(RoundFigures, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One round, or the `final` personalisation after round `round`.
 
-    `selected` are the clients whose update could count, `responded` those whose update arrived in time, `head_updates` the head-only
-    devices that contributed. `staleness` maps late clients to the age of their update in rounds. `rejected` counts rejected reports by
-    reason (`outlier`: updates that arrived but were dropped). `budget_exhausted` are the clients without privacy budget. `verdict` is that
-    of the round gate, None if the round was not compared. `metrics` summarises each metric over the clients in `clients`, which holds each
-    client's own values; both are empty in rounds without evaluation. NaN is null in the file. `seconds` is wall time, None for the final
-    line; bytes count tensors, not framing.
+    `rejected` counts rejected reports by reason (`outlier`: updates that arrived but were dropped). `metrics` summarises each metric over
+    the clients in `clients`, which holds each client's own values; both are empty in rounds without evaluation. NaN is null in the file.
+    `seconds` is wall time, None for the final line.
     """
 
-    round: int
     final: bool = False
-    selected: tuple[str, ...] = ()
-    responded: tuple[str, ...] = ()
-    head_updates: tuple[str, ...] = ()
-    attempts: int = 1
-    staleness: Mapping[str, int] = {}
     rejected: Mapping[str, int] = {}
-    budget_exhausted: tuple[str, ...] = ()
-    verdict: RoundVerdict | None = None
     seconds: float | None = None
-    bytes_down: int = 0
-    bytes_up: int = 0
     metrics: Mapping[str, Summary] = {}
     clients: Mapping[str, Mapping[str, float]] = {}
 
@@ -90,13 +80,6 @@ def latest(found: Sequence[RoundLine]) -> list[RoundLine]:
 def with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values read from JSON, where NaN is null."""
     return {name: nan if value is None else value for name, value in values.items()}
-
-
-log = logging.getLogger(__name__)
-
-ENTRY_POINTS = "edge_fl.trackers"
-STATISTICS = ("mean", "std", "bottom_decile")
-"""The fields of each metric's summary that trackers receive."""
 
 
 class Tracker(Protocol):

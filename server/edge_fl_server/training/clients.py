@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, size_bytes
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.engine_timing import EngineTiming
+from edge_fl_server.training.records import EngineTiming
 
 ClientId = str
 Step = Literal["train", "personalise", "evaluate", "compare"]

@@ -39,7 +39,7 @@ from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import cohort as cohorts
 from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
-from edge_fl_server.training.verdict import MOST_DROPPED, Outcome, RoundVerdict
+from edge_fl_server.training.records import MOST_DROPPED, Outcome, RoundVerdict
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ the current parts.
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from edge_fl import logs
@@ -27,7 +27,11 @@ from edge_fl_server.recipes.recipe import CohortConfig, Recipe
 from edge_fl_server.training import cohort
 from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
 from edge_fl_server.training.gate import LEAST, PANEL, Gate, RoundCandidate
-from edge_fl_server.training.verdict import RoundVerdict
+from edge_fl_server.training.records import RoundFigures, RoundVerdict
+
+log = logging.getLogger(__name__)
+Reports = Mapping[ClientId, Mapping[str, float]]
+"""Metrics by client: client id -> metric name (`edge_fl.metrics`) -> value."""
 
 
 def in_order(updates: Iterable[Update], members: Iterable[ClientId]) -> Iterator[Update]:
@@ -66,12 +70,6 @@ def counted(updates: Iterable[Update], stage: str, expected: int, watch: Watch) 
         watch(Count(stage, done, expected))
         yield update
     watch(Count(stage, done, done))
-
-
-log = logging.getLogger(__name__)
-
-Reports = Mapping[ClientId, Mapping[str, float]]
-"""Metrics by client: client id -> metric name (`edge_fl.metrics`) -> value."""
 
 
 def merged(*reports: Reports) -> Reports:
@@ -114,30 +112,12 @@ class Plan:
         )
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """The outcome of one round.
+class RoundResult(RoundFigures, frozen=True, kw_only=True):
+    """The outcome of one round: the new shared parts, and metrics by client, empty in rounds without evaluation."""
 
-    `shared` are the new shared parts. `selected` are the clients whose update could count, those still working on an earlier round
-    included; `responded` are those whose update arrived in time, and `staleness` maps such a client to the age of its update in rounds, if
-    not 0. `head_updates` are the head-only devices that contributed. `exhausted` are clients without privacy budget. `verdict` is that of
-    the round gate; None if the round was not compared.
-    `metrics` is empty in rounds without evaluation. `bytes_down` and `bytes_up` count tensors, not framing.
-    """
-
-    round: int
     shared: Parts
-    selected: tuple[ClientId, ...]
-    responded: tuple[ClientId, ...]
     seconds: float
-    metrics: Reports = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
-    head_updates: tuple[ClientId, ...] = ()
-    attempts: int = 1
-    staleness: Mapping[ClientId, int] = field(default_factory=dict)
-    exhausted: tuple[ClientId, ...] = ()
-    verdict: RoundVerdict | None = None
+    metrics: Reports
 
 
 @dataclass(frozen=True)
@@ -310,7 +290,7 @@ def _round(
         head_updates=tuple(update.client for update in head_updates),
         attempts=attempt,
         staleness=collected.staleness,
-        exhausted=exhausted,
+        budget_exhausted=exhausted,
         verdict=verdict,
     )
 

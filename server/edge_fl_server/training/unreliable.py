@@ -20,6 +20,10 @@ from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.clients import Broadcasts, ClientId, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines.simulated import with_epochs
 
+PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
+SLOWDOWN = 4  # of slow clients
+TICKS = 1_000_000  # durations are integers, which checkpoints store exactly
+
 
 class UnreliableClients(WrappedClients):
     """Clients of which `drop_out` of each round's clients train in vain, and `slow_training` of all clients train half of the epochs."""
@@ -50,11 +54,6 @@ def drawn(
     count = floor(share * len(clients) + 1e-9)
     chosen = generator(seed, purpose, round).choice(len(clients), size=count, replace=False) if count else ()
     return frozenset(clients[place] for place in chosen)
-
-
-PENDING, START = "pending", "start."  # names of pending work among a client's personal parts
-SLOWDOWN = 4  # of slow clients
-TICKS = 1_000_000  # durations are integers, which checkpoints store exactly
 
 
 @dataclass(frozen=True)

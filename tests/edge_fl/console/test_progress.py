@@ -146,7 +146,7 @@ def test_durations_are_as_long_as_they_need_to_be(seconds: float, said: str) -> 
 
 
 def test_a_simulation_tells_of_rounds_and_of_clients_within_them(tmp_path: Path) -> None:
-    from edge_fl_server.orchestrate.execute import simulate
+    from edge_fl_server.orchestrate.execution import simulate
     from edge_fl_server.recipes.recipe import Recipe, with_settings
     from edge_fl_server.training import studies
 

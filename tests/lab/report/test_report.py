@@ -19,7 +19,7 @@ from edge_fl_lab.report import facts, gains, page, sent
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
-from edge_fl_server.training.verdict import RoundVerdict
+from edge_fl_server.training.records import RoundVerdict
 from tests.browsing import DEADLINE_S
 from tests.lab.report.test_comparison_page import opens
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from edge_fl.cli import main
 from edge_fl_server.cli import new
-from edge_fl_server.orchestrate import run_setup
+from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes import find
 from edge_fl_server.recipes.recipe import parse
 
@@ -79,7 +79,7 @@ def test_classes_are_the_folders_with_pictures_and_everything_else_is_named(pict
 
 def test_the_recipe_loads_and_can_run_as_written(pictures):
     assert main(["new", "pets", "--classes", "cat, dog,Pferd 'grün'", *SMALL]) == 0
-    ready = run_setup.prepare(find("pets.toml"))
+    ready = execution.prepare(find("pets.toml"))
     assert ready.spec.classes == ["cat", "dog", "Pferd 'grün'"]
     assert (ready.recipe.source, ready.recipe.rounds, ready.recipe.release.heads) == ("none", 0, 1)
     assert ready.spec.input.shape == (3, 64, 64)

@@ -13,7 +13,7 @@ from msgspec.structs import replace as with_fields
 
 from edge_fl.learn import tree
 from edge_fl.methods import names
-from edge_fl_server.orchestrate.execute import RunResult, simulate
+from edge_fl_server.orchestrate.execution import RunResult, simulate
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import studies
 from tests.sample import sample

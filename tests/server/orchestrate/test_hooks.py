@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.errors import ConfigError
-from edge_fl_server.orchestrate.execute import HOOKS, simulate
+from edge_fl_server.orchestrate.execution import HOOKS, simulate
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import studies
 from edge_fl_server.training.clients import Clients

@@ -12,7 +12,7 @@ from edge_fl.errors import ConfigError, InputError
 from edge_fl.inputs import InputSpec
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl_server.orchestrate import run_setup
+from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, QuantiseConfig, ReleaseConfig
 from edge_fl_server.registry import Database, rollouts, runs
 from edge_fl_server.release import export
@@ -53,7 +53,7 @@ def test_a_run_without_data_releases_the_extractor_as_it_is_and_collects_heads(
     manifest = json.loads((path / "artefacts" / "release-1.json").read_text())
     assert (manifest["method"], manifest["round"], manifest["classes"]) == ("pretrained", 0, PETS)
     assert manifest["extras"] == {}
-    spec = run_setup.prepare(none_request.recipe).spec
+    spec = execution.prepare(none_request.recipe).spec
     method = build_method(spec)
     expected = export.export(method, steps.start(method)).onnx
     assert manifest["extractor"]["bytes"] == len(expected)
@@ -150,7 +150,7 @@ def test_devices_train_together_without_a_dataset_on_the_server(stage, run_reque
 
 def test_images_of_the_server_get_the_size_that_the_recipe_declares(run_request):
     wide = InputSpec((3, 8, 8), (0.5,), (0.25,))
-    ready = run_setup.prepare(with_recipe(run_request, source="simulated", input=wide).recipe)
+    ready = execution.prepare(with_recipe(run_request, source="simulated", input=wide).recipe)
     assert ready.spec.input == wide
     assert ready.study.dataset.samples.shape == (3, 8, 8)
     (client, *_) = ready.study.data().values()

@@ -21,7 +21,7 @@ from edge_fl.wire.messages import Assignment, ServerState, decode
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
-from edge_fl_server.orchestrate import execute
+from edge_fl_server.orchestrate import execution
 from edge_fl_server.orchestrate.releases import is_due
 from edge_fl_server.recipes.recipe import ReleaseConfig
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
@@ -96,7 +96,7 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
     needed = json.loads((path / "artefacts" / "release-2.json").read_text())["extractor"]["sha256"]
     chunks = [payload for topic, payload in kept.items() if topic.startswith(f"art/{needed}/")]
     assert chunks
-    assert not [chunk for chunk in chunks if b".py" in chunk or str(execute.__file__).encode() in chunk]
+    assert not [chunk for chunk in chunks if b".py" in chunk or str(execution.__file__).encode() in chunk]
 
 
 def test_a_larger_fleet_gets_its_first_release_at_once_and_the_next_in_stages(stage, run_request, tmp_path):

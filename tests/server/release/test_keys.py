@@ -37,7 +37,7 @@ def test_without_the_root_key_a_server_releases_and_cannot_rotate(
     assert believed(tmp_path, again, again.root_bytes) == [1]
     with pytest.raises(InputError, match="this private key is needed to sign, and is not here"):
         again.rotate("timestamp")
-    assert Repository(folder).key_rows()[0].place == ""
+    assert Repository(folder).key_rows()[0]["place"] == ""
 
 
 def test_with_the_root_key_available_keys_rotate_and_a_new_root_key_stays_outside(
@@ -51,7 +51,7 @@ def test_with_the_root_key_available_keys_rotate_and_a_new_root_key_stays_outsid
         Repository(folder, elsewhere=[usb]).rotate(role)
     after = Repository(folder, elsewhere=[usb])
     assert believed(tmp_path, after, first) == [1]
-    assert {row.place for row in after.key_rows() if row.role == "root"} == {str(usb)}
+    assert {row["place"] for row in after.key_rows() if row["role"] == "root"} == {str(usb)}
     assert len(list(usb.iterdir())) == 2
 
 
@@ -79,7 +79,7 @@ def test_one_of_two_root_keys_is_not_enough(tmp_path, folder, usb, make_release)
     with pytest.raises(InputError, match="needed to sign"):
         Repository(folder).rotate("timestamp")
     both = Repository(folder, elsewhere=[usb])
-    assert [row.threshold for row in both.key_rows() if row.role == "root"] == [2, 2]
+    assert [row["threshold"] for row in both.key_rows() if row["role"] == "root"] == [2, 2]
     both.rotate("timestamp")
     assert believed(tmp_path, both, first) == []
 

@@ -8,7 +8,7 @@ from edge_fl.learn.aggregation.staleness import moved
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl_server.orchestrate.run_setup import prepare
+from edge_fl_server.orchestrate.execution import prepare
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.registry import reports, runs
 from edge_fl_server.runs import checkpoint

@@ -11,14 +11,14 @@ from edge_fl import metrics
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import clone, same, size_bytes
 from edge_fl.methods.contract import steps
-from edge_fl_server.orchestrate import run_setup
-from edge_fl_server.orchestrate.execute import simulated_clients
+from edge_fl_server.orchestrate import execution
+from edge_fl_server.orchestrate.execution import simulated_clients
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import gate, rounds, studies
 from edge_fl_server.training.clients import WrappedClients
 from edge_fl_server.training.gate import Evidence, RoundComparison, fall
+from edge_fl_server.training.records import MOST_DROPPED
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.verdict import MOST_DROPPED
 
 CLIENTS, LEARNT = 10, 4
 
@@ -64,7 +64,7 @@ def noisy(update: Update) -> Update:
 def fleet_of(*settings: str, method: str = "fedavg"):
     fixed = ("engine=sequential", "device=cpu", f"data.clients={CLIENTS}", "data.beta=1", "evaluate_every=0")
     recipe = with_settings(Recipe(), (*fixed, f"method.name={method}", *settings))
-    setup = run_setup.of_study(studies.prepare(recipe))
+    setup = execution.of_study(studies.prepare(recipe))
     return setup.method, simulated_clients(setup), Plan.of(recipe, setup.method)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from edge_fl.learn.tree import parameters, size_bytes
 from edge_fl.methods import build_method
-from edge_fl_server.orchestrate.execute import simulate
+from edge_fl_server.orchestrate.execution import simulate
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import studies
 from tests.rounds_seen import RoundsSeen

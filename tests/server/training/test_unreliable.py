@@ -8,8 +8,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.learn.tree import same
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl_server.orchestrate.execute import simulated_clients
-from edge_fl_server.orchestrate.run_setup import prepare
+from edge_fl_server.orchestrate.execution import prepare, simulated_clients
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
 from edge_fl_server.training import rounds
 from edge_fl_server.training.clients import Broadcasts

@@ -89,5 +89,5 @@ def test_a_device_that_has_spent_its_budget_is_asked_no_more(bench):
     method = build_method(bench.spec("fedavg"))
     fleet = bench.fleet(bench.spec("fedavg"))
     first, second = rounds.run(method, fleet, Plan(2, seed=1, cohort=CohortConfig(quorum=0.3)))
-    assert (first.selected, first.responded, first.exhausted) == (("d1", "d2"), ("d1",), ())
-    assert (second.selected, second.responded, second.exhausted) == (("d1",), ("d1",), ("d2",))
+    assert (first.selected, first.responded, first.budget_exhausted) == (("d1", "d2"), ("d1",), ())
+    assert (second.selected, second.responded, second.budget_exhausted) == (("d1",), ("d1",), ("d2",))

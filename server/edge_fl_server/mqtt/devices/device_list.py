@@ -31,13 +31,14 @@ from edge_fl_server.registry.devices import desired_settings, listed
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import selected
 
+LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
+
 
 def _positive(value: float) -> str:
     """A number, "-" for 0 and None."""
     return cell_text(value or None)
 
 
-LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
 COLUMNS: Columns = {
     "device": "device",
     "status": "status",

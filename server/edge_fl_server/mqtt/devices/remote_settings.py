@@ -17,6 +17,14 @@ from edge_fl.fleet.settings import DEFAULTS, ActualSetting, DesiredSettings, Set
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.registry import devices
 
+NO_SETTINGS = DesiredSettings(0, {})
+APPLIED, WAITING = "applied", "waiting for the device"
+LOCAL = "changed on the device"
+REFUSED = {word: word.explanation for word in (Failure.LOCAL_ONLY, Failure.FIXED)}
+"""Failure words of a device against all settings; the others are of the message."""
+NO_FAULT = {APPLIED, WAITING, LOCAL, *REFUSED.values()}
+"""States for which the operator's value is not to blame."""
+
 
 def shown(value: Any) -> str:
     """A value as it is written in `edge-fl fleet set`, "-" for None."""
@@ -35,13 +43,6 @@ COLUMNS: Columns = {
     "origin": "origin",
     "state": Column("state", prose=True),
 }
-NO_SETTINGS = DesiredSettings(0, {})
-APPLIED, WAITING = "applied", "waiting for the device"
-LOCAL = "changed on the device"
-REFUSED = {word: word.explanation for word in (Failure.LOCAL_ONLY, Failure.FIXED)}
-"""Failure words of a device against all settings; the others are of the message."""
-NO_FAULT = {APPLIED, WAITING, LOCAL, *REFUSED.values()}
-"""States for which the operator's value is not to blame."""
 
 
 class SettingRow(Struct, frozen=True):

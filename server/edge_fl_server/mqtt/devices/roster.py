@@ -28,6 +28,10 @@ from edge_fl_server.selectors import Selection
 
 MAX_DEVICES = 100_000
 ALTERNATIONS = 4  # a, b, a, b: a late message of an ended process gives at most three
+DeviceId = str
+POLL_S = 0.5
+BATCH_S = 0.02  # to handle many simultaneous messages at once
+AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but able to work
 
 
 class DuplicateDetector:
@@ -48,13 +52,6 @@ class DuplicateDetector:
         if len(self._boots) > MAX_DEVICES:
             self._boots.popitem(last=False)
         return (boots[0], boots[1]) if alternate else None
-
-
-DeviceId = str
-POLL_S = 0.5
-BATCH_S = 0.02  # to handle many simultaneous messages at once
-
-AVAILABLE = frozenset({"ready", "alert"})  # "alert": an unresolved failure, but able to work
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,10 @@ MAX_STATISTIC = (
 
 
 Shapes = Mapping[str, tuple[int, ...]]
+STATISTIC_KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
+"""Kinds of the methods' parts that are statistics."""
+PartsCheck = Callable[[Parts, Report], None]
+"""Check parts that have the right names. Raises RejectedError."""
 
 
 def _class_means(params: Params, classes: int, dim: int) -> Shapes:
@@ -50,12 +54,6 @@ STATISTICS: Mapping[str, Callable[[Params, int, int], Shapes]] = {
     "spread": lambda params, classes, dim: {"V": (), "H": (classes, dim)},
 }
 """The shapes of a statistic's tensors by its kind (`edge_fl.heads.plan.HeadUpdateKind`), for C classes and d features."""
-
-STATISTIC_KINDS = {"prototypes": "class_means", "sums": "ridge_sums", "spread": "spread"}
-"""Kinds of the methods' parts that are statistics."""
-
-PartsCheck = Callable[[Parts, Report], None]
-"""Check parts that have the right names. Raises RejectedError."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from edge_fl_server.mqtt.connector import ServerConnect
 from edge_fl_server.mqtt.device_packets import MalformedPackets, RateLimit, decode_cleaned
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import Statements
-from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox
-from edge_fl_server.mqtt.updates.round_request import Response, RoundRequest, UpdateVerdict
+from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox, Response, RoundRequest, UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import UpdateTerms, Validator
 from edge_fl_server.registry import devices, shared_reports
 from edge_fl_server.registry.shared_reports import ReportState, SharedReport

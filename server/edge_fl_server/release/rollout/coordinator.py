@@ -34,8 +34,7 @@ from edge_fl.wire.messages import Report, Request
 from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.mqtt.updates.inbox import HeadUpdates
-from edge_fl_server.mqtt.updates.round_request import UpdateVerdict
+from edge_fl_server.mqtt.updates.inbox import HeadUpdates, UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import RejectedError, require_numbers
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import rollouts
@@ -51,6 +50,11 @@ log = logging.getLogger(__name__)
 
 CLOSED = ("done", "failed")
 WITHDRAWN = ("aborted", "rolled_back")
+POLL_S = 0.5
+BATCH_S = 0.02  # to handle many simultaneous reports at once
+CLOSE_S = 5.0
+REFRESH_S = 3600.0
+"""Interval of looks for metadata near their expiry, by both clocks: a computer that slept wakes days later, and clocks are set."""
 
 
 class AgentRollout:
@@ -110,13 +114,6 @@ class AgentRollout:
         if asked is None or asked.id != update.id:
             return False
         return not (director and asked.signature and director.is_stale(asked))
-
-
-POLL_S = 0.5
-BATCH_S = 0.02  # to handle many simultaneous reports at once
-CLOSE_S = 5.0
-REFRESH_S = 3600.0
-"""Interval of looks for metadata near their expiry, by both clocks: a computer that slept wakes days later, and clocks are set."""
 
 
 @dataclass(frozen=True)

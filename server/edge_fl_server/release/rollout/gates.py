@@ -51,6 +51,7 @@ MAX_IMAGES = 10**6
 
 Ratios = tuple[float, ...]  # log likelihood ratios, one for each loss; latency and failures have one
 Evidence = Mapping[str, Ratios]  # by gate, and of POOLED
+POOLED = "pooled"
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,6 @@ def _failure_summary(outcomes: list[Outcome]) -> str:
     return f"{len(failed)} of {len(outcomes)} devices failed ({', '.join(sorted(set(failed)))})"
 
 
-POOLED = "pooled"
 GATES: Mapping[str, Callable[[Outcome, GateConfig], Ratios]] = {
     "mean": lambda outcome, gates: _worse(outcome, HALF, gates.mean_loss, gates.spread),
     "decile": lambda outcome, gates: _worse(outcome, DECILE, gates.decile_loss, gates.spread),

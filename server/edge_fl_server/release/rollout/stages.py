@@ -28,6 +28,8 @@ ALL_AT_ONCE = (1.0,)
 CAREFUL = (0.05, 0.25, 1.0)
 CAREFUL_FROM = 12  # devices
 MIN_STAGE = 3  # devices: a gate cannot object to the reports of fewer
+PANEL = 6
+SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,6 @@ def steered(stages: Stages, desired: RolloutState) -> Stages:
     if stages.over or desired in (stages.state, "completed"):
         return stages
     return replace(stages, state=desired, reason="" if desired == "running" else "by hand")
-
-
-PANEL = 6
-SHARE = 0.25
 
 
 def with_panel(plan: RolloutConfig, devices: Collection[str], release: int) -> RolloutConfig:

@@ -33,15 +33,23 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
-from edge_fl_server.training.engine_timing import EngineTiming
 from edge_fl_server.training.engines import processes, vector
 from edge_fl_server.training.engines.pool import PoolClients
 from edge_fl_server.training.engines.simulated import SequentialClients, in_process
 from edge_fl_server.training.engines.vector import VectorClients
+from edge_fl_server.training.records import EngineTiming
 from edge_fl_server.training.rounds import Plan
 
 REPEATS, BUDGET_S = 3, 0.8  # of a comparison, after a warm-up round of each engine
 LEAST_BATCHES = 2  # of a client
+SHORT_S = 2.0  # shorter runs are not calibrated
+SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
+SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
+CLEAR_LEAD = 1.3  # of the fastest engine after one round of each, at which no further rounds are measured
+MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
+Build = Callable[[ClientStore, Method], Clients]
+ENTRY_POINTS = "edge_fl.engines"
+"""The entry-point group of further engines: name -> `Build`."""
 
 
 class RoundTime(NamedTuple):
@@ -175,17 +183,6 @@ def expected(
     every = store.settings.spec.evaluate_every
     evaluation = measured.evaluate * (cohort + everyone) / every if every else 0.0
     return measured.train * cohort + evaluation
-
-
-SHORT_S = 2.0  # shorter runs are not calibrated
-SAMPLE_S, SAMPLE_SHARE = 0.2, 0.02  # duration of a round of the sample, and at most which share of the run
-SLOW_STEP_S = 0.004  # steps of a client above which the overhead that `vector` saves does not matter
-CLEAR_LEAD = 1.3  # of the fastest engine after one round of each, at which no further rounds are measured
-MIN_SPEEDUP = 1.1  # of `vector`, which rounds differently, and of a pool that is not running
-
-Build = Callable[[ClientStore, Method], Clients]
-ENTRY_POINTS = "edge_fl.engines"
-"""The entry-point group of further engines: name -> `Build`."""
 
 
 class ChosenClients(WrappedClients):

@@ -23,10 +23,14 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
-from edge_fl_server.training.engines import folders, processes, schedule
+from edge_fl_server.training.engines import folders, processes, simulated
 from edge_fl_server.training.engines.simulated import PersonalParts, SimulatedClients, take_step, with_epochs
 
 PERSONAL = "personal"
+QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
+TRIES = 3  # per client, if its worker dies
+MIN_SHARED_BYTES = 4 * simulated.WAITING_BYTES  # free space required to use it
+TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,6 @@ def _run(folder: Path) -> tuple[ClientStore, Method, PersonalParts]:
 @lru_cache(maxsize=1)
 def _down(path: Path) -> Parts:
     return from_arrays(tensors.unpack(path.read_bytes()))
-
-
-QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory
-TRIES = 3  # per client, if its worker dies
-MIN_SHARED_BYTES = 4 * schedule.WAITING_BYTES  # free space required to use it
-TIMEOUT_S = 3600.0  # without a finished client, after which the run stops
 
 
 class PoolClients(SimulatedClients):
@@ -165,9 +163,9 @@ class PoolClients(SimulatedClients):
         """The jobs, largest first; a broadcast identical to the previous one is not written again."""
         written: Parts | None = None
         path = self._messages
-        for number, client in enumerate(schedule.largest_first(downs, self._store.samples)):
+        for number, client in enumerate(simulated.largest_first(downs, self._store.samples)):
             down = downs[client]
-            if written is None or not schedule.identical(down, written):
+            if written is None or not simulated.identical(down, written):
                 path = self._messages / f"down-{step}-{round}-{number}.safetensors"
                 path.write_bytes(tensors.pack(to_arrays(down)))
                 written = down

@@ -1,16 +1,23 @@
-"""Simulated clients, the base of all engines: their personal parts, the step of a single client, and the reference engine.
+"""Simulated clients, the base of all engines: their personal parts, the step of a single client, their order, and the reference engine.
 
 The reference trains one client after the other in this process; tests compare every other engine with it. Personal parts are in memory for
 a few clients, in one file per client for thousands or for a pool.
+
+A cohort is trained as fast as possible within a memory limit for waiting updates: the round loop takes updates in ascending client id and
+holds early ones. It is therefore cut into windows of consecutive clients whose updates fit into memory together; the order changes only
+within a window.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.tree import Parts, from_arrays, size_bytes, to_arrays, to_device
+from edge_fl.learn.tree import Parts, from_arrays, leaves, size_bytes, to_arrays, to_device
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
@@ -18,6 +25,11 @@ from edge_fl.methods.finetuned import FineTuned
 from edge_fl.wire import tensors
 from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, Step
 from edge_fl_server.training.engines import folders, processes
+
+IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
+WAITING_BYTES = 1 << 30  # limit for the updates of a window
+WINDOW_CLIENTS = 4096
+Size = Callable[[ClientId], int]  # a client's training samples, or its batches
 
 
 class PersonalParts:
@@ -62,9 +74,6 @@ class PersonalParts:
     @staticmethod
     def _path(folder: Path, client: ClientId) -> Path:
         return folder / f"{client}.safetensors"
-
-
-IN_MEMORY_BYTES = 1 << 30  # larger personal parts of all clients are stored in files
 
 
 def take_step(
@@ -138,3 +147,45 @@ class SequentialClients(SimulatedClients):
             if step not in MEASURES:
                 self.personal.put(id, own)
             yield update
+
+
+def windows(downs: Downs) -> Iterator[list[ClientId]]:
+    """Cut a cohort into windows of consecutive clients; updates are assumed to be as large as the broadcast."""
+    cohort = sorted(downs)
+    if not cohort:
+        return
+    fitting = WAITING_BYTES // max(size_bytes(downs[cohort[0]]), 1)
+    window = min(max(fitting, 1), WINDOW_CLIENTS)
+    for start in range(0, len(cohort), window):
+        yield cohort[start : start + window]
+
+
+def largest_first(downs: Downs, samples: Size) -> Iterator[ClientId]:
+    """Order for parallel workers: starting with the longest work, all finish at about the same time."""
+    for window in windows(downs):
+        yield from sorted(window, key=lambda client: (-samples(client), client))
+
+
+def identical(a: Parts, b: Parts) -> bool:
+    """Whether two broadcasts hold the same tensor objects, so that the second need not be sent."""
+    left, right = leaves(a), leaves(b)
+    return left.keys() == right.keys() and all(tensor is right[path] for path, tensor in left.items())
+
+
+def chunks(window: Sequence[ClientId], batches: Size, largest: int, overhead: float) -> list[list[ClientId]]:
+    """Group clients with similar numbers of batches into chunks of at most `largest`, by the smallest total duration.
+
+    A chunk takes as many steps as its longest client has batches; a step takes as long as its clients plus `overhead` clients.
+    """
+    clients = sorted(window, key=lambda client: (batches(client), client))
+    steps = np.array([batches(client) for client in clients], np.float64)
+    cost, cut = np.zeros(len(clients) + 1), np.zeros(len(clients) + 1, np.int64)
+    for end in range(1, len(clients) + 1):
+        starts = np.arange(max(end - largest, 0), end)
+        costs = cost[starts] + steps[end - 1] * (overhead + end - starts)
+        cut[end] = starts[costs.argmin()]
+        cost[end] = costs.min()
+    ends = [len(clients)]
+    while ends[-1]:
+        ends.append(int(cut[ends[-1]]))
+    return [clients[start:end] for start, end in pairwise(reversed(ends))]

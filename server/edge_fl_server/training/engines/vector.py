@@ -25,7 +25,7 @@ from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.training.clients import ClientId, Downs, Step
-from edge_fl_server.training.engines import schedule
+from edge_fl_server.training.engines import simulated
 from edge_fl_server.training.engines.simulated import SequentialClients, SimulatedClients
 
 log = logging.getLogger(__name__)
@@ -109,13 +109,13 @@ class VectorClients(SimulatedClients):
         if step != "train" or self.fallback:
             yield from self._reference.each(step, round, method, downs)
             return
-        for window in schedule.windows(downs):
+        for window in simulated.windows(downs):
             chunks, planned_for = [list(window)], 0
             while chunks:
                 if self.capacity.clients != planned_for:
                     planned_for = self.capacity.clients
                     remaining = list(chain(*chunks))
-                    chunks = schedule.chunks(remaining, self._batches, planned_for, self.capacity.overhead)
+                    chunks = simulated.chunks(remaining, self._batches, planned_for, self.capacity.overhead)
                 try:
                     with self.capacity.measured(len(chunks[-1])):
                         updates = self._train_chunk(round, method, chunks[-1], downs)

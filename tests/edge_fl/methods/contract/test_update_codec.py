@@ -184,7 +184,7 @@ def test_clients_without_budget_are_not_selected_and_the_run_ends_when_none_is_l
     )
     run = rounds.run(method, fleet, Plan(2, seed=3))
     first = next(run)
-    assert first.exhausted == ("c1",) and first.responded == ("c0", "c2", "c3", "c4")
+    assert first.budget_exhausted == ("c1",) and first.responded == ("c0", "c2", "c3", "c4")
     with pytest.raises(
         BudgetExhaustedError, match="round 2: the privacy budget of all 5 clients is exhausted"
     ):

@@ -16,10 +16,10 @@ from edge_fl.methods.contract import steps
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
-from edge_fl_server.training.engine_timing import EngineTiming
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.engines.choice import RoundTime
 from edge_fl_server.training.engines.pool import PoolClients
+from edge_fl_server.training.records import EngineTiming
 from edge_fl_server.training.rounds import Plan
 from tools.bench import workloads
 
