@@ -27,12 +27,13 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt import connector, device_clients
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import ServerConnect
-from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
+from edge_fl_server.mqtt.device_clients import DeviceClients
 from edge_fl_server.mqtt.devices.assignments import Assignments
 from edge_fl_server.mqtt.devices.roster import Roster
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.inbox import Inbox
+from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ValidationConfig
 from tests.server.scripted import ScriptedDevice, ScriptedHead, client_of, data_of, spec_of
 from tools.memory_broker import InMemoryBroker, InMemoryTransport
 
@@ -126,9 +127,12 @@ class Bench(Stage):
     def assignments(self) -> Assignments:
         return self.server.assignments
 
-    def fleet(self, spec: MethodSpec, **limits: float) -> DeviceClients:
-        limits = {"deadline_s": WAIT_S, "lost_s": 0.3, **limits}
-        return DeviceClients(self.server, "t1", spec, DeviceLimits(**limits))
+    def fleet(self, spec: MethodSpec, deadline_s: float = WAIT_S, **changes: Any) -> DeviceClients:
+        buffer_size = int("max_staleness" in changes)  # with a buffer late updates count
+        validation = {name: changes.pop(name) for name in ("max_growth", "max_weight") if name in changes}
+        cohort = CohortConfig(deadline_s=deadline_s, buffer_size=buffer_size, **changes)
+        recipe = Recipe(cohort=cohort, validation=ValidationConfig(**validation))
+        return DeviceClients(self.server, "t1", spec, recipe, lost_s=0.3)
 
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=WAIT_S)

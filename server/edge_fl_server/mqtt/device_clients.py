@@ -33,6 +33,7 @@ from edge_fl_server.mqtt.updates.validation import (
     counter_range,
     norm,
 )
+from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry.tables import RequestState
 from edge_fl_server.training.clients import MEASURES, ClientId, Clients, Downs, Step
 
@@ -40,26 +41,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 MIN_COMPARING_S = 10.0
+LOST_S = 5.0  # how long to wait for a member that has left, in case it returns
 MAX_DEADLINE_S = 86400.0  # largest value of a message
-
-
-@dataclass(frozen=True)
-class DeviceLimits:
-    """Limits of round requests.
-
-    `lost_s`: how long to wait for a member that has left, in case it returns. `max_growth`, `max_weight`: as in
-    `ValidationConfig`. `max_staleness`: for how many rounds an update still counts after its own round; None: late updates do not count
-    and late devices get a "rest".
-    """
-
-    deadline_s: float = 120.0
-    lost_s: float = 5.0
-    max_growth: float = 100.0
-    max_weight: float = 3.0
-    max_staleness: int | None = None
-
-
-LIMITS = DeviceLimits()
 
 
 @dataclass(frozen=True)
@@ -78,7 +61,7 @@ class OpenRequest:
 
 
 class DeviceClients(Clients):
-    """Full devices behind a broker. `on_report` receives every report that counts.
+    """Full devices behind a broker, asked as a recipe says. `on_report` receives every report that counts.
 
     The tensors of updates are moved to the torch device `torch_device`.
     """
@@ -90,19 +73,20 @@ class DeviceClients(Clients):
         server: Server,
         run_id: str,
         spec: MethodSpec,
-        limits: DeviceLimits = LIMITS,
+        recipe: Recipe,
         on_report: Callable[[ClientId, Report], None] = lambda device, report: None,
         torch_device: str = "cpu",
+        lost_s: float = LOST_S,
     ) -> None:
         self._connection, self._roster, self._inbox = server.connection, server.roster, server.inbox
         self._assignments, self._journal = server.assignments, server.journal
-        self._run_id, self._spec, self._limits = run_id, spec, limits
+        self._run_id, self._spec, self._lost_s = run_id, spec, lost_s
+        self._cohort, self._validation = recipe.cohort, recipe.validation
         self._on_report, self._torch_device = on_report, torch_device
         self._attempt = 0
         self._open: dict[str, OpenRequest] = {}  # by id, newest last
-        self._responses: SimpleQueue[Response] = (
-            SimpleQueue()
-        )  # of all open training requests if late updates count
+        # of all open training requests, if late updates count
+        self._responses: SimpleQueue[Response] = SimpleQueue()
         self._late: deque[tuple[OpenRequest, Response]] = deque()  # received between rounds
         self._exhausted: set[ClientId] = set()  # privacy budget exhausted
         self._weights: dict[ClientId, int] = {}  # of the last update
@@ -122,7 +106,7 @@ class DeviceClients(Clients):
         self._close_outdated(step, round)
         opened = self._open_request(step, round, method, downs)
         started = time.monotonic()
-        wait_s = self._limits.deadline_s
+        wait_s = self._cohort.deadline_s
         if step == "compare":  # a round waits for its panel no longer than for its updates
             wait_s = min(max(self._training_s, MIN_COMPARING_S), wait_s)
         self._announce_round()
@@ -157,7 +141,7 @@ class DeviceClients(Clients):
 
     @property
     def _accepts_late(self) -> bool:
-        return self._limits.max_staleness is not None
+        return self._cohort.buffer_size > 0
 
     def _open_request(self, mode: Mode, round: int, method: Method, downs: Downs) -> OpenRequest:
         """Take responses from now on."""
@@ -166,7 +150,7 @@ class DeviceClients(Clients):
         id = f"{self._run_id}-{round}-{self._connection.boot}-{self._attempt}"
         broadcast = next(iter(downs.values()), {})  # the norms of all broadcasts are similar
         norms = {name: norm(part) for name, part in broadcast.items()}
-        terms = UpdateTerms(self._spec, norms, self._limits.max_growth, counter_range(broadcast))
+        terms = UpdateTerms(self._spec, norms, self._validation.max_growth, counter_range(broadcast))
         request = RoundRequest(
             id=id,
             run_id=self._run_id,
@@ -175,10 +159,10 @@ class DeviceClients(Clients):
             cohort=frozenset(downs),
             validator=Validator.of(method, mode, terms, self._roster.samples),
         )
-        deadline_s = self._limits.deadline_s
+        deadline_s = self._cohort.deadline_s
         if self._accepts_late and mode == "train":
             request.responses = self._responses
-            deadline_s = min(deadline_s * (1 + (self._limits.max_staleness or 0)), MAX_DEADLINE_S)
+            deadline_s = min(deadline_s * (1 + self._cohort.max_staleness), MAX_DEADLINE_S)
         opened = OpenRequest(
             request,
             SharedBlobs(self._connection, deadline_s),
@@ -193,9 +177,8 @@ class DeviceClients(Clients):
 
     def _close_outdated(self, mode: Mode, round: int) -> None:
         """Close the requests whose responses no longer count in the next one; responses received so far do."""
-        staleness = self._limits.max_staleness
-        keep_open = staleness is not None and mode != "personalise"
-        oldest = round - (staleness or 0)
+        keep_open = self._accepts_late and mode != "personalise"
+        oldest = round - self._cohort.max_staleness
         outdated = [
             opened
             for opened in self._open.values()
@@ -248,7 +231,7 @@ class DeviceClients(Clients):
             try:
                 response = request.responses.get(timeout=min(left_s, POLL_S))
             except queue.Empty:
-                gone = all(self._roster.gone_for(device) > self._limits.lost_s for device in waiting)
+                gone = all(self._roster.gone_for(device) > self._lost_s for device in waiting)
                 if (
                     gone or not left_s
                 ):  # checked after the queue: responses may have arrived while the caller was busy
@@ -294,7 +277,7 @@ class DeviceClients(Clients):
     def _max_samples(self, cohort: Collection[ClientId]) -> int:
         """The largest weight of one update: a multiple of the cohort's median of announced samples."""
         announced = [samples for client in cohort if (samples := self._roster.samples(client))]
-        return round(self._limits.max_weight * median(announced)) if announced else 0
+        return round(self._validation.max_weight * median(announced)) if announced else 0
 
     def _waiting(self, request: RoundRequest) -> set[ClientId]:
         """Members whose responses go to the queue of `request` and are still missing."""

@@ -68,15 +68,8 @@ class MalformedPackets(Counter[str]):
         self[key] += 1
         if str(self[key]).rstrip("0") == "1":
             count = f" ({self[key]:,} malformed messages of this kind)" if self[key] > 1 else ""
-            lines.write(
-                log,
-                logging.WARNING,
-                one_line(sender),
-                "%s: %s%s",
-                one_line(topic),
-                one_line(str(error)),
-                count,
-            )
+            text, found = "%s: %s%s", (one_line(topic), one_line(str(error)), count)
+            lines.write(log, logging.WARNING, one_line(sender), text, *found)
 
 
 def kind_of(topic: str) -> str:

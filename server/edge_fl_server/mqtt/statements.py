@@ -65,9 +65,8 @@ class OlderMessages:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._current: set[tuple[str, str]] = (
-            set()
-        )  # (device, kind) with a current message on this connection
+        # (device, kind) with a current message on this connection
+        self._current: set[tuple[str, str]] = set()
         self._open: dict[str, _Outdated] = {}
         self._found: set[str] = set()
 

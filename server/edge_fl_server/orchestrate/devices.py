@@ -29,7 +29,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import summarise_reports
 from edge_fl.wire.roles import local_person
 from edge_fl_server import selectors
-from edge_fl_server.mqtt.device_clients import DeviceClients, DeviceLimits
+from edge_fl_server.mqtt.device_clients import DeviceClients
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
@@ -319,7 +319,9 @@ class Devices:
         selectors.require(db, fleet, where, recipe.release.rollout.where)
         server.roster.train_only(selectors.Selection(db, fleet, where))
         releases = self._releases(setup, results, totals, progress)
-        full = self._full_devices(setup, results, totals)
+        full = DeviceClients(
+            server, results.id, setup.spec, recipe, on_report=totals.note, torch_device=setup.device
+        )
         screening = Screening(setup.method, recipe.validation, server, results.id)
         sums = recipe.statistics.sums != "none"
         deployment = Deployment(
@@ -354,18 +356,6 @@ class Devices:
         progress.print(f"{title} shares no extractor: head-only devices receive nothing from this run")
         rest_heads(self.server, results.id, title)
         return None
-
-    def _full_devices(self, setup: RunSetup, results: Results, totals: RunTotals) -> DeviceClients:
-        cohort, validation = setup.recipe.cohort, setup.recipe.validation
-        limits = DeviceLimits(
-            cohort.deadline_s,
-            max_growth=validation.max_growth,
-            max_weight=validation.max_weight,
-            max_staleness=cohort.max_staleness if cohort.buffer_size else None,
-        )
-        return DeviceClients(
-            self.server, results.id, setup.spec, limits, on_report=totals.note, torch_device=setup.device
-        )
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Which means may be compared: each has its n, a round counts only if enough clients measured it, and differences are paired."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan, sqrt
 from typing import TypeVar
 
@@ -61,12 +61,7 @@ def too_few(clients: Mapping[int, int]) -> frozenset[int]:
 def best_by_validation(rounds: Sequence[Mapping[str, Summary]]) -> int | None:
     """The index of the round with the highest mean validation accuracy among those with enough clients; None without validation data."""
     measured = [next((found[name] for name in VALIDATION if name in found), None) for found in rounds]
-    largest = largest_n(measured)
+    largest = max((found.clients for found in measured if found), default=0)
     return metrics.best_round(
         [found.mean if found and is_enough(found.clients, largest) else nan for found in measured]
     )
-
-
-def largest_n(summaries: Iterable[Summary | None]) -> int:
-    """The largest number of clients; 0 without any."""
-    return max((found.clients for found in summaries if found), default=0)

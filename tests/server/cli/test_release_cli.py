@@ -163,7 +163,7 @@ def test_the_list_shows_every_kept_release_and_how_it_stands(releases, tmp_path:
 def test_a_folder_without_releases_is_named(tmp_path: Path, capsys) -> None:
     Database.open(tmp_path / "server" / "registry.sqlite").close()
     assert main(["release", "list", "--home", str(tmp_path / "none")]) == 4
-    assert "no releases in it" in capsys.readouterr().err
+    assert "none/main: no releases of fleet 'main'" in capsys.readouterr().err
     assert main(["release", "rollout", "--stages", "0.5,0.1", "--home", str(tmp_path)]) == 4
     assert "expected growing shares" in capsys.readouterr().err
 

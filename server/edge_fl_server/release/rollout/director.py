@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec.structs import replace
 from tuf.api.metadata import Role, Timestamp
@@ -24,14 +23,12 @@ from edge_fl.files.paths import text
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signed
-from edge_fl.wire.messages import Assignment, Command, SumStep, encode
+from edge_fl.wire.messages import Assignment, Command, encode
+from edge_fl_server.mqtt.connection import M
 from edge_fl_server.release.repository import Repository
 
 RESERVED = 2**20
 LIFE_S = 7 * 86_400
-
-Signed = Assignment | Command | AgentUpdate | DesiredSettings | SumStep
-M = TypeVar("M", Assignment, Command, AgentUpdate, DesiredSettings, SumStep)
 
 
 @dataclass(eq=False)
@@ -56,7 +53,7 @@ class Director:
         signature = replace(signature, signatures=self._signatures(content))
         return replace(message, signature=signature)
 
-    def is_stale(self, message: Signed) -> bool:
+    def is_stale(self, message: Assignment | Command | AgentUpdate | DesiredSettings) -> bool:
         """Whether a message should be signed again: its signature has less than a third of its life left, or is by a replaced key."""
         if message.signature is None:
             return True
