@@ -20,7 +20,6 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
 from edge_fl_server.training.engines import folders, processes, simulated
 from edge_fl_server.training.engines.simulated import (
@@ -31,6 +30,7 @@ from edge_fl_server.training.engines.simulated import (
     with_epochs,
 )
 from edge_fl_server.training.engines.vector import VectorClients
+from edge_fl_server.training.studies import ClientStore
 
 QUEUED_PER_WORKER = 2  # chunks
 RETRIES = 3  # per chunk, if its worker dies

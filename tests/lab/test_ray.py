@@ -17,8 +17,8 @@ from edge_fl import TELEMETRY_OFF
 from edge_fl.config import ModelConfig
 from edge_fl.methods import build_method
 from edge_fl_lab.ray import RayClients
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
+from edge_fl_server.training.studies import ClientStore
 from tests.leftovers import ROOT, running
 from tests.network import allowed, recorded_network
 from tests.server.training.engines.test_engines import difference, outcome, pooled, store

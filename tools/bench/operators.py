@@ -5,9 +5,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.processes import keep_memory, threads
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import workloads
 from tools.bench.figures import Figure
 from tools.bench.measure import gemm_peak, products, take_turns

@@ -20,7 +20,7 @@ from edge_fl.learn.tree import BUFFER, Params, Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models.resnet import resnet18, resnet34
-from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.studies import ClientStore
 from tools.bench.measure import settle
 
 HEAD = ("weight", "bias")

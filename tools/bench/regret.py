@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from edge_fl.methods import build_method
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import workloads
 from tools.bench.figures import Figure
 from tools.bench.measure import take_turns

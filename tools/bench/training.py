@@ -13,12 +13,11 @@ from edge_fl.learn.tree import Parts, to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training import rounds
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Broadcasts, Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.engines.processes import threads
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import plain, workloads
 from tools.bench.figures import PLAIN, Figure
 from tools.bench.measure import Times, gemm_peak, products, settle, take_turns

@@ -25,12 +25,11 @@ from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import summaries
 from edge_fl_server.runs.checkpoint import Checkpoint
 from edge_fl_server.training import cohort, rounds, studies
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.records import EngineTiming
 from edge_fl_server.training.rounds import CombinedHooks, FinalResult, Plan, Reports, RunHooks
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from edge_fl_server.training.unreliable import DelayedClients, UnreliableClients, drawn
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import pytest
 
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_broker.find import Program
-from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.studies import ClientStore
 from tools.bench import (
     backbone,
     cli,

@@ -13,10 +13,9 @@ from edge_fl.learn.tree import to_device
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.training import rounds
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.engines.choice import ENGINES
 from edge_fl_server.training.rounds import Plan, Reports
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import workloads
 from tools.bench.measure import settle
 

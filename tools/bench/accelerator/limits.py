@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.studies import ClientStore
 from tools.bench import training, workloads
 from tools.bench.accelerator import steps
 from tools.bench.accelerator.scale import BATCH, Scale

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 from torch.profiler import ProfilerActivity, profile
 
-from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import plain, training, workloads
 from tools.bench.accelerator.scale import Scale, forget_peak, peak_mb
 from tools.bench.figures import Figure

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, replace_all_batch_norm_modules_, vmap
 from torch.nn import functional as F
 
-from edge_fl_server.training.client_store import ClientStore
+from edge_fl_server.training.studies import ClientStore
 from tools.bench import workloads
 from tools.bench.accelerator.scale import BATCH, Scale, forget_peak, peak_mb
 from tools.bench.figures import PLAIN, Figure

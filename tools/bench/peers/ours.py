@@ -12,11 +12,10 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import PERSONAL, Method
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import rounds
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.rounds import Plan
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench import plain, workloads
 from tools.bench.peers import split
 from tools.bench.peers.cases import Case

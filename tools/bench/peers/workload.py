@@ -9,8 +9,7 @@ from edge_fl.data.partition import Split
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import BUFFER
 from edge_fl.methods import build_method
-from edge_fl_server.training.client_store import ClientStore
-from edge_fl_server.training.studies import Study
+from edge_fl_server.training.studies import ClientStore, Study
 from tools.bench.peers import split
 from tools.bench.peers.cases import CASES, Case
 from tools.bench.peers.job import CLASSES, DATASET

@@ -31,7 +31,6 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import ClientId, Clients, Downs, Step, WrappedClients
 from edge_fl_server.training.engines import processes, vector
 from edge_fl_server.training.engines.pool import PoolClients
@@ -39,6 +38,7 @@ from edge_fl_server.training.engines.simulated import SequentialClients, in_proc
 from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.records import EngineTiming
 from edge_fl_server.training.rounds import Plan
+from edge_fl_server.training.studies import ClientStore
 
 REPEATS, BUDGET_S = 3, 0.8  # of a comparison, after a warm-up round of each engine
 LEAST_BATCHES = 2  # of a client

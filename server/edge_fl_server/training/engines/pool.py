@@ -21,10 +21,10 @@ from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire import tensors
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import MEASURES, ClientId, Downs, Step
 from edge_fl_server.training.engines import folders, processes, simulated
 from edge_fl_server.training.engines.simulated import PersonalParts, SimulatedClients, take_step, with_epochs
+from edge_fl_server.training.studies import ClientStore
 
 PERSONAL = "personal"
 QUEUED_PER_WORKER = 2  # clients: keeps workers busy and bounds memory

@@ -14,13 +14,13 @@ from edge_fl.errors import ConfigError
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.training.client_store import ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice, processes
 from edge_fl_server.training.engines.choice import RoundTime
 from edge_fl_server.training.engines.pool import PoolClients
 from edge_fl_server.training.records import EngineTiming
 from edge_fl_server.training.rounds import Plan
+from edge_fl_server.training.studies import ClientStore
 from tools.bench import workloads
 
 LONG = Plan(10**6)

@@ -27,13 +27,13 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl_server.recipes.recipe import CohortConfig
 from edge_fl_server.training import rounds
-from edge_fl_server.training.client_store import ClientSettings, ClientStore
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import processes
 from edge_fl_server.training.engines.pool import PoolClients
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.engines.vector import VectorClients
 from edge_fl_server.training.rounds import Plan
+from edge_fl_server.training.studies import ClientSettings, ClientStore
 from tests.edge_fl.methods import toy
 
 TOLERANCE = 1e-5  # between engines that add in another order
