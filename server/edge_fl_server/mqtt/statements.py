@@ -164,7 +164,8 @@ class SignatureLog:
             )
             self._announced, self._reminded, self._due_s = len(self._outdated), False, now_s + PAUSE_S
         if not standing.waiting:
-            if replaced := self._outdated - self._replayed():
+            replayed = self._groups.get(Failure.REPLAYED)
+            if replaced := self._outdated - (replayed.devices if replayed else set()):
                 log.warning(
                     "%s: newer messages have replaced the older ones; the broker was restored, and nothing is lost",
                     few(replaced),
@@ -173,10 +174,6 @@ class SignatureLog:
         elif not self._reminded and now_s >= self._due_s:
             log.warning("%s not back since the broker delivered older messages", few(standing.waiting))
             self._reminded = True
-
-    def _replayed(self) -> set[str]:
-        group = self._groups.get(Failure.REPLAYED)
-        return group.devices if group else set()
 
 
 class Statements:

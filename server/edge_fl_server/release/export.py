@@ -5,10 +5,10 @@ Input are raw pixels in 0..1, output are features; normalisation and unit length
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -73,10 +73,8 @@ class QuantisedExtractor:
     loss: float
 
 
-class Quantiser(Protocol):
-    """Make the int8 variant of an extractor; None if it does not pass the quality gate."""
-
-    def __call__(self, onnx: bytes, classes: int, unit_norm: bool) -> QuantisedExtractor | None: ...
+Quantiser = Callable[[bytes, int, bool], QuantisedExtractor | None]
+"""(extractor, number of classes, unit_norm) -> its int8 variant; None if it does not pass the quality gate."""
 
 
 class ReleaseOrigin(NamedTuple):

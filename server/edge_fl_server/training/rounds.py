@@ -10,7 +10,7 @@ the current parts.
 import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from edge_fl import logs
@@ -318,6 +318,7 @@ def _select(method: Method, clients: Clients, plan: Plan, round: int) -> _Select
     return _Selection(requested, members, cohort.goal(len(able), plan.cohort, plan.seed, round))
 
 
+@dataclass(eq=False)
 class _Collected:
     """The updates of a round as they stream in: the first `goal` of the cohort in client order, then those of head-only devices.
 
@@ -325,45 +326,38 @@ class _Collected:
     `local` those that evaluated it to the accuracies before aggregation.
     """
 
-    def __init__(
-        self,
-        updates: Iterator[Update],
-        selection: _Selection,
-        head_updates: list[Update],
-        hooks: RunHooks,
-        watch: Watch,
-    ) -> None:
-        self.bytes_up: dict[ClientId, int] = {}
-        self.staleness: dict[ClientId, int] = {}
-        self.local: dict[ClientId, Mapping[str, float]] = {}
-        self._updates = self._stream(updates, selection, head_updates, hooks, watch)
+    updates: Iterator[Update]
+    selection: _Selection
+    head_updates: list[Update]
+    hooks: RunHooks
+    watch: Watch
+    bytes_up: dict[ClientId, int] = field(default_factory=dict)
+    staleness: dict[ClientId, int] = field(default_factory=dict)
+    local: dict[ClientId, Mapping[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._stream = self._received()
 
     def __iter__(self) -> Iterator[Update]:
-        return self._updates
+        return self._stream
 
     def drain(self) -> None:
         """Receive the updates that have not been read."""
-        for _ in self._updates:
+        for _ in self._stream:
             pass
 
-    def _stream(
-        self,
-        updates: Iterator[Update],
-        selection: _Selection,
-        head_updates: list[Update],
-        hooks: RunHooks,
-        watch: Watch,
-    ) -> Iterator[Update]:
-        arriving = counted(first_updates(updates, selection.goal), "clients", selection.goal, watch)
-        for update in in_order(arriving, selection.members):
+    def _received(self) -> Iterator[Update]:
+        goal = self.selection.goal
+        arriving = counted(first_updates(self.updates, goal), "clients", goal, self.watch)
+        for update in in_order(arriving, self.selection.members):
             self.bytes_up[update.client] = size_bytes(update.parts)
             if update.staleness:
                 self.staleness[update.client] = update.staleness
             if found := {name: value for name, value in update.metrics.items() if name in LOCAL}:
                 self.local[update.client] = found
             yield update
-        head_updates.extend(hooks.head_updates())
-        yield from head_updates
+        self.head_updates.extend(self.hooks.head_updates())
+        yield from self.head_updates
 
 
 def _exhausted(clients: Clients, round: int) -> tuple[ClientId, ...]:
