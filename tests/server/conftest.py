@@ -127,12 +127,14 @@ class Bench(Stage):
     def assignments(self) -> Assignments:
         return self.server.assignments
 
-    def fleet(self, spec: MethodSpec, deadline_s: float = WAIT_S, **changes: Any) -> DeviceClients:
+    def fleet(
+        self, spec: MethodSpec, deadline_s: float = WAIT_S, lost_s: float = 0.3, **changes: Any
+    ) -> DeviceClients:
         buffer_size = int("max_staleness" in changes)  # with a buffer late updates count
         validation = {name: changes.pop(name) for name in ("max_growth", "max_weight") if name in changes}
         cohort = CohortConfig(deadline_s=deadline_s, buffer_size=buffer_size, **changes)
         recipe = Recipe(cohort=cohort, validation=ValidationConfig(**validation))
-        return DeviceClients(self.server, "t1", spec, recipe, lost_s=0.3)
+        return DeviceClients(self.server, "t1", spec, recipe, lost_s=lost_s)
 
     def wait_for(self, **devices: int) -> None:
         self.roster.wait_for(**devices, deadline_s=WAIT_S)
