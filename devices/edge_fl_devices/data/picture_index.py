@@ -3,15 +3,13 @@
 A picture is found again by path, size and times of its file; after a move to another folder by name, inode, size and time, because its
 class is its folder. So neither a restart nor a fit decodes pictures that have not changed.
 
-Rows are appended in steps, each with its length and checksum, and flushed, so that a process that is killed loses none of them. The first
-damaged row ends the file. A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts anew.
+Rows are appended in steps (`edge_fl_devices.storage.rows`). A row is a struct of named fields; fields that are added later have defaults,
+and another VERSION starts anew.
 """
 
 import hashlib
 import os
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,21 +21,19 @@ from msgspec import Struct
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Images
-from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
-from edge_fl.files.shared import make_folder, open_private
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
 from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.storage.rows import RowFile
 
 VERSION = 3
 SUFFIX = ".pictures"
 KEPT_FILES = 3
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
-FRAME = struct.Struct("<II")  # length and CRC-32 of a row
 
 
 class PictureFacts(Struct, frozen=True):
@@ -95,12 +91,16 @@ class PictureIndex:
         described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
         self.path = folder / f"{described}{SUFFIX}"
         self.facts = facts
+        self._file = RowFile(self.path)
         self._by_file: dict[bytes, _Row] = {}
         self._by_move: dict[bytes, _Row] = {}
         self._new: list[_Row] = []
         self._used: set[bytes] = set()
         self._lock = threading.Lock()
-        self._end = self._load()
+        decoder = msgspec.msgpack.Decoder(_Row)
+        with suppress(*NOT_JSON):
+            for row in map(decoder.decode, self._file.read()):
+                self._by_file[row.file] = self._by_move[row.moved] = row
 
     def find(self, path: Path, stat: os.stat_result) -> PictureFacts | None:
         """Return what is known of a file; None if it is new or has changed."""
@@ -123,33 +123,21 @@ class PictureIndex:
     def flush(self) -> None:
         """Append what is new. Raises ArtefactError for a full disk."""
         with self._lock, reporting(text(self.path)):
-            if not self._new:
-                return
-            make_folder(self.path.parent, 0o700)
-            with os.fdopen(open_private(self.path, os.O_RDWR), "r+b") as file:
-                file.truncate(self._end)  # a row that a power cut or a full disk left incomplete
-                file.seek(self._end)
-                file.write(b"".join(map(_framed, self._new)))
-                file.flush()
-                os.fsync(file.fileno())
-                self._end = file.tell()
-            self._new.clear()
+            if self._new:
+                self._file.append(map(msgspec.msgpack.encode, self._new))
+                self._new.clear()
 
     def tidy(self) -> None:
         """After a complete reading: write what is new, or all anew if most of it is of files that are gone. Raises ArtefactError."""
         used = [row for file, row in self._by_file.items() if file in self._used]
         if len(self._by_file) > 2 * len(used) + SPARE_ROWS:
             with self._lock, reporting(text(self.path)):
-                content = b"".join(map(_framed, used))
-                atomic.write(self.path, content, private=True)
+                self._file.replace(map(msgspec.msgpack.encode, used))
                 self._by_file = {row.file: row for row in used}
                 self._by_move = {row.moved: row for row in used}
-                self._new, self._end = [], len(content)
+                self._new.clear()
         self.flush()
-        with suppress(OSError):
-            files = sorted(self.path.parent.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-            for old in [path for path in files if path != self.path][: -(KEPT_FILES - 1)]:
-                old.unlink(missing_ok=True)
+        self._file.evict(KEPT_FILES)
 
     def _remember(self, row: _Row) -> None:
         self._used.add(row.file)
@@ -157,30 +145,6 @@ class PictureIndex:
             return  # decoded for another extractor
         self._by_file[row.file] = self._by_move[row.moved] = row
         self._new.append(row)
-
-    def _load(self) -> int:
-        """Read the rows; return where the first damaged one begins."""
-        try:
-            content = self.path.read_bytes()
-            os.utime(self.path)
-        except OSError:
-            return 0
-        end, decoder = 0, msgspec.msgpack.Decoder(_Row)
-        with suppress(struct.error, *NOT_JSON):
-            while end < len(content):
-                length, checksum = FRAME.unpack_from(content, end)
-                payload = content[end + FRAME.size : end + FRAME.size + length]
-                if len(payload) < length or zlib.crc32(payload) != checksum:
-                    break
-                row = decoder.decode(payload)
-                self._by_file[row.file] = self._by_move[row.moved] = row
-                end += FRAME.size + length
-        return end
-
-
-def _framed(row: _Row) -> bytes:
-    payload = msgspec.msgpack.encode(row)
-    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _digest(content: bytes) -> bytes:
