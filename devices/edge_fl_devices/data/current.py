@@ -14,7 +14,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.data.location import Snapshot
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.spec import DataSpec
 
 NOTHING = Snapshot(frozenset())

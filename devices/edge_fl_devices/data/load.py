@@ -22,7 +22,7 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.origins import Origin
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
@@ -203,7 +203,9 @@ def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore)
                 pass
             return stream.report
         spec = with_settings(replace(spec, index=_index(config, spec)), config)
-        return record.remember(Path(config.folder), sources.count(folder, spec, progress), spec)
+        return record.remember(
+            Path(config.folder), sources.count(folder, spec, progress), spec.classes, spec.only
+        )
 
 
 @contextmanager
@@ -223,7 +225,7 @@ def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     content = sources.read(config.data, spec)
 
     def remember(report: DataReport) -> DataReport:
-        return record.remember(Path(config.folder), report, spec)
+        return record.remember(Path(config.folder), report, spec.classes, spec.only)
 
     return ImageStream(content, split, f"{config.data}: ", remember, spec.index)
 

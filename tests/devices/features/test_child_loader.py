@@ -22,8 +22,7 @@ from edge_fl_devices.data.location import Snapshot, snapshot
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
-from edge_fl_devices.runtime.inspector import Inspector, as_counted_last, inspect_board, measured
-from edge_fl_devices.runtime.monitor import COUNTING
+from edge_fl_devices.runtime.monitor import COUNTING, Inspector, as_counted_last, inspect_board, measured
 
 PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
 PEAK = """
