@@ -68,7 +68,7 @@ def run(device: DeviceOptions, agent: AgentOptions) -> None:
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.remote.settings import RemoteSettings
 
-        settings = RemoteSettings(*device.tree(**agent.values))
+        settings = RemoteSettings(*device.tree(**asdict(agent)))
         code = _run(settings, children)
     raise typer.Exit(code)
 

@@ -37,7 +37,7 @@ from edge_fl_devices.runtime.connection import fleet_connector
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_devices.workers.statistics import NEXT, StatisticsOffer, StatisticsOffers
 from edge_fl_server.mqtt.connector import connector, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
@@ -128,7 +128,9 @@ class Fleet:
 
     def vectors(self) -> dict[str, Vector]:
         """What the devices have to offer."""
-        found = {name: StatisticsOffers(self.home / name)._next() for name in self.devices}
+        found = {
+            name: StatisticsOffers(self.home / name)._read(NEXT, StatisticsOffer) for name in self.devices
+        }
         return {name: offer.vector for name, offer in found.items() if offer}
 
 

@@ -20,8 +20,7 @@ from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
-from edge_fl_devices.data.origins import Origin
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
+from edge_fl_devices.data.picture_index import Origin, PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec, Pictures, SourceData, Wants

@@ -3,7 +3,6 @@
 It contains no image and, in what is sent, no file name.
 """
 
-import errno
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,16 +16,7 @@ from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.samples import Labels
-from edge_fl.errors import (
-    ArtefactError,
-    ChildError,
-    DataError,
-    DeadlineError,
-    InputError,
-    KilledError,
-    PrivacyError,
-    RunError,
-)
+from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
 from edge_fl.files import paths
 from edge_fl_devices.storage import read_json, write_json
@@ -34,17 +24,6 @@ from edge_fl_devices.storage import read_json, write_json
 MOST_NAMED = 3
 """Files that are named per reason."""
 FILE = "data.json"
-FAILURE_WORDS: tuple[tuple[type[Exception], Failure], ...] = (
-    (DeadlineError, Failure.DEADLINE),
-    (KilledError, Failure.KILLED),
-    (ChildError, Failure.ERROR),
-    (DataError, Failure.NO_DATA),
-    (MemoryError, Failure.OUT_OF_MEMORY),
-    (PrivacyError, Failure.BUDGET_EXHAUSTED),
-    (RunError, Failure.DIVERGED),
-    (InputError, Failure.BAD_SPEC),  # a method spec that this version cannot build, or a corrupt one
-)
-"""The first one counts that fits an error."""
 
 
 class Skipped(Counter[str]):
@@ -203,12 +182,15 @@ def remember_problem(folder: Path, why: str, problem: str) -> None:
 
 
 def failure_word(error: Exception) -> Failure:
-    """Return the failure word of work that ended in this error; `Failure.ERROR` for what no other word names."""
-    if isinstance(error, ArtefactError):
-        return error.why or Failure.ARTEFACT
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return Failure.ENOSPC
-    return next((word for kind, word in FAILURE_WORDS if isinstance(error, kind)), Failure.ERROR)
+    """Return the failure word of an inspection that failed: not because of the data, for which the child has words of its own."""
+    match error:
+        case MemoryError():
+            return Failure.OUT_OF_MEMORY
+        case DeadlineError():
+            return Failure.DEADLINE
+        case KilledError():
+            return Failure.KILLED
+    return Failure.ERROR
 
 
 @contextmanager

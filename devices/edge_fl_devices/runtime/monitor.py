@@ -253,51 +253,35 @@ def as_counted_last(config: DeviceConfig, capability: Capability) -> Capability:
 
 
 class Board:
-    """The board of a device as last measured. `use_tier` gets ready for what its tier does."""
+    """The board of a device and its data, as measured last: at the start as `found`, or with the first count of the data.
+
+    use_tier: gets ready for what the board's tier does. show: takes one line about the first count.
+    """
 
     def __init__(
-        self, config: DeviceConfig, found: Inspection | None, use_tier: Callable[[str], None]
+        self,
+        config: DeviceConfig,
+        found: Inspection | None,
+        loader: ChildFeatureLoader,
+        use_tier: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
-        self._config, self._use_tier = config, use_tier
+        self._config, self._loader, self._use_tier, self._show = config, loader, use_tier, show
+        self._first = True
         self.capability = measured(config, found)
-        opset = self.capability.max_opset or UNKNOWN_OPSET
-        self._runtime = Runtime(self.capability.onnxruntime, opset)
+        self._runtime = Runtime(self.capability.onnxruntime, self.capability.max_opset or UNKNOWN_OPSET)
         use_tier(self.capability.tier)
 
     def runtime(self) -> Runtime:
         """Return the board's onnxruntime."""
         return self._runtime
 
-    def measure_again(self, found: Inspection) -> Capability:
-        """Take the measurements of a board that could not be measured at the start."""
-        self.capability, self._runtime = measured(self._config, found), found.runtime
-        self._use_tier(self.capability.tier)
-        return self.capability
-
-
-class Inspector:
-    """Counts the data of `device`; `measured` takes the first measurements of a board that could not be measured at the start.
-
-    `show` takes one line about the first count.
-    """
-
-    def __init__(
-        self,
-        config: DeviceConfig,
-        device: Device,
-        loader: ChildFeatureLoader,
-        measured: Callable[[Inspection], Capability],
-        show: Callable[[str], None],
-    ) -> None:
-        self._config, self._device, self._loader = config, device, loader
-        self._measured, self._show = measured, show
-        self._first = True
-
-    def __call__(self, snapshot: Snapshot) -> Capability:
-        """See `edge_fl_devices.runtime.monitor.Inspect`."""
-        inspection, capability = self._loader.inspect(snapshot), self._device.state.capability
+    def inspect(self, capability: Capability, snapshot: Snapshot) -> Capability:
+        """Return the agent's `capability` with the count of these data. Raises as `Inspect`."""
+        inspection = self._loader.inspect(snapshot)
         if not capability.max_opset:
-            found = self._measured(inspection)
+            found, self._runtime = measured(self._config, inspection), inspection.runtime
+            self._use_tier(found.tier)
             capability = replace(
                 capability,
                 tier=found.tier,

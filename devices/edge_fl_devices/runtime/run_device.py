@@ -27,7 +27,6 @@ from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, ReadingProgress
 from edge_fl_devices.install import canary
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.remote.answering import Responder
 from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
@@ -38,7 +37,6 @@ from edge_fl_devices.runtime.monitor import (
     COUNTING,
     Board,
     DeviceMonitor,
-    Inspector,
     as_counted_last,
     counted,
     inspect_board,
@@ -51,7 +49,7 @@ from edge_fl_devices.update.updater import AgentUpdater
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
-from edge_fl_devices.workers.releases import PrecisionLimits
+from edge_fl_devices.workers.releases import Mirror, PrecisionLimits
 from edge_fl_devices.workers.worker import MakeWorker, Trainer
 
 CONNECT_S = 15.0
@@ -173,7 +171,7 @@ def run_device(
         trainer = Trainer(
             lambda: full_worker()(config.id, store, current, threads=config.threads, epsilon=config.epsilon)
         )
-        board = Board(config, found, trainer.use_tier)
+        board = Board(config, found, loader, trainer.use_tier, progress.print)
         trust = Trust(
             store.folder / "tuf",
             read_root(Path(config.root)) if config.root else None,
@@ -244,7 +242,7 @@ def run_device(
             agent,
             deliver,
             Meter(store.folder, lambda: agent.connection.wire_bytes, watts=config.budget.watts),
-            Inspector(config, agent, loader, board.measure_again, progress.print),
+            lambda snapshot: board.inspect(agent.state.capability, snapshot),
             current,
         )
         threads.lasting(watch, "edge-fl-monitor", stopped=stopped).start()

@@ -30,7 +30,6 @@ from edge_fl_devices.features.client_features import FeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.fetch import Sink
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import installed_extractors
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
@@ -38,7 +37,7 @@ from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
 from edge_fl_devices.workers.fits import Fits, FitSettings, Inputs
 from edge_fl_devices.workers.head_fitting import Fitter
-from edge_fl_devices.workers.releases import PRECISION_LIMITS, DeviceReleases, PrecisionLimits
+from edge_fl_devices.workers.releases import PRECISION_LIMITS, DeviceReleases, Mirror, PrecisionLimits
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
 

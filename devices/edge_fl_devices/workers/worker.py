@@ -4,6 +4,7 @@ An exception in a job becomes a `Failed` event with a failure word; none ends th
 which `Trainer` loads, with torch, once the board can train.
 """
 
+import errno
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +15,16 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.blob import Blob
-from edge_fl.errors import ChildError, KilledError
+from edge_fl.errors import (
+    ArtefactError,
+    ChildError,
+    DataError,
+    DeadlineError,
+    InputError,
+    KilledError,
+    PrivacyError,
+    RunError,
+)
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.wire import messages
@@ -26,7 +36,6 @@ from edge_fl_devices.agent.events import Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.memory import return_freed_blocks
-from edge_fl_devices.data.record import failure_word
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.store import Store
@@ -99,12 +108,37 @@ def attempt(perform: Callable[[], Event]) -> Event:
     try:
         return perform()
     except Exception as error:
-        reason = failure_word(error)
-        if reason == Failure.ERROR and not isinstance(error, ChildError):
+        failed = _failed(error)
+        if failed.reason == Failure.ERROR and not isinstance(error, ChildError):
             log.exception("unexpected error in a job")
-            return Failed(reason, detail=f"{type(error).__name__}: {error}")
-        log.warning("%s: %s", reason, error)
-        return Failed(reason, str(error), error.signal if isinstance(error, KilledError) else "")
+        else:
+            log.warning("%s: %s", failed.reason, error)
+        return failed
+
+
+def _failed(error: Exception) -> Failed:
+    match error:
+        case ArtefactError(why=why):
+            return Failed(why or Failure.ARTEFACT, detail=str(error))
+        case DeadlineError():
+            return Failed(Failure.DEADLINE, detail=str(error))
+        case KilledError(signal=signal):
+            return Failed(Failure.KILLED, detail=str(error), signal=signal)
+        case ChildError():
+            return Failed(Failure.ERROR, detail=str(error))
+        case DataError():
+            return Failed(Failure.NO_DATA, detail=str(error))
+        case OSError(errno=errno.ENOSPC):
+            return Failed(Failure.ENOSPC, detail=str(error))
+        case MemoryError():
+            return Failed(Failure.OUT_OF_MEMORY, detail=str(error))
+        case PrivacyError():
+            return Failed(Failure.BUDGET_EXHAUSTED, detail=str(error))
+        case RunError():
+            return Failed(Failure.DIVERGED, detail=str(error))
+        case InputError():  # a method spec that this version cannot build, or a corrupt one
+            return Failed(Failure.BAD_SPEC, detail=str(error))
+    return Failed(Failure.ERROR, detail=f"{type(error).__name__}: {error}")
 
 
 class Trainer:

@@ -21,8 +21,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl_devices.data.origins import Origin
-from edge_fl_devices.data.picture_index import PictureFacts, groups_of
+from edge_fl_devices.data.picture_index import Origin, PictureFacts, groups_of
 
 KEY_BYTES = 16
 NO_RECORDING = bytes(KEY_BYTES)

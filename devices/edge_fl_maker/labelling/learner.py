@@ -35,7 +35,7 @@ from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
-from edge_fl_devices.data.origins import origin
+from edge_fl_devices.data.picture_index import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.serving.predict import Prediction, Predictor

@@ -23,7 +23,7 @@ from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.data.decoding_marker import FATAL
 from edge_fl_devices.data.load import streamer
-from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.data.picture_index import Origin
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
