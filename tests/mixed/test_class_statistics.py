@@ -283,7 +283,7 @@ def test_masked_sums_give_the_same_prior(site: Site, tmp_path: Path, monkeypatch
     def with_certificate(name: str, *arguments: Any, **options: Any) -> Device:
         return Device(name, *arguments, **options, identity=folder / name)
 
-    monkeypatch.setattr(conftest, "start", with_certificate)
+    monkeypatch.setattr(conftest, "Device", with_certificate)
     site.data = partial(labelled, 12)
     with site.fleet((), DEVICES):
         results = run(site, "masked", identity=str(folder / "pi-0"))

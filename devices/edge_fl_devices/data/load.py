@@ -33,10 +33,6 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 """Returns the device's data for these classes and this input, as they are now."""
 
 
-def _unchanged(report: DataReport) -> DataReport:
-    return report
-
-
 class ImageStream:
     """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
@@ -54,7 +50,7 @@ class ImageStream:
         content: SourceData,
         split: DeviceSplit = SPLIT,
         where: str = "",
-        remember: Callable[[DataReport], DataReport] = _unchanged,
+        remember: Callable[[DataReport], DataReport] = lambda report: report,
         index: PictureIndex | None = None,
     ) -> None:
         self.index, self.total = index, content.total
@@ -100,7 +96,8 @@ class ImageStream:
             times = [each.origin.seconds for each in facts if each.origin]
             self.sets = self._split.sets([each.position for each in facts], self.groups, times)
         else:
-            self.sets = _consecutive(content.sizes)
+            train, validation, test = np.split(np.arange(sum(content.sizes)), np.cumsum(content.sizes)[:2])
+            self.sets = train, validation, test
         if not len(self.sets[0]):
             raise DataError(f"{self._where}no training samples on this device")
         classes = len(content.classes)
@@ -122,11 +119,6 @@ def facts_of(image: Array, split_key: bytes, origin: Origin | None = None) -> Pi
     """Return what the split and the fit need of an image [C, H, W]."""
     thumbnail = grouping.thumbnails(image[None]).tobytes()
     return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin)
-
-
-def _consecutive(sizes: tuple[int, int, int]) -> Sets:
-    train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:2])
-    return train, validation, test
 
 
 def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:

@@ -62,16 +62,16 @@ class LocalFeatureLoader:
         classes = tuple(releases[0].manifest.classes)
         (input, same), *others = by_input.items()
         first = self._extract(same, classes, input)
-        features = first.features(first.sets)
+        features = first.features(first.stream.sets)
         for input, others_same in others:
             try:
                 other = self._extract(others_same, classes, input)
             except DataError:
                 continue  # the images do not fit this input
-            if np.array_equal(other.labels, first.labels):
-                features |= other.features(first.sets)
+            if np.array_equal(other.stream.labels, first.stream.labels):
+                features |= other.features(first.stream.sets)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
-        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.bits)
+        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.stream.bits)
 
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
@@ -100,7 +100,7 @@ class LocalFeatureLoader:
             _keep(extractions.values(), stream.index)
         if stream.index:
             stream.index.tidy()
-        return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups, stream.bits)
+        return _Extracted(extractions, keys, stream)
 
 
 def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> None:
@@ -113,22 +113,16 @@ def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> N
 
 @dataclass(frozen=True, eq=False)
 class _Extracted:
-    """Extractors by sha256 that know the features of all images, with the images' keys, labels, groups and places in the split.
-
-    `bits`: as of LoadedFeatures.
-    """
+    """Extractors by sha256 that know the features of all images, with the images' keys, and their stream, which was read."""
 
     extractions: "dict[str, _Extraction]"
     keys: list[bytes]
-    sets: Sets
-    labels: Labels
-    groups: Groups
-    bits: int
+    stream: ImageStream
 
     def features(self, sets: Sets) -> dict[str, ClientFeatures]:
         """The features by sha256, divided into `sets`."""
         return {
-            sha256: extraction.features(self.keys, sets, self.labels, self.groups)
+            sha256: extraction.features(self.keys, sets, self.stream.labels, self.stream.groups)
             for sha256, extraction in self.extractions.items()
         }
 
@@ -217,9 +211,9 @@ def latency_ms(extractor: Extractor, image: Images) -> float:
 def _fingerprint(found: _Extracted) -> str:
     """sha256 over images and labels of the three sets, and over the groups if there are any."""
     total = hashlib.sha256()
-    for rows in found.sets:
+    for rows in found.stream.sets:
         total.update(len(rows).to_bytes(8, "big"))
         for row in rows:
-            total.update(found.keys[row] + int(found.labels[row]).to_bytes(8, "big"))
-    total.update(found.groups.astype(">i8").tobytes())
+            total.update(found.keys[row] + int(found.stream.labels[row]).to_bytes(8, "big"))
+    total.update(found.stream.groups.astype(">i8").tobytes())
     return total.hexdigest()

@@ -25,7 +25,7 @@ from edge_fl.errors import EdgeFLError
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import flat
 from edge_fl.wire import diagnostics
-from edge_fl.wire.diagnostics import Check, Diagnostics, Setting
+from edge_fl.wire.diagnostics import Check, Diagnostics
 from edge_fl.wire.egress import SETTINGS
 from edge_fl.wire.messages import MAX_ANSWER_BYTES, LogLevel, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics
@@ -141,6 +141,7 @@ def collect(config: DeviceConfig, state: AgentState, file: LogFile, running_s: f
     from edge_fl_devices.doctor import run_checks  # here: what it loads is for those that are asked
 
     checks = run_checks(config, only=CHECKS if state.work else IDLE_CHECKS)
+    values = flat(msgspec.to_builtins(config))
     blocked = Slots(Path(config.folder) / "release").blocked
     return Diagnostics(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -150,7 +151,7 @@ def collect(config: DeviceConfig, state: AgentState, file: LogFile, running_s: f
         why=state.reason,
         capability=state.capability,
         versions=versions(),
-        settings=public_settings(config),
+        settings={name: values[name] for name in SETTINGS if name in values},
         checks=[
             msgspec.convert({key: text[:200] for key, text in asdict(check).items()}, Check)
             for check in checks
@@ -169,12 +170,6 @@ def versions() -> dict[str, str]:
         if installed := version(package):
             found[package] = installed
     return found
-
-
-def public_settings(config: DeviceConfig) -> dict[str, Setting]:
-    """The settings that may leave the device, by their names in its settings file."""
-    values = flat(msgspec.to_builtins(config))
-    return {name: values[name] for name in SETTINGS if name in values}
 
 
 def _uptime_s() -> float:

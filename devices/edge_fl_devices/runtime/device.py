@@ -288,9 +288,6 @@ class Device:
             self.reporting.acknowledged[event.message.status] += 1
         self._step(event)
 
-    def _take_settings(self, event: events.Received) -> None:
-        self._step(events.SettingsChanged(self._services.take_settings(event)))
-
     # effects that are not of the wire
 
     def _fetch(self, effect: effects.Fetch) -> None:
@@ -327,7 +324,9 @@ _TOPICS: dict[str, Callable[[Device, Address, Packet], None]] = {
 _MESSAGES: dict[str, Callable[[Device, events.Received], None]] = {
     "sum": Device._take_sum,
     "ack": Device._take_ack,
-    "settings": Device._take_settings,
+    "settings": lambda device, event: device._step(
+        events.SettingsChanged(device._services.take_settings(event))
+    ),
 }
 """Messages that are more than an event of the agent."""
 _EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {

@@ -17,6 +17,7 @@ from edge_fl.errors import ArtefactError, ConnectError
 from edge_fl.files import disk
 from edge_fl.memory import total_memory_mb
 from edge_fl.wire import identity
+from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.events import DataChanged, Event
@@ -24,6 +25,7 @@ from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import read_root, remember
 from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.location import Snapshot
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, ReadingProgress
 from edge_fl_devices.install import canary
@@ -136,6 +138,10 @@ def run_device(
         children.start()
         canary.require(installed)
 
+    def inspect(snapshot: Snapshot) -> Capability:
+        """See `edge_fl_devices.runtime.monitor.Inspect`."""
+        return board.inspect(agent.state.capability, snapshot)
+
     def watch() -> None:
         """Count the data and watch them: what takes longer with every picture must not delay that the agent is ready."""
         runner.ready.wait()
@@ -242,7 +248,7 @@ def run_device(
             agent,
             deliver,
             Meter(store.folder, lambda: agent.connection.wire_bytes, watts=config.budget.watts),
-            lambda snapshot: board.inspect(agent.state.capability, snapshot),
+            inspect,
             current,
         )
         threads.lasting(watch, "edge-fl-monitor", stopped=stopped).start()

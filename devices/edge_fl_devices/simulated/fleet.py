@@ -216,7 +216,7 @@ class _CheckOnce:
 
 
 class Faults(Protocol):
-    """Faults of a fleet: they wrap its connections, change its clocks, and act on its devices (`simulated.chaos.injector`)."""
+    """Faults of a fleet: they wrap its connections, change its clocks, and act on its devices (`tools.chaos.injector`)."""
 
     @property
     def is_over(self) -> bool: ...

@@ -197,8 +197,9 @@ class AgentUpdater:
                     continue
                 if self._state.starts and now_s - started_s >= RUNNING_S:
                     self._state = self._updates.mark_running()
-                desired = self._desired
-                if desired and now_s >= self._next_s and not self._is_closed(desired):
+                desired, last = self._desired, self._state.last
+                is_closed = desired and desired.id == last.id and last.state in CLOSED
+                if desired and now_s >= self._next_s and not is_closed:
                     self._pursue(desired)
             except StoppedError:
                 return
@@ -210,9 +211,6 @@ class AgentUpdater:
         """Whether the agent is connected, and serves a release if it did before."""
         agent = self._agent()
         return agent.phase is Phase.UP and bool(agent.release or not self._state.serves)
-
-    def _is_closed(self, desired: AgentUpdate) -> bool:
-        return desired.id == self._state.last.id and self._state.last.state in CLOSED
 
     def _confirm(self) -> None:
         try:

@@ -110,7 +110,8 @@ class SumParticipant:
                 return self._declined(step, Failure.ERROR, type(error).__name__)
 
     def _answer(self, step: SumStep, number: int, rejected: str) -> SumAnswered:
-        if why := rejected or self._unsigned(number) or self._replayed(step, number):
+        unsigned = Failure.UNSIGNED if self._identity and not number else ""
+        if why := rejected or unsigned or self._replayed(step, number):
             return self._ignored(step, why)
         if step.stage == "result":
             self._worker.settle(step.id, step.devices)
@@ -127,9 +128,6 @@ class SumParticipant:
         if answer.reply.stage == "vector":
             self._commit(current)
         return SumAnswered(answer.reply, answer.payload)
-
-    def _unsigned(self, number: int) -> str:
-        return Failure.UNSIGNED if self._identity and not number else ""
 
     def _replayed(self, step: SumStep, number: int) -> str:
         """Whether a signature is older than the last one; a message that arrives twice has the same."""
