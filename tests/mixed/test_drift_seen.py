@@ -11,8 +11,8 @@ import numpy as np
 from edge_fl.release.manifests import scale
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
-from edge_fl_console.dashboard.queries import fleet
-from edge_fl_console.dashboard.queries.fleet import FleetQuery, FleetRow
+from edge_fl_console.dashboard.pages import fleet
+from edge_fl_console.dashboard.pages.fleet import FleetQuery, FleetRow
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event
 from edge_fl_devices.board.usage import Meter
@@ -73,7 +73,7 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
         thread.start()
 
         def row() -> FleetRow | None:
-            found = fleet.page(db, "main", FleetQuery()).rows
+            found = fleet.read(db, "main", FleetQuery()).rows
             return found[0] if found and found[0].status == "ready" else None
 
         predictor = Predictor(folder, remember=True)

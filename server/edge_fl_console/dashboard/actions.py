@@ -14,8 +14,8 @@ from edge_fl.errors import InputError
 from edge_fl.fields import EXPECTED_NAME
 from edge_fl.fleet.actions import ACTING_FOR
 from edge_fl.wire.topics import NAME, checked_device
+from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig

@@ -20,7 +20,6 @@ from edge_fl.console.formatting import (
 )
 from edge_fl.console.units import points
 from edge_fl.untrusted import whole
-from edge_fl_console.dashboard.queries.fleet import MAX_PAGE
 from edge_fl_server.registry.servers import Presence
 from edge_fl_server.runs.summaries import Paired
 
@@ -50,6 +49,8 @@ def outlier(score: float) -> str:
     return f'<span class="text-bad">{text}</span>' if score >= 1 else text
 
 
+MAX_PAGE = 10**8
+"""The highest number of a page of rows."""
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
 """Formats of columns that are aligned right."""
 TOGGLE = "toggle-color=chosen toggle-text-color=chosen"
