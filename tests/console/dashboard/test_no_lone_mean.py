@@ -22,7 +22,7 @@ from nicegui.page import page as page_of
 from edge_fl import metrics
 from edge_fl_console.dashboard.live import PageBoard, PageContext
 from edge_fl_console.dashboard.pages import device, fleet
-from edge_fl_console.dashboard.site import ROUTES
+from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, devices, releases, reports, rollouts, runs
 from edge_fl_server.registry.records import (
     DeviceRecord,
