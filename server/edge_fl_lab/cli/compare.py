@@ -12,8 +12,6 @@ from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
 from edge_fl_lab.cli.options import RecipeOptions
 from edge_fl_server.cli.options import RUNS
 
-EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
-
 
 def compare(
     methods: Annotated[
@@ -80,7 +78,7 @@ def compare(
 ) -> None:
     """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
     from edge_fl.methods import names
-    from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuned, tuning
+    from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuning
 
     if against_paper and (not recipe.recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
@@ -115,14 +113,13 @@ def compare(
         print_status(f"interrupted; finished cells are in {text(folder)}, and the same command resumes")
         raise
     rows = summary.rows(reported, results, target)
-    tuned_rows = tuned.rows(trials, cells, reported, results)
-    shown = tuned.tables(tuned_rows, rows, cells, target) if tune else tables.tables(rows, cells, target)
-    records = [tables.record(row) for row in rows]
+    shown, records = tables.tables(rows, cells, target), [tables.record(row) for row in rows]
+    tuned_rows = []
     if tune:
-        records = [
-            {**tables.record(row), **tuned.record(tuned_row)}
-            for row, tuned_row in zip(rows, tuned_rows, strict=True)
-        ]
+        untuned = summary.rows(cells, results)
+        tuned_rows = [tables.TunedRow(*each) for each in zip(trials, rows, untuned, strict=True)]
+        shown = tables.tuned_tables(tuned_rows, cells, target)
+        records = [tables.tuned_record(row) for row in tuned_rows]
     comparison.save(folder, "table", shown, records)
     comparison.save_rows(
         folder, rows, [*cells, *(cell for cell in reported if cell not in cells)], results, tuned_rows
@@ -134,10 +131,10 @@ def compare(
         shown = [*shown, paper_table]
     if plots:
         from edge_fl.console.progress import Progress
-        from edge_fl_lab.report import comparison_plots
+        from edge_fl_lab.report import comparison_page
 
         with Progress() as progress:
-            files = comparison_plots.save(reported, results, folder, progress)
+            files = comparison_page.save(reported, results, folder, progress)
         print_status(f"plots: {len(files)} files in {text(folder / 'plots')}")
     if html:
         from edge_fl.console.progress import Progress

@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from edge_fl import plugins
-from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
 from edge_fl.console.tables import Column
@@ -12,15 +11,6 @@ from edge_fl.options import DATA, DATA_DIR, FormatOption, option
 from edge_fl_lab.cli.options import RunArgument, run_folder
 from edge_fl_server.cli import options
 from edge_fl_server.cli.options import RUNS, RunsOption
-
-
-def register(app: App) -> None:
-    """Add `report`, `plots` and `newtask`."""
-    app.root.add(report, "edge-fl report demo-20261120-101500", panel="Research")
-    app.root.add(plots, "edge-fl plots simulate-20261120-101500", panel="Research")
-    app.root.add(
-        newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
-    )
 
 
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:

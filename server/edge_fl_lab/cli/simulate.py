@@ -17,7 +17,6 @@ from edge_fl_server.cli.options import RUNS, RunsOption, TrackOption
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.execute import RunResult
 
-EXAMPLE = "edge-fl simulate --method repper --dataset digits --rounds 10"
 STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
 
 
