@@ -24,6 +24,7 @@ from edge_fl import metrics
 from edge_fl.console import units
 from edge_fl.console.output import terminal_lines
 from edge_fl.console.tables import Table
+from edge_fl_server.runs.summaries import Paired
 
 Tier = Literal["full", "head"]
 LOCAL, PIXELS, FINE_TUNED = "local", "pixels", "fedavg+ft"
@@ -71,23 +72,14 @@ def load(path: Path = FILE) -> StudyEvidence:
     return msgspec.json.decode(path.read_bytes(), type=StudyEvidence)
 
 
-class FederationDifference(Struct, frozen=True):
-    """Mean of paired differences in points, with its 95 % interval over `federations`."""
-
-    mean: float
-    low: float
-    high: float
-    federations: int
-
-
 class RankedMethod(Struct, frozen=True):
     """A method: mean accuracy in per cent, loss in its worst federations, differences to both references, diverged runs."""
 
     method: str
     accuracy: float
     worst_loss: float
-    to_local: FederationDifference | None
-    to_fine_tuned: FederationDifference | None
+    to_local: Paired | None
+    to_fine_tuned: Paired | None
     diverged: int
 
 
@@ -162,13 +154,13 @@ def ranked(found: dict[str, np.ndarray], local: str) -> list[RankedMethod]:
     return sorted(rows, key=lambda row: row.worst_loss)
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray) -> FederationDifference | None:
-    """Student's t interval of the paired differences of federations; None with fewer than two pairs."""
+def difference(ours: np.ndarray, theirs: np.ndarray) -> Paired | None:
+    """The mean difference of federations, in points as given, with Student's t interval; None with fewer than two pairs."""
     pairs = (ours - theirs)[np.isfinite(ours - theirs)]
     if len(pairs) < 2:
         return None
     low, high = metrics.interval(pairs.tolist())
-    return FederationDifference(float(pairs.mean()), low, high, len(pairs))
+    return Paired(float(pairs.mean()), low, high, len(pairs))
 
 
 def _distance(setting: FederationSetting, clients: int, samples: int) -> float:
@@ -226,7 +218,7 @@ def text(found: Recommendation) -> str:
     return "\n".join(lines)
 
 
-def difference_text(found: FederationDifference | None) -> str:
+def difference_text(found: Paired | None) -> str:
     """Mean and interval of a difference, such as "+1.2 (-0.3 to +2.7)"."""
     return "-" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
 

@@ -70,7 +70,7 @@ def test_differences_are_paired_and_their_interval_is_students() -> None:
     ours, theirs = np.array([80.0, 90, 70, math.nan]), np.array([78.0, 85, 71, 60])
     found = recommend.difference(ours, theirs)
     expected = stats.t.interval(0.95, 2, loc=2.0, scale=stats.sem([2.0, 5, -1]))
-    assert found is not None and (found.mean, found.federations) == (2.0, 3)
+    assert found is not None and (found.mean, found.n) == (2.0, 3)
     assert (found.low, found.high) == pytest.approx(expected)
     assert recommend.difference(ours[:1], theirs[:1]) is None
 

@@ -116,7 +116,7 @@ def claims(finished: Sequence[work.Run]) -> list[Table]:
             number,
             verdict.claim.text,
             verdict.words,
-            str(verdict.overall.federations if verdict.overall else 0),
+            str(verdict.overall.n if verdict.overall else 0),
             difference_text(verdict.overall),
             f"`{verdict.claim.command}`",
         ]

@@ -12,6 +12,7 @@ from edge_fl.console.formatting import (
     ago,
     clock,
     escape,
+    mean,
     number,
     positive,
     seconds,
@@ -140,7 +141,7 @@ def empty(title: str, text: str, command: str = "") -> str:
     return f'<div class="sheet empty"><h2>{escape(title)}</h2><p>{escape(text)}</p>{shown}</div>'
 
 
-def facts(values: Mapping[str, str], *, big: bool = False) -> str:
+def facts(values: Mapping[str, str], *, big: bool = True) -> str:
     """Names and values on a sheet; values are markup."""
     size = ' class="big"' if big else ""
     items = "".join(
@@ -156,6 +157,11 @@ def gain(found: Paired | None) -> str:
     low, high = (points(end).removesuffix(" points") for end in (found.low, found.high))
     interval = "" if isnan(found.low) else f"95 % CI {low} to {high}, "
     return f'{points(found.mean)} <span class="quiet">({interval}n = {number(found.n)})</span>'
+
+
+def means(found: Paired | None) -> str:
+    """Both means of the same devices in per cent: "93.5 → 96.0 (n = 12)"; a dash without any."""
+    return f"{share(found.before)} → {mean(found.after, found.n)}" if found else NOTHING
 
 
 def meaning(found: Paired) -> str:

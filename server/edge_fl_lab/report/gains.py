@@ -195,18 +195,14 @@ def _gains(
         before = {} if against == metric else _values(line, members, against)
         if (found := summaries.paired(before, after)) is None:
             continue
-        both = before.keys() & after.keys()
-        means = [float(np.mean([values[client] for client in both])) for values in (before, after)]
         heads = name == GROUPS["head"] and against == metrics.PERSONAL_BEFORE
-        yield _gain(PREVIOUS_HEADS if heads else meaning, found, means, str(line.line), metric, name, against)
+        yield _gain(PREVIOUS_HEADS if heads else meaning, found, str(line.line), metric, name, against)
 
 
-def _gain(
-    over: str, found: Paired, means: Sequence[float], at: str, metric: str, group: str, against: str
-) -> GroupGain:
+def _gain(over: str, found: Paired, at: str, metric: str, group: str, against: str) -> GroupGain:
     values = {
-        "baseline": means[0],
-        "accuracy": means[1],
+        "baseline": found.before,
+        "accuracy": found.after,
         "difference": found.mean,
         "low": None if isnan(found.low) else found.low,
         "high": None if isnan(found.high) else found.high,

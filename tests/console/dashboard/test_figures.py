@@ -48,8 +48,8 @@ def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db:
     head(db, "pi-6", "refit", 0.93)
     page = releases.read(db, "main")
     found = page.releases[2].reports
-    assert (found.devices, found.measured, found.paired) == (7, 7, 1)  # the newest report of each device
-    assert (found.paired_before, found.paired_after) == (1.0, 1.0)
+    assert (found.devices, found.measured, found.gain.n) == (7, 7, 1)  # the newest report of each device
+    assert (found.gain.before, found.gain.after) == (1.0, 1.0)
     assert found.after == pytest.approx((1 + 5 * 0.9 + 0.93) / 7)
     shown = releases.current(page)
     assert (

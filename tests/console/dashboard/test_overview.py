@@ -84,8 +84,8 @@ def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> 
     page = overview.read(db, "main")
 
     def texts(low: float, high: float, *, rolled_back: bool = False) -> list[str]:
-        found = Paired((low + high) / 2, low, high, 8)
-        change = releases.Change(3, 2, rolled_back, 0.95, 0.91, found)
+        found = Paired((low + high) / 2, low, high, 8, 0.95, 0.91)
+        change = releases.Change(3, 2, rolled_back, found)
         return [item.text for item in overview.items(replace(page, change=change))]
 
     assert "Release 3 is worse than release 2" in texts(-0.07, -0.004)
@@ -151,7 +151,7 @@ def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) ->
         releases.head_reports(db, "main")  # what it knows by now is no obstacle
         reports.accept(db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9))
     found = releases.head_reports(db, "main")[9]
-    assert (found.paired_before, found.paired_after, found.after) == (0.9, 0.95, 0.96)
+    assert (found.gain.before, found.gain.after, found.after) == (0.9, 0.95, 0.96)
 
 
 def test_the_list_begins_with_what_needs_attention_and_can_be_narrowed(db: Database) -> None:

@@ -81,7 +81,7 @@ def test_a_release_is_compared_with_the_one_that_its_numbers_were_measured_again
     roll_back(db)
     change = overview.read(db, "main").change
     assert (change.release, change.other, change.rolled_back) == (2, 3, True)
-    assert (change.before, change.after) == (pytest.approx(0.96), pytest.approx(0.96))
+    assert (change.found.before, change.found.after) == (pytest.approx(0.96), pytest.approx(0.96))
     reported(db, "pi-0", "refit", 2, 0.96, 0.94)
     page = overview.read(db, "main")
     assert page.change.found and page.change.found.mean == pytest.approx(-0.01)
@@ -92,7 +92,7 @@ def test_a_release_is_compared_with_the_one_that_its_numbers_were_measured_again
     assert "Release 3 → 2, last accuracy on each" in shown and "96.0 → 95.0" in shown and "93.5" not in shown
     (second,) = (row for row in releases.read(db, "main").releases.values() if row.record.release == 2)
     (cells,) = parts.cells(releases.RELEASES, [second])
-    assert "release 1:" in cells["reports.paired_after"] and "93.5 → 96.0" in cells["reports.paired_after"]
+    assert "release 1:" in cells["reports.gain"] and "93.5 → 96.0" in cells["reports.gain"]
 
 
 def test_a_roll_back_is_recorded_with_who_asked_for_it(db: Database) -> None:

@@ -110,7 +110,7 @@ def test_a_verdict_follows_from_the_intervals(first: list[float], second: list[f
     ]
     [verdict] = [v for v in findings.verdicts(runs_) if v.claim.text == "FedCRL above FedProto"]
     assert verdict.words == words
-    assert verdict.overall is not None and verdict.overall.federations == 6
+    assert verdict.overall is not None and verdict.overall.n == 6
 
 
 @pytest.mark.parametrize("tier", ["full", "head"])

@@ -59,8 +59,7 @@ def body(page: DataPage) -> str:
             "Classes": number(len(totals)),
             "Most of one class": f"{number(most)} {_class(totals.index(most))}",
             "Least of one class": f"{number(least)} {_class(totals.index(least))}",
-        },
-        big=True,
+        }
     )
 
 

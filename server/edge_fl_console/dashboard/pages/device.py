@@ -185,8 +185,7 @@ def summary(page: DevicePage) -> str:
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),
-        },
-        big=True,
+        }
     )
 
 
@@ -239,7 +238,9 @@ def description(page: DevicePage) -> str:
         "Dropped messages": number(page.record.dropped),
     }
     notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
-    return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
+    return f"<h2>Description</h2>{facts(shown, big=False)}" + (
+        f'<ul class="notes">{notes}</ul>' if notes else ""
+    )
 
 
 def history(page: DevicePage) -> Chart | None:

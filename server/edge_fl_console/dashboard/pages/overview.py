@@ -13,7 +13,7 @@ from nicegui import ui
 from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, share
+from edge_fl.console.formatting import NOTHING, clock, escape, number, share
 from edge_fl.console.units import counted
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import standing
@@ -23,7 +23,7 @@ from edge_fl_console.dashboard.pages import log, releases
 from edge_fl_console.dashboard.pages.log import Event
 from edge_fl_console.dashboard.pages.releases import Change, HeadReports
 from edge_fl_console.dashboard.pages.run import head_only_devices
-from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, run_link, word
+from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
 from edge_fl_console.dashboard.standing import alerted
 from edge_fl_server.registry import Database, rollouts, runs, servers
 from edge_fl_server.registry.devices import of_fleet
@@ -42,14 +42,12 @@ EMPTY: Measured = MappingProxyType({})
 
 
 class FleetGain(Struct, frozen=True):
-    """The personal accuracy of devices compared with a baseline on the same ones; means before and after.
+    """The personal accuracy of devices compared with a baseline on the same ones.
 
     `simulated`: the baseline was not measured by the devices, but simulated on their data.
     """
 
     baseline: str
-    before: float
-    after: float
     found: Paired
     simulated: bool = False
 
@@ -155,11 +153,8 @@ def full_devices(
 def _fleet_gain(
     baseline: str, other: Mapping[str, float], personal: Mapping[str, float], *, simulated: bool = False
 ) -> FleetGain | None:
-    if (difference := paired(other, personal)) is None:
-        return None
-    both = other.keys() & personal.keys()
-    before, after = (fmean(values[device] for device in both) for values in (other, personal))
-    return FleetGain(baseline, before, after, difference, simulated)
+    found = paired(other, personal)
+    return FleetGain(baseline, found, simulated) if found else None
 
 
 def _of(measured: Measured, metric: str) -> dict[str, float]:
@@ -296,7 +291,9 @@ def gained(page: Overview) -> str:
         )
     if page.full and page.full.heads:
         rows.append(_gain("Head-only devices", page.full.heads, page.full))
-    local = page.full and (page.full.heads or any(_is_local(one) for one in page.full.gains))
+    local = page.full and (
+        page.full.heads or any(one.baseline == metrics.LOCAL_ONLY for one in page.full.gains)
+    )
     if not rows:
         rows.append(
             "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same images.</li>"
@@ -309,17 +306,16 @@ def gained(page: Overview) -> str:
     return f'<h2>Personalisation gain</h2><ul class="sheet padded items">{"".join(rows)}</ul>'
 
 
-def _is_local(one: FleetGain) -> bool:
-    return one.baseline == metrics.LOCAL_ONLY
-
-
 def _gain(who: str, one: FleetGain, full: FullDevices) -> str:
-    means = f"{share(one.before)} → {mean(one.after, one.found.n)}"
-    baseline = BASELINES[one.baseline] + (" (simulated)" if one.simulated else "")
+    what = f"{who}: personal models compared with {BASELINES[one.baseline]}{' (simulated)' * one.simulated}"
+    return _compared(one.found, what, f"; run {run_link(full.run)}, round {full.round}")
+
+
+def _compared(found: Paired, what: str, rest: str) -> str:
+    """A difference as an item of a list: `what` is compared, and the `rest` of the line with both means."""
     return (
-        f'<li><p class="big">{gain(one.found)}</p><p>{who}: personal models compared with {baseline},'
-        f" same devices: {meaning(one.found)}.</p>"
-        f'<p class="quiet">{means}, mean accuracy in %; run {run_link(full.run)}, round {full.round}</p></li>'
+        f'<li><p class="big">{gain(found)}</p><p>{what}, same devices: {meaning(found)}.</p>'
+        f'<p class="quiet">{means(found)}, mean accuracy in %{rest}</p></li>'
     )
 
 
@@ -334,12 +330,8 @@ def changed(page: Overview) -> str:
         text = f"{back[:1].upper()}{back[1:]}. " if back else ""
         rows = f"<li>{text}Not measured yet: it takes devices with an accuracy on release {page.served} and on {other}.</li>"
     else:
-        means = f"{share(change.before)} → {mean(change.after, found.n)}"
-        how = f"; {back}, last accuracy on each" if back else ""
-        rows = (
-            f'<li><p class="big">{gain(found)}</p><p>Head-only devices: release {page.served} compared with {other},'
-            f' same devices: {meaning(found)}.</p><p class="quiet">{means}, mean accuracy in %{how}</p></li>'
-        )
+        what = f"Head-only devices: release {page.served} compared with {other}"
+        rows = _compared(found, what, f"; {back}, last accuracy on each" if back else "")
     return f'<h2>Change by the release in service</h2><ul class="sheet padded items">{rows}</ul>'
 
 
@@ -357,8 +349,7 @@ def summary(page: Overview, fleet: str) -> str:
             "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
             "Release in service": _release(page),
             "Newest run": _run(page),
-        },
-        big=True,
+        }
     )
 
 

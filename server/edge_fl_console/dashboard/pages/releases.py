@@ -2,11 +2,8 @@
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from statistics import fmean
-from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 from nicegui import ui
 from sqlalchemy import case, func, select
 
@@ -22,6 +19,7 @@ from edge_fl_console.dashboard.parts import (
     gain,
     heading,
     meaning,
+    means,
     run_link,
     word,
 )
@@ -39,22 +37,19 @@ NEWEST = 50
 class HeadReports(Struct, frozen=True):
     """The reports of head-only devices on one release: number of devices, of failures, and accuracies, from the newest of each device.
 
-    `after` is the mean of `measured` devices. `paired_before` and `paired_after` are the means of the `paired` devices that measured the
-    model served before on the same images, too, in the first such report: later ones compare with a head on the same release.
+    `after` is the mean of `measured` devices. `gain` is of those that measured the model served before on the same images, too, in the
+    first such report: later ones compare with a head on the same release.
     """
 
     devices: int = 0
     failed: int | None = None
     measured: int = 0
     after: float | None = None
-    paired: int = 0
-    paired_before: float | None = None
-    paired_after: float | None = None
     gain: Paired | None = None
 
 
 class Change(Struct, frozen=True):
-    """Mean accuracies of the same devices on the release in service and on another one, `found` the difference.
+    """The accuracy of the same devices on the release in service compared with that on another one.
 
     The other one is the release before or, after a roll-back, the one that the fleet left (`rolled_back`; 0: unknown).
     """
@@ -62,8 +57,6 @@ class Change(Struct, frozen=True):
     release: int
     other: int = 0
     rolled_back: bool = False
-    before: float | None = None
-    after: float | None = None
     found: Paired | None = None
 
 
@@ -158,13 +151,11 @@ def change(db: Database, fleet: str, served: int) -> Change:
         old, new = (
             _newest_accuracies(db, fleet, release, *_version(db, fleet)) for release in (left, served)
         )
-        both = old.keys() & new.keys()
-        before, after = (fmean(values[device] for device in both) if both else None for values in (old, new))
-        return Change(served, left, True, before, after, paired(old, new))
+        return Change(served, left, True, paired(old, new))
     found = head_reports(db, fleet).get(served, HeadReports())
     first = (record.previous for record in reversed(rollouts.listed(db, fleet)) if record.release == served)
     other = next((release for release in first if release), 0)
-    return Change(served, other, False, found.paired_before, found.paired_after, found.gain)
+    return Change(served, other, False, found.gain)
 
 
 def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
@@ -207,18 +198,10 @@ def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[
         func.count(case((current, each.c.after))),
         func.avg(case((current, each.c.after))),
         func.count(case((pair, 1))),
-        func.avg(case((pair, each.c.before))),
-        func.avg(case((pair, each.c.after))),
-        func.avg(case((pair, gain))),
-        func.avg(case((pair, gain * gain))),
+        *(func.avg(case((pair, value))) for value in (gain, gain * gain, each.c.before, each.c.after)),
     )
     rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
-    return {row[0]: _summed(*row[1:]) for row in rows}
-
-
-def _summed(*row: Any) -> HeadReports:
-    found = HeadReports(*row[:-2])
-    return replace(found, gain=of_differences(found.paired, row[-2] or 0.0, row[-1] or 0.0))
+    return {release: HeadReports(*row[:4], gain=of_differences(*row[4:])) for release, *row in rows}
 
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
@@ -255,23 +238,16 @@ def _accuracy(reports: HeadReports) -> str:
     return mean(reports.after, reports.measured)
 
 
-def _paired(reports: HeadReports) -> str:
-    """Means of the same devices with the model that they served before and with this release."""
-    if not reports.paired:
-        return NOTHING
-    return f"{share(reports.paired_before)} → {mean(reports.paired_after, reports.paired)}"
-
-
 def _replaces(row: ReleaseRow | None) -> str:
     return f"Release {row.replaces} → {row.record.release}" if row and row.replaces else "Before → after"
 
 
 def _compared(row: ReleaseRow) -> str:
-    """The means of the same devices, and below them the mean difference."""
-    if not row.reports.paired:
+    """The means of the same devices with the model served before and with this release, and below them the mean difference."""
+    if not row.reports.gain:
         return NOTHING
     before = f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces else ""
-    return f"<p>{before}{_paired(row.reports)}</p><p>{gain(row.reports.gain)}</p>"
+    return f"<p>{before}{means(row.reports.gain)}</p><p>{gain(row.reports.gain)}</p>"
 
 
 def _origin(row: ReleaseRow) -> str:
@@ -295,7 +271,7 @@ RELEASES = (
     PageColumn("Running", "running", number, cell=_running),
     PageColumn("Failed", "reports.failed", number),
     PageColumn("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
-    PageColumn("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
+    PageColumn("Same devices, before → after, %", "reports.gain", share, cell=_compared),
     PageColumn("Method", "record.method", minor=True),
     PageColumn("Run", "record.run", cell=_origin, minor=True),
     PageColumn("Size", "record.bytes", size, minor=True),
@@ -343,10 +319,9 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
             "Running": f"{row.running if row else 0:,} of {page.heads:,}",
             "Failed": number(reports.failed),
             "Accuracy, mean %": _accuracy(reports),
-            f"{_replaces(row)}, same devices, %": _paired(reports),
+            f"{_replaces(row)}, same devices, %": means(reports.gain),
             "Difference": gain(reports.gain),
-        },
-        big=True,
+        }
     )
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
     rest = (
@@ -373,7 +348,6 @@ def _served(page: ReleasesPage) -> str:
         return head
     found, change = row.reports, page.change
     verdict = f'<div class="quiet">{meaning(change.found)}</div>' if change.found else ""
-    means = f"{share(change.before)} → {mean(change.after, change.found.n)}" if change.found else NOTHING
     names = f"Release {change.other} → {change.release}" if change.other else "Before → after"
     how = "last accuracy on each, " if change.rolled_back else ""
     shown = facts(
@@ -381,10 +355,9 @@ def _served(page: ReleasesPage) -> str:
             "Running": f"{row.running:,} of {page.heads:,}",
             "Failed": number(found.failed),
             "Accuracy, mean %": _accuracy(found),
-            f"{names}, {how}same devices, %": means,
+            f"{names}, {how}same devices, %": means(change.found),
             "Difference": gain(change.found) + verdict,
-        },
-        big=True,
+        }
     )
     return head + shown
 

@@ -276,8 +276,7 @@ def summary(page: RunPage) -> str:
             **({"Head-only devices, mean %": _heads(page)} if metrics.PERSONAL_AFTER in page.heads else {}),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
             **({"Devices done": done} if total and record.state == "running" else {}),
-        },
-        big=True,
+        }
     )
     if page.rounds:
         return shown
