@@ -201,7 +201,7 @@ def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[
         *(func.avg(case((pair, value))) for value in (gain, gain * gain, each.c.before, each.c.after)),
     )
     rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
-    return {release: HeadReports(*row[:4], gain=of_differences(*row[4:])) for release, *row in rows}
+    return {row[0]: HeadReports(row[1], row[2], row[3], row[4], of_differences(*row[5:])) for row in rows}
 
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
