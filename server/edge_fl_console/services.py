@@ -22,23 +22,14 @@ def dashboard(place: Place, *, dashboard: int | None, devices: bool) -> Iterator
         yield
         return
     Database.open(place.registry).close()  # create it: the dashboard does not
-    options = [
-        "--database",
-        place.registry,
-        "--fleet",
-        place.fleet,
-        "--home",
-        os.fspath(place.home),
-        "--port",
-        str(dashboard),
-    ]
+    options = ["--database", place.registry, "--fleet", place.fleet, "--home", os.fspath(place.home)]
     ending = threading.Event()  # what it prints then is that it was ended
 
     def show(line: str) -> None:
         if not ending.is_set():
             print_status(f"dashboard: {line}")
 
-    child = CommandProcess("dashboard", ["server", "dashboard", *options], show, {})
+    child = CommandProcess("dashboard", ["server", "dashboard", *options, "--port", str(dashboard)], show, {})
     try:
         yield
     finally:

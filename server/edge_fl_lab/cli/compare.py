@@ -9,7 +9,7 @@ from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
-from edge_fl_lab.cli.options import RecipeOptions
+from edge_fl_lab.cli.simulate import RecipeOptions
 from edge_fl_server.cli.options import RUNS
 
 

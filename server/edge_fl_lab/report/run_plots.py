@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl_lab import features, trained
-from edge_fl_lab.report import figures, page, plots, style
+from edge_fl_lab.report import page, plots, style
 from edge_fl_lab.report.plots import Points
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server.runs.results import Results
@@ -48,7 +48,7 @@ class RunPlots(NamedTuple):
 def of_run(results: Results) -> RunPlots:
     """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features."""
     why = ABSENT
-    drawn = {one.name: one.figure for one in figures.of_report(page.report(results))}
+    drawn = {one.name: one.figure for one in page.figures_of(page.report(results))}
     try:
         run = trained.load(results)
     except (ArtefactError, InputError) as error:

@@ -16,7 +16,7 @@ from edge_fl.metrics import summarise_reports
 from edge_fl_lab import features
 from edge_fl_lab.compare import comparison
 from edge_fl_lab.compare.grid import cells
-from edge_fl_lab.report import comparison_page, figures, page, plots, run_plots, style
+from edge_fl_lab.report import comparison_page, page, plots, run_plots, style
 from edge_fl_lab.report.plots import Curve, Mark, Points
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results
@@ -192,7 +192,7 @@ def test_a_curve_says_its_clients_and_fades_where_few_measured_it(tmp_path: Path
             results.append_round(
                 RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
             )
-    drawn = next(figures.of_report(page.report(results))).figure
+    drawn = next(page.figures_of(page.report(results))).figure
     faint, full = drawn.axes[0].get_lines()
     assert faint.get_alpha() == plots.FADED and len(faint.get_xdata()) == 3
     assert np.isnan(full.get_ydata()).tolist() == [False, False, True]
