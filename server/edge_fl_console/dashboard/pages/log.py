@@ -96,9 +96,8 @@ def _rounds(fleet: str) -> Select[Any]:
     )
     text = which + _text(": ", rounds.c.responded, " of ", rounds.c.selected, " responded")
     at, mine = rounds.c.ended_at, (runs.c.fleet == fleet) & (runs.c.run == rounds.c.run)
-    columns = _columns("info", "round", func.max(at), rounds.c.run, text)
-    counts = _counts(func.count(), func.min(at), literal(1))
-    return select(*columns, *counts).where(mine).group_by(*same).order_by(func.max(at).desc())
+    counts = {"times": func.count(), "first": func.min(at)}
+    return _part("info", "round", func.max(at), rounds.c.run, text, mine, **counts).group_by(*same)
 
 
 def _newest_rejections(fleet: str, where: ColumnElement[bool], *key: Any) -> Select[Any]:
@@ -108,24 +107,24 @@ def _newest_rejections(fleet: str, where: ColumnElement[bool], *key: Any) -> Sel
         "number": func.max(rejections.c.number),
         "times": func.count(),
         "first": func.min(at),
-        "devices": func.count(device.distinct()),
+        "subjects": func.count(device.distinct()),
     }
     named = (total.label(name) for name, total in sums.items())
     each = select(*named).where(rejections.c.fleet == fleet, where).group_by(*key).subquery()
     text = _text(rejections.c.reason, ": ", rejections.c.detail)
-    columns = _columns("warning", "rejected", at, device, text)
-    counts = _counts(each.c.times, each.c.first, each.c.devices)
-    return select(*columns, *counts).where(rejections.c.number == each.c.number).order_by(at.desc())
+    counts = {"times": each.c.times, "first": each.c.first, "subjects": each.c.subjects}
+    newest = rejections.c.number == each.c.number
+    return _part("warning", "rejected", at, device, text, newest, **counts)
 
 
 def _requests(fleet: str) -> Select[Any]:
     """Requests of a run that ended alike are one event."""
     row, at = requests.c, requests.c.ended_at
     text = _text(row.mode, " ", row.state, ": ", row.reason)
-    columns = _columns("warning", "request", func.max(at), func.min(row.device), text)
-    counts = _counts(func.count(), func.min(at), func.count(row.device.distinct()))
+    counts = {"times": func.count(), "first": func.min(at), "subjects": func.count(row.device.distinct())}
     failed = (row.fleet == fleet) & row.state.in_(("failed", "timed_out"))
-    return select(*columns, *counts).where(failed).group_by(text, row.run).order_by(func.max(at).desc())
+    alike = _part("warning", "request", func.max(at), func.min(row.device), text, failed, **counts)
+    return alike.group_by(text, row.run)
 
 
 def _returned(left: Any, to: Any) -> ColumnElement[Any]:
@@ -133,22 +132,13 @@ def _returned(left: Any, to: Any) -> ColumnElement[Any]:
 
 
 def _part(
-    level: str | ColumnElement[str], kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool]
+    level: Any, kind: str, at: Any, subject: Any, text: Any, where: ColumnElement[bool], **counts: Any
 ) -> Select[Any]:
-    """Events that are listed one by one."""
-    columns = (*_columns(level, kind, at, subject, text), *_counts(literal(1), at, literal(1)))
-    return select(*columns).where(where).order_by(at.desc())
-
-
-def _columns(level: str | ColumnElement[str], kind: str, at: Any, subject: Any, text: Any) -> list[Any]:
+    """The fields of an `Event`, the newest first; without `counts` (times, first, subjects) each is listed by itself."""
     shade = literal(level) if isinstance(level, str) else level
     named = {"at": at, "level": shade, "kind": literal(kind), "subject": cast(subject, Text), "text": text}
-    return [column.label(name) for name, column in named.items()]
-
-
-def _counts(times: Any, first: Any, subjects: Any) -> list[Any]:
-    named = {"times": times, "first": first, "subjects": subjects}
-    return [column.label(name) for name, column in named.items()]
+    named |= {"times": literal(1), "first": at, "subjects": literal(1)} | counts
+    return select(*(column.label(name) for name, column in named.items())).where(where).order_by(at.desc())
 
 
 def _text(*parts: Any) -> ColumnElement[Any]:
