@@ -29,7 +29,7 @@ from edge_fl.metrics import Summary
 from edge_fl_lab.compare import comparison, grid, summary, tables
 from edge_fl_lab.recipe_changes import flat, with_method
 from edge_fl_lab.report import page
-from edge_fl_lab.research.data import NOTHING_RUN, Clients, Data
+from edge_fl_lab.research.data import Clients, Data, nothing_run
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server import recipes, training
 from edge_fl_server.orchestrate import run as orchestrator
@@ -83,18 +83,16 @@ class Result:
             for name, value in report.items()
         ]  # fmt: skip
 
+    @nothing_run()
     def predict(self, client: str, images: ArrayLike) -> NDArray[np.int64]:
         """Predict the class ids of images with a client's own model. Raises DataError."""
         run = self.trained
         if client not in run.personal:
-            raise DataError(
-                f"client {client!r} did not train{nearest(client, run.personal)}", "nothing was run"
-            )
+            raise DataError(f"client {client!r} did not train{nearest(client, run.personal)}")
         pixels = arrays.pixels(np.asarray(images), "images")
         if pixels.shape[1:] != run.study.dataset.samples.shape:
             raise DataError(
-                f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}",
-                "nothing was run",
+                f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}"
             )
         device = torch_device(run.recipe.device)
         own = to_device(run.personal[client], device)
@@ -292,6 +290,7 @@ def _quiet(wanted: bool) -> Iterator[None]:
                 os.environ[QUIET] = before
 
 
+@nothing_run()
 def _recipe(
     base: str | Path | Recipe,
     method: str,
@@ -319,7 +318,7 @@ def _recipe(
         changes += _formatted({f"method.options.{key}": value for key, value in options.items()})
     recipe = with_settings(recipe, changes)
     if recipe.source != "simulated":
-        raise ConfigError(f"source = {recipe.source!r}, expected simulated", NOTHING_RUN)
+        raise ConfigError(f"source = {recipe.source!r}, expected simulated")
     return _importable(recipe)
 
 
@@ -332,20 +331,20 @@ def _importable(recipe: Recipe) -> Recipe:
     return recipe
 
 
+@nothing_run()
 def _require_importable(model: str, processes: str) -> None:
     """Raise ConfigError for a model of the script or notebook, which other processes cannot import."""
     if model.startswith(MAIN):
         raise ConfigError(
             f"model {model.removeprefix(MAIN)} is defined in this script or notebook, which the processes of {processes} cannot"
-            " import; expected a model in a module of its own, or a single process",
-            NOTHING_RUN,
+            " import; expected a model in a module of its own, or a single process"
         )
 
 
 def _formatted(settings: Settings) -> list[str]:
     """Settings as "key=value"; values of None are left out."""
     if isinstance(settings, str):
-        raise ConfigError(f"settings {settings!r}: expected a dict, or a list of 'key=value'", NOTHING_RUN)
+        raise ConfigError(f"settings {settings!r}: expected a dict, or a list of 'key=value'")
     if not isinstance(settings, Mapping):
         return list(settings)
     given = {key: value for key, value in flat(settings).items() if value is not None}
