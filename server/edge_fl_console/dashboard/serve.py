@@ -1,7 +1,5 @@
 """Serve the dashboard's pages and /metrics: on loopback without a login if none is required, elsewhere with one."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import socket
@@ -11,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -28,7 +25,7 @@ from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import prometheus
-from edge_fl_console.dashboard.auth import ACCESS, LOGOUT, LoginMiddleware
+from edge_fl_console.dashboard.auth import ACCESS, LOGOUT, LoginMiddleware, SingleSignOn, oidc_settings
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.headers import Headers, Nonces
 from edge_fl_console.dashboard.live import Address, PageBoard
@@ -36,9 +33,6 @@ from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, 
 from edge_fl_console.dashboard.parts import server_state
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.registry import Database, fleets, servers
-
-if TYPE_CHECKING:
-    from edge_fl_console.dashboard.single_sign_on import SingleSignOn
 
 MIN_TOKEN = 16
 FOLDER = Path(__file__).parent
@@ -165,7 +159,7 @@ def serve(settings: DashboardSettings, status: Callable[[str], None] = lambda li
 
     Raises ConfigError, ConnectError, and InputError for a fleet that the registry does not have.
     """
-    sign_on = _single_sign_on(settings.oidc)
+    sign_on = SingleSignOn.of(*oidc_settings(settings.oidc)) if settings.oidc else None
     db = Database.existing(settings.registry)
     fleets.require(db, settings.fleet)
     required = bool(settings.login or settings.token or sign_on or not is_loopback(settings.host))
@@ -217,14 +211,6 @@ def serve(settings: DashboardSettings, status: Callable[[str], None] = lambda li
     finally:
         listener.close()
         db.close()
-
-
-def _single_sign_on(path: Path | None) -> SingleSignOn | None:
-    if path is None:
-        return None
-    from edge_fl_console.dashboard import single_sign_on
-
-    return single_sign_on.SingleSignOn.of(*single_sign_on.read(path))
 
 
 def _listen(host: str, port: int) -> socket.socket:
