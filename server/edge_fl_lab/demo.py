@@ -29,7 +29,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files import paths
 from edge_fl.metrics import summarise
-from edge_fl_lab.report import gains, page
+from edge_fl_lab.report import facts, page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
 from edge_fl_server.orchestrate.execute import simulate
@@ -113,7 +113,7 @@ def run(options: DemoOptions) -> DemoResult:
     seconds = time.monotonic() - start_s
     note = _note(options, recipe)
     report = page.report(Results.open(path))
-    verdict = f"{report.verdict} {gains.lowest(report.groups)}"
+    verdict = f"{report.verdict} {facts.lowest(report.groups)}"
     return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, verdict, path, seconds)
 
 

@@ -135,19 +135,16 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = tracking.find(track or [])
     results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
-    from edge_fl_lab.report import (
-        gains,  # with matplotlib, which no round needs
-        page,
-    )
+    from edge_fl_lab.report import facts, page
 
     written = page.write(results)
     _show_accuracies(outcome, format)
     found = page.report(results)
     if format is Format.TABLE:
-        show_text(f"\n{found.verdict} {gains.lowest(found.groups)}".rstrip())
+        show_text(f"\n{found.verdict} {facts.lowest(found.groups)}".rstrip())
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
-    if not gains.has_baseline(found.groups):
+    if not facts.has_baseline(found.groups):
         data = f"--dataset {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
         print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
     if outcome.exhausted:

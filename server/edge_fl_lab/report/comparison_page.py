@@ -31,7 +31,7 @@ from edge_fl_lab.compare.summary import (
 )
 from edge_fl_lab.compare.tables import conditions
 from edge_fl_lab.features import FeatureProbe, Features
-from edge_fl_lab.report import gains, page, plots, style
+from edge_fl_lab.report import facts, page, plots, style
 from edge_fl_lab.report.plots import Curve, Drawn, Mark, Points
 from edge_fl_lab.report.run_plots import labels_by_client, similarities
 from edge_fl_server.training import studies
@@ -122,7 +122,7 @@ def difference_text(found: PairedDifference) -> str:
     """Format a paired difference with its interval and n."""
     n = f"n = {found.seeds} seeds" if found.over == "seeds" else f"n = {found.pairs} clients"
     low, high = (None if isnan(end) else end for end in (found.low, found.high))
-    return gains.compared(found.baseline, found.mean, low, high, n)
+    return facts.compared(found.baseline, found.mean, low, high, n)
 
 
 def save(

@@ -13,9 +13,8 @@ import edge_fl_server
 from edge_fl import metrics
 from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
-from edge_fl_lab.report import facts, gains, plots, style
-from edge_fl_lab.report.facts import Points, RunReport
-from edge_fl_lab.report.gains import ReportFigure
+from edge_fl_lab.report import facts, plots, style
+from edge_fl_lab.report.facts import Points, ReportFigure, RunReport
 from edge_fl_lab.report.plots import Curve, Drawn
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.summaries import LEAST_SHARE
@@ -76,7 +75,7 @@ def html(content: RunReport) -> str:
             totals=TOTALS,
             show=_show,
             points=lambda figure: units.points(figure.value),
-            interval=lambda gain: gains.interval_text(gain.low.value, gain.high.value),
+            interval=lambda gain: facts.interval_text(gain.low.value, gain.high.value),
             attributes=_attributes,
             clock=formatting.clock,
         )
@@ -185,7 +184,7 @@ def markdown(content: RunReport) -> str:
     gained = [
         [
             group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), units.points(gain.difference.value),
-            gains.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
+            facts.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
         ]
         for group in content.groups
         for gain in group.gains
@@ -198,7 +197,7 @@ def markdown(content: RunReport) -> str:
     totals = [
         f"- {name.replace('_', ' ')}: {TOTALS[name](one.value)}" for name, one in content.totals.items()
     ]
-    messages = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    messages = [f"- {name}: {contents}" for name, contents in content.egress.items()] or ["- nothing"]
     sent = [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent]
     worse = [[str(one.round), one.outcome, one.why, one.named or "none"] for one in content.worse]
     changed = [[name, one.value, one.default] for name, one in content.changed.items()]

@@ -179,7 +179,7 @@ def test_numbers_are_means_and_stds_over_seeds_with_the_same_clients_under_local
     assert rows["fedrep"].numbers[PERSONAL_AFTER].mean == pytest.approx(0.7)
     assert rows["fedrep"].numbers[PERSONAL_AFTER].std == pytest.approx(0.1)
     assert rows["fedrep"].numbers[LOCAL_ONLY].mean == pytest.approx(0.6)
-    assert rows["fedrep"].seeds == [0, 1]
+    assert list(rows["fedrep"].keys) == [0, 1]
 
 
 def test_bytes_until_a_target_count_every_round_before_it() -> None:
