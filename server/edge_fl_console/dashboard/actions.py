@@ -88,7 +88,8 @@ def _requested(context: PageContext, what: str, number: int) -> str:
 def _moving(context: PageContext, release: int, *, to: bool) -> str:
     """How many head-only devices change their release: all others `to` it, or those that run it back."""
     found = standing.on_release(context.db, context.fleet, release)
-    count, gone = (found.others, found.others_gone) if to else (found.running, found.running_gone)
+    which = "others" if to else "running"
+    count, gone = found[which], found[f"{which}_gone"]
     later = f" ({gone:,} of them when {'it connects' if gone == 1 else 'they connect'})" if gone else ""
     return f"{counted(count, 'device')}{later}"
 

@@ -2,7 +2,6 @@
 
 import re
 
-from msgspec import Struct
 from sqlalchemy import ColumnElement, case, func, select
 
 from edge_fl.errors import InputError
@@ -41,15 +40,6 @@ ONLY: dict[str, ColumnElement[bool]] = {
 """Filters of the list of devices."""
 
 
-class OnRelease(Struct, frozen=True):
-    """Head-only devices that run a release and that run another one, and those of both that are not connected."""
-
-    running: int
-    running_gone: int
-    others: int
-    others_gone: int
-
-
 def by_status(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices by status, without removed ones."""
     query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
@@ -70,8 +60,8 @@ def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> 
     return dict(zip(groups, row, strict=True))
 
 
-def on_release(db: Database, fleet: str, release: int) -> OnRelease:
-    """The head-only devices by whether they run a release."""
+def on_release(db: Database, fleet: str, release: int) -> dict[str, int]:
+    """The head-only devices that are "running" a release, and the "others"; "running_gone" and "others_gone" are not connected."""
     running, gone = devices.c.release == release, devices.c.status.in_(GONE)
     groups = {
         "running": HEAD_ONLY & running,
@@ -79,7 +69,7 @@ def on_release(db: Database, fleet: str, release: int) -> OnRelease:
         "others": HEAD_ONLY & ~running,
         "others_gone": HEAD_ONLY & ~running & gone,
     }
-    return OnRelease(**counts(db, fleet, groups))
+    return counts(db, fleet, groups)
 
 
 def reason(db: Database, fleet: str, device: str) -> str:

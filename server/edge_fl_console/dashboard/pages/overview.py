@@ -98,9 +98,7 @@ def read(db: Database, fleet: str) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
     by_status, alerted = standing.by_status(db, fleet), of_fleet(fleet) & standing.GROUPS["alert"]
     whys = select(devices.c.why, func.count()).where(alerted).group_by(devices.c.why)
-    with db.reading() as connection:
-        by_why = {row[0]: row[1] for row in connection.execute(whys)}
-        others = () if by_status else tuple(connection.execute(select(devices.c.fleet).distinct()).scalars())
+    others = [] if by_status else db.rows(select(devices.c.fleet).distinct())
     served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
     moving = standing.on_release(db, fleet, served)
     rounds = runs.rounds_of(db, known[0].run) if known else []
@@ -109,12 +107,12 @@ def read(db: Database, fleet: str) -> Overview:
         total=sum(by_status.values()),
         by_status=by_status,
         health=standing.needing_attention(db, fleet),
-        whys=by_why,
+        whys=db.pairs(whys),
         raised=tuple(stored.active(db, fleet)),
         served=served,
         change=releases.change(db, fleet, served),
-        head_devices=moving.running + moving.others,
-        running=moving.running,
+        head_devices=moving["running"] + moving["others"],
+        running=moving["running"],
         heads=releases.head_reports(db, fleet).get(served, HeadReports()),
         full=next((found for run in known if (found := _full_devices(db, run))), None),
         run=known[0] if known else None,
@@ -122,7 +120,7 @@ def read(db: Database, fleet: str) -> Overview:
         rollout=rollouts.current(db, fleet),
         agents=next(iter(rollouts.listed(db, fleet, "agent")), None),
         events=log.newest(db, fleet, without=("round",), most=EVENTS),
-        fleets=others,
+        fleets=tuple(row.fleet for row in others),
     )
 
 

@@ -109,12 +109,9 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     Then only a server that is online, which has them, can roll one out.
     """
     recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
-    mine = of_fleet(fleet) & standing.HEAD_ONLY
-    by_release = select(devices.c.release, func.count()).where(mine, devices.c.release > 0)
-    heads = select(func.count()).where(mine)
-    with db.reading() as connection:
-        running = {row[0]: row[1] for row in connection.execute(by_release.group_by(devices.c.release))}
-        head_only = connection.execute(heads).scalar_one()
+    by_release = select(devices.c.release, func.count()).where(of_fleet(fleet), standing.HEAD_ONLY)
+    running = db.pairs(by_release.group_by(devices.c.release))
+    head_only = sum(running.values())
     fitted = head_reports(db, fleet)
     current = next((record for record in recent if record.state not in rollouts.OVER), None)
     served = rollouts.served_release(db, fleet) or max(running, default=0)

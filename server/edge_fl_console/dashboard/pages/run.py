@@ -38,13 +38,6 @@ DROPPED = case(
 """Why a request had no success; "" for all others."""
 
 
-class MetricMean(Struct, frozen=True):
-    """A mean over `clients` clients."""
-
-    value: float
-    clients: int
-
-
 class RoundRow(Struct, frozen=True):
     """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read."""
 
@@ -58,19 +51,19 @@ class RoundRow(Struct, frozen=True):
         """Bytes transferred in both directions."""
         return self.record.bytes_down + self.record.bytes_up
 
-    def mean(self, *names: str) -> MetricMean | None:
-        """The first of these metrics that was measured."""
+    def mean(self, *names: str) -> Summary | None:
+        """The first of these metrics that was measured; of one that only the registry has, its mean and number of clients."""
         for name in names:
             if name in self.summaries:
-                return MetricMean(self.summaries[name].mean, self.summaries[name].clients)
+                return self.summaries[name]
             if (value := self.record.metrics.get(name)) is not None:
-                return MetricMean(value, self.record.clients.get(name, 0))
+                return Summary(value, nan, nan, nan, self.record.clients.get(name, 0))
         return None
 
     @property
     def spread(self) -> Summary:
-        """The summary of the personal accuracy; NaN if it was not measured."""
-        return next((self.summaries[name] for name in PERSONAL if name in self.summaries), UNMEASURED)
+        """The summary of the personal accuracy; NaN where it is not known."""
+        return self.mean(*PERSONAL) or UNMEASURED
 
 
 class RunPage(Struct, frozen=True):
@@ -88,11 +81,11 @@ class RunPage(Struct, frozen=True):
     heads: Mapping[str, Summary] = {}
     online: bool = True
 
-    def newest(self, *names: str) -> tuple[MetricMean, str] | None:
+    def newest(self, *names: str) -> tuple[Summary, str] | None:
         """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
         for name in names:
             if name in self.final:
-                return MetricMean(self.final[name].mean, self.final[name].clients), "final"
+                return self.final[name], "final"
         for row in reversed(self.rounds):
             if mean := row.mean(*names):
                 return mean, f"round {row.record.round}"
@@ -176,8 +169,8 @@ CURVES = {
 }
 
 
-def _mean(found: MetricMean | None) -> str:
-    return mean(found.value, found.clients) if found else NOTHING
+def _mean(found: Summary | None) -> str:
+    return mean(found.mean, found.clients) if found else NOTHING
 
 
 def _personal(row: RoundRow) -> str:
@@ -280,10 +273,10 @@ def curves(page: RunPage) -> Chart | None:
     drawn = []
     for metric, name in CURVES.items():
         found = {row.record.round: one for row in page.rounds if (one := row.mean(metric))}
-        found = {round: one for round, one in found.items() if isfinite(one.value)}
-        std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
+        found = {round: one for round, one in found.items() if isfinite(one.mean)}
+        std = {round: one.std for round, one in found.items() if isfinite(one.std)}
         clients = {round: one.clients for round, one in found.items()}
-        values = {round: one.value for round, one in found.items()}
+        values = {round: one.mean for round, one in found.items()}
         drawn.append(ChartCurve(name, values, std, metric == metrics.LOCAL_ONLY, clients, too_few(clients)))
     return charts.lines(drawn, "round", 300)
 
@@ -323,5 +316,6 @@ def _headline(page: RunPage, *names: str) -> str:
     """The newest of these metrics, with its number of clients and its round."""
     if (found := page.newest(*names)) is None:
         return NOTHING
-    value, clients, when = found[0].value, found[0].clients, found[1]
-    return f'{share(value)}<div class="quiet">n = {number(clients) if clients else "?"}, {when}</div>'
+    newest, when = found
+    n = number(newest.clients) if newest.clients else "?"
+    return f'{share(newest.mean)}<div class="quiet">n = {n}, {when}</div>'
