@@ -41,7 +41,7 @@ from edge_fl_lab.compare.summary import MethodRow
 from edge_fl_lab.compare.tables import TunedRow
 from edge_fl_server.orchestrate import run_setup
 from edge_fl_server.runs.provenance import commit
-from edge_fl_server.training.engines.processes import Spawn, death, end_with_parent, one_thread_each
+from edge_fl_server.training.engines.processes import ONE_THREAD, Spawn, death, end_with_parent, environment
 
 Done = Callable[[CellResult], None]
 DIED = "its process {}; the next call runs this cell again"
@@ -196,7 +196,7 @@ def _run_pool(
     """Run cells in a pool; returns the unfinished ones, in order, and how a child died, if one did."""
     done_keys: set[str] = set()
     how = ""
-    with one_thread_each(), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
+    with environment(ONE_THREAD), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
         futures = [pool.submit(_run_here, cell, folder, commit) for cell in todo]
         try:
             for future in as_completed(futures):

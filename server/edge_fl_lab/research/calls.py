@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +36,7 @@ from edge_fl_server.orchestrate.execute import RunResult, simulate
 from edge_fl_server.orchestrate.run_setup import torch_device
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import studies
+from edge_fl_server.training.engines.processes import environment
 from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
 from edge_fl_server.training.studies import Study
 
@@ -200,11 +200,11 @@ def run(
     hooks = _ResultHooks()
     if folder is None:
         study = data.study(base)
-        with _quiet(not progress), Progress() as shown:
+        with _shown(progress), Progress() as shown:
             outcome = simulate(study, hooks, shown, shown.print)
         return hooks.result(study, outcome)
     saved = data.saved(base, Path(folder))
-    with _quiet(not progress):
+    with _shown(progress):
         results, outcome = orchestrator.run(saved, Path(folder), hooks=hooks)
         page.write(results)
     return hooks.result(studies.prepare(saved), outcome, results.path)
@@ -258,7 +258,7 @@ def compare(
     with TemporaryDirectory(prefix="edge-fl-") as temporary:
         place = Path(folder or temporary)
         cells = grid.cells(data.saved(base, place), methods, seeds=seeds)
-        with _quiet(not progress):
+        with _shown(progress):
             results = comparison.run(cells, place, jobs)
     if failed := [cell for cell in cells if results[cell.key].failure]:
         raise RunError(
@@ -275,19 +275,9 @@ def compare(
     )
 
 
-@contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Print no progress in the block."""
-    before = os.environ.get(QUIET)
-    if wanted:
-        os.environ[QUIET] = "1"
-    try:
-        yield
-    finally:
-        if wanted:
-            os.environ.pop(QUIET)
-            if before is not None:
-                os.environ[QUIET] = before
+def _shown(progress: bool) -> AbstractContextManager[None]:
+    """Print progress in the block only if it is wanted."""
+    return environment({} if progress else {QUIET: "1"})
 
 
 @nothing_run()
