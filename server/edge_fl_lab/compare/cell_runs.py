@@ -32,7 +32,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.console.progress import Watch, unwatched
 from edge_fl.data import datasets, npz
 from edge_fl.data.samples import Dataset
-from edge_fl.errors import EdgeFLError, InputError, RunError
+from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.learn.aggregation.mean import Update
@@ -144,12 +144,8 @@ def run(cell: Cell, folder: Path, commit: str = "", watch: Watch = unwatched) ->
 
 def write(result: CellResult, folder: Path) -> None:
     """Store a result. Raises RunError if it cannot be written."""
-    path = _path(folder, result.key, "json")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, msgspec.json.format(msgspec.json.encode(result)))
-    except OSError as error:
-        raise RunError(f"{text(path)}: cannot be written ({error.strerror}); the comparison stops") from error
+    content = msgspec.json.format(msgspec.json.encode(result))
+    atomic.save(_path(folder, result.key, "json"), content, "the comparison stops")
 
 
 def read(cell: Cell, folder: Path) -> CellResult | None:

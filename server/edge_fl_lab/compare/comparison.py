@@ -32,8 +32,7 @@ from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
-from edge_fl.errors import RunError
-from edge_fl.files import atomic, paths
+from edge_fl.files import atomic
 from edge_fl_lab.compare import cell_runs, summary
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
@@ -44,6 +43,7 @@ from edge_fl_server.runs.provenance import commit
 from edge_fl_server.training.engines.processes import ONE_THREAD, Spawn, death, end_with_parent, environment
 
 Done = Callable[[CellResult], None]
+KEPT = "the cells are kept"
 DIED = "its process {}; the next call runs this cell again"
 MAX_STAGE = 300  # characters: POSIX systems write up to 512 bytes atomically
 
@@ -100,8 +100,8 @@ def text(tables: Sequence[Table], ending: str = "txt") -> str:
 def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Mapping[str, object]]) -> None:
     """Write `name`.txt, .md and .tex from the tables, and .csv from the records. Raises RunError if they cannot be written."""
     for ending in renderers.RENDERERS:
-        _write(folder / f"{name}.{ending}", text(tables, ending))
-    _write(folder / f"{name}.csv", renderers.csv_text(records))
+        atomic.save(folder / f"{name}.{ending}", text(tables, ending), KEPT)
+    atomic.save(folder / f"{name}.csv", renderers.csv_text(records), KEPT)
 
 
 def save_rows(
@@ -135,7 +135,7 @@ def save_rows(
         for row in tuning
     ]
     tree = {"rows": rows, "cells": runs, **({"tuning": trials} if trials else {})}
-    return _write(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode())
+    return atomic.save(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode(), KEPT)
 
 
 def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Path:
@@ -143,23 +143,12 @@ def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellR
     lines = [
         line for cell in cells if (result := results.get(cell.key)) for line in summary.curve(cell, result)
     ]
-    return _write(folder / "curves.csv", renderers.csv_text(lines))
+    return atomic.save(folder / "curves.csv", renderers.csv_text(lines), KEPT)
 
 
 def records(table: Table) -> list[dict[str, object]]:
     """A table's rows as dicts by heading."""
     return [dict(zip(table.headings, row, strict=True)) for row in table.rows]
-
-
-def _write(path: Path, content: str) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, content)
-    except OSError as error:
-        raise RunError(
-            f"{paths.text(path)}: cannot be written ({error.strerror}); the cells are kept"
-        ) from error
-    return path
 
 
 def _commit() -> str:

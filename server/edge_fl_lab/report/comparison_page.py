@@ -16,6 +16,7 @@ from edge_fl import metrics
 from edge_fl.console import units
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Table
+from edge_fl.files import atomic
 from edge_fl_lab import features
 from edge_fl_lab.compare import cell_runs, summary
 from edge_fl_lab.compare.cell_runs import CellResult
@@ -89,7 +90,7 @@ def write(
             difference=difference_text,
         )
     )
-    return style.write(folder / NAME, drawn)
+    return atomic.save(folder / NAME, drawn, style.UNCHANGED)
 
 
 def block(cells: Sequence[Cell], results: Mapping[str, CellResult], where: tuple[str, str]) -> Block:

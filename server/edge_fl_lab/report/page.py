@@ -13,6 +13,7 @@ import edge_fl_server
 from edge_fl import metrics
 from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
+from edge_fl.files import atomic
 from edge_fl_lab.report import facts, plots, style
 from edge_fl_lab.report.facts import Points, ReportFigure, RunReport
 from edge_fl_lab.report.plots import Curve, Drawn
@@ -60,7 +61,7 @@ def report(results: Results) -> RunReport:
 
 def write(results: Results) -> Path:
     """Write the run's report.html and return its path. Raises RunError if it cannot be written."""
-    return style.write(results.path / NAME, html(report(results)))
+    return atomic.save(results.path / NAME, html(report(results)), style.UNCHANGED)
 
 
 def html(content: RunReport) -> str:
