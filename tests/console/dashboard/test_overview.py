@@ -118,7 +118,7 @@ def test_a_gain_is_over_the_devices_that_measured_both(db: Database) -> None:
     assert page.full is not None and (page.full.run, page.full.round) == ("toy-1", 9)
     (gain,) = page.full.gains
     assert (gain.baseline, gain.found.n) == (GLOBAL, 3)
-    assert (gain.before, gain.after) == (pytest.approx(0.6), pytest.approx(2.5 / 3))
+    assert (gain.found.before, gain.found.after) == (pytest.approx(0.6), pytest.approx(2.5 / 3))
     low, high = metrics.interval([0.3, 0.1, 0.3])
     assert (gain.found.mean, gain.found.low, gain.found.high) == pytest.approx((0.7 / 3, low, high))
     shown = overview.gained(page)

@@ -155,7 +155,7 @@ def test_a_simulated_local_only_baseline_of_the_run_is_shown(db: Database, tmp_p
     page = overview.read(db, "main")
     assert page.full and page.full.heads
     assert [(gain.baseline, gain.simulated) for gain in page.full.gains] == [(metrics.LOCAL_ONLY, True)]
-    assert (page.full.heads.before, page.full.heads.found.n) == (pytest.approx(0.65), 2)
+    assert (page.full.heads.found.before, page.full.heads.found.n) == (pytest.approx(0.65), 2)
     shown = overview.gained(page)
     assert "Head-only devices: personal models compared with" in shown and "(simulated)" in shown
     assert "not measured" not in shown and "release" not in shown
