@@ -91,7 +91,11 @@ def compare(
         raise InputError("compare: no methods, expected --methods or --recipe")
     if against_paper:
         paper.figures(recipe.recipe)
-    chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)
+    chosen = (
+        names()
+        if methods == "all"
+        else grid.split_list(methods) or base.compare.methods or [base.method.name]
+    )
     cells = grid.cells(
         base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
     )
@@ -129,17 +133,14 @@ def compare(
         paper_table = paper.against(recipe.recipe, cells, results)
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
-    if plots:
-        from edge_fl.console.progress import Progress
-        from edge_fl_lab.report import comparison_page
+    from edge_fl.console.progress import Progress
+    from edge_fl_lab.report import comparison_page  # with matplotlib, which no cell needs
 
+    if plots:
         with Progress() as progress:
             files = comparison_page.save(reported, results, folder, progress)
         print_status(f"plots: {len(files)} files in {text(folder / 'plots')}")
     if html:
-        from edge_fl.console.progress import Progress
-        from edge_fl_lab.report import comparison_page
-
         with Progress() as progress:
             page = comparison_page.write(folder, shown, reported, results, progress)
         print_status(f"page: {page}")
@@ -147,8 +148,6 @@ def compare(
         print((folder / "table.json").read_text())
     else:
         show_tables(shown)
-        from edge_fl_lab.report import comparison_page
-
         print()
         for where, _ in grid.blocks(reported):
             found = comparison_page.block(reported, results, where)
