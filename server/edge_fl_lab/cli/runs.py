@@ -21,9 +21,9 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
     from edge_fl_server.runs.results import Results
 
     plugins.allow_working_folder()
-    drawn = run_plots.of_run(Results.open(_folder(run, runs)))
-    show_paths({path.name: path for path in drawn.files}, format)
-    for why, names in drawn.absent.items():
+    files, absent = run_plots.of_run(Results.open(_folder(run, runs)))
+    show_paths({path.name: path for path in files}, format)
+    for why, names in absent.items():
         print_status(f"not drawn: {', '.join(names)}: {why}")
 
 

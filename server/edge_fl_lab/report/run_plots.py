@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +37,11 @@ SAME = 0.9995
 """CKA similarity above which all clients have the same extractor."""
 
 
-class RunPlots(NamedTuple):
-    """The written files, and the figures that the run lacks by reason."""
+def of_run(results: Results) -> tuple[list[Path], dict[str, list[str]]]:
+    """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features.
 
-    files: list[Path]
-    absent: dict[str, list[str]]
-
-
-def of_run(results: Results) -> RunPlots:
-    """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features."""
+    Returns the written files, and the figures that the run lacks by reason.
+    """
     why = ABSENT
     drawn = {one.name: one.figure for one in page.figures_of(page.report(results))}
     try:
@@ -63,7 +58,7 @@ def of_run(results: Results) -> RunPlots:
         if name not in drawn:
             absent.setdefault(why[name], []).append(name)
     files = [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
-    return RunPlots(files, absent)
+    return files, absent
 
 
 def _of_trained(run: TrainedRun) -> dict[str, Figure]:
