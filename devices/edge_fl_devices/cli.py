@@ -68,7 +68,7 @@ def run(device: DeviceOptions, agent: AgentOptions) -> None:
         children.start()  # the child loads its modules while the agent does
         from edge_fl_devices.remote.settings import RemoteSettings
 
-        settings = RemoteSettings(*device.tree(**agent.values))
+        settings = RemoteSettings(*device.tree(**asdict(agent)))
         code = _run(settings, children)
     raise typer.Exit(code)
 
@@ -87,10 +87,9 @@ def _become_owner(device: DeviceOptions) -> None:
 def _run(settings: RemoteSettings, children: Children) -> int:
     """Run the agent, again with other settings whenever the operator changes them."""
     from edge_fl.console.progress import Progress
-    from edge_fl_devices.board.systemd_notify import Notifier
     from edge_fl_devices.runtime.connection import device_connector
     from edge_fl_devices.runtime.run_device import run_device
-    from edge_fl_devices.runtime.runner import Runner
+    from edge_fl_devices.runtime.runner import Notifier, Runner
 
     log_warnings()
     before, notifier = None, Notifier()

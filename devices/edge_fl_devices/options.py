@@ -73,11 +73,6 @@ class AgentOptions:
         ),
     ] = None
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The settings by name; None: not given."""
-        return {"tier": self.tier, "head": self.head, "root": self.root}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:

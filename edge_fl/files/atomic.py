@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from edge_fl.errors import RunError
+from edge_fl.files.paths import text
 from edge_fl.files.shared import adopt, adopt_path
 
 
@@ -58,6 +60,16 @@ def write(path: Path, content: bytes | str, *, flush: bool = True, private: bool
     """Write `content` (text as UTF-8) to `path` atomically, see `writing`. Raises OSError and leaves the old file unchanged."""
     with writing(path, flush=flush, private=private) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def save(path: Path, content: bytes | str, consequence: str) -> Path:
+    """Write a result, also into a new folder, and return its path. Raises RunError with this `consequence` if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, content)
+    except OSError as error:
+        raise RunError(f"{text(path)}: cannot be written ({error.strerror})", consequence) from error
+    return path
 
 
 def _part(path: Path) -> Path:

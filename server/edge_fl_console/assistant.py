@@ -15,9 +15,9 @@ from mcp.types import ToolAnnotations
 from edge_fl import __version__
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl_console.alerts import stored
-from edge_fl_console.dashboard.queries import device as devices
-from edge_fl_console.dashboard.queries import fleet as fleets
-from edge_fl_console.dashboard.queries import log, overview, releases, run
+from edge_fl_console.dashboard.pages import device as devices
+from edge_fl_console.dashboard.pages import fleet as fleets
+from edge_fl_console.dashboard.pages import log, overview, releases, run
 from edge_fl_server.registry import Database, rollouts, runs
 
 READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)
@@ -37,19 +37,19 @@ class Tools:
 
     def fleet_status(self) -> dict[str, Any]:
         """The fleet at a glance: is a server online, devices by status, what needs attention, served release, roll-out, newest run."""
-        return _plain(overview.page(self._db, self._fleet))
+        return _plain(overview.read(self._db, self._fleet))
 
     def list_devices(self, where: str = "", limit: int = 50, page: int = 0) -> dict[str, Any]:
         """Devices, those that need attention first. `where` is a selector such as "site=berlin and status!=ready"."""
         query = fleets.FleetQuery(where=where, page=page)
-        found = fleets.page(self._db, self._fleet, query, per_page=max(1, min(limit, MOST)))
+        found = fleets.read(self._db, self._fleet, query, per_page=max(1, min(limit, MOST)))
         if found.wrong:
             raise InputError(f"where {where!r}: {found.wrong}", "nothing was read")
         return _plain(found)
 
     def get_device(self, device: str) -> dict[str, Any]:
         """Everything about one device: state, capability, why it is blocked, its last reports, requests and rejections."""
-        return _plain(_known(devices.page(self._db, self._fleet, device), "device", device))
+        return _plain(_known(devices.read(self._db, self._fleet, device), "device", device))
 
     def list_runs(self) -> dict[str, Any]:
         """The runs of the fleet, newest first: method, dataset, state and its reason."""
@@ -57,11 +57,11 @@ class Tools:
 
     def get_run(self, run_id: str = "") -> dict[str, Any]:
         """One run with its rounds and metrics, by default the newest."""
-        return _plain(_known(run.page(self._db, self._fleet, run_id), "run", run_id))
+        return _plain(_known(run.read(self._db, self._fleet, run_id), "run", run_id))
 
     def list_releases(self) -> dict[str, Any]:
         """The releases of the extractor: which is served, accuracy before and after devices fitted their heads on each."""
-        return _plain(releases.page(self._db, self._fleet))
+        return _plain(releases.read(self._db, self._fleet))
 
     def list_rollouts(self) -> dict[str, Any]:
         """Roll-outs, newest first: release, desired and actual state, stage, and why one was paused or aborted."""

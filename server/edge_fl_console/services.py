@@ -22,23 +22,14 @@ def dashboard(access: FleetAccess, *, dashboard: int | None, devices: bool) -> I
         yield
         return
     Database.open(access.registry).close()  # create it: the dashboard does not
-    options = [
-        "--database",
-        access.registry,
-        "--fleet",
-        access.fleet,
-        "--home",
-        os.fspath(access.home),
-        "--port",
-        str(dashboard),
-    ]
+    options = ["--database", access.registry, "--fleet", access.fleet, "--home", os.fspath(access.home)]
     ending = threading.Event()  # what it prints then is that it was ended
 
     def show(line: str) -> None:
         if not ending.is_set():
             print_status(f"dashboard: {line}")
 
-    child = CommandProcess("dashboard", ["server", "dashboard", *options], show, {})
+    child = CommandProcess("dashboard", ["server", "dashboard", *options, "--port", str(dashboard)], show, {})
     try:
         yield
     finally:

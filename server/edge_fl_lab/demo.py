@@ -3,7 +3,6 @@
 Meanwhile this process computes baselines on the same split, clients and test sets: Local, FedAvg+FT, and a head on raw pixels.
 """
 
-import csv
 import os
 import shutil
 import socket
@@ -29,7 +28,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files import paths
 from edge_fl.metrics import summarise
-from edge_fl_lab.report import gains, page
+from edge_fl_lab.report import facts, page
 from edge_fl_server import recipes
 from edge_fl_server.children import LOOPBACK, CommandProcess, CommandProcesses
 from edge_fl_server.orchestrate.execution import simulate
@@ -109,11 +108,12 @@ def run(options: DemoOptions) -> DemoResult:
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
         _keep_registry(folder.path, path)
     record_local_only(path, accuracies["Local"])
-    rows = read_devices(path)
+    results = Results.open(path)
+    rows = [{name: _number(text) for name, text in row.items()} for row in results.devices()]
     seconds = time.monotonic() - start_s
     note = _note(options, recipe)
-    report = page.report(Results.open(path))
-    verdict = f"{report.verdict} {gains.lowest(report.groups)}"
+    report = page.report(results)
+    verdict = f"{report.verdict} {facts.lowest(report.groups)}"
     return DemoResult(study.histogram(), rows, compare(rows, accuracies), note, verdict, path, seconds)
 
 
@@ -242,12 +242,6 @@ def record_local_only(path: Path, local: Mapping[str, float]) -> None:
         results.append_round(RoundMetrics(round=final.round, final=True, metrics=summaries, clients=clients))
         results.finish("completed", state.reason)
     page.write(results)
-
-
-def read_devices(path: Path) -> list[dict[str, object]]:
-    """Read a run's devices.csv, with numbers converted."""
-    with (path / "devices.csv").open(newline="") as file:
-        return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
 
 
 def compare(

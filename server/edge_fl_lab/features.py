@@ -67,7 +67,7 @@ def probe(
         if id in data:
             some = _some(data[id].test, share, id)
             x = torch.from_numpy(some.x).to(device)
-            z, projected = represent(method, _parts(method, shared, id, to_device(own, device)), x)
+            z, projected = represent(method, shared, id, own, x)
             rows.append((z, projected, some.y, clients.index(id)))
     rows.sort(key=lambda row: row[3])
     zs, projections, ys, places = zip(*rows, strict=True)
@@ -86,13 +86,17 @@ def representations(
     """Features [n, d] of the same images x by every client's own network (after its projector, if it has one)."""
     found = {}
     for id, own in personal:
-        z, projected = represent(method, _parts(method, shared, id, to_device(own, x.device)), x)
+        z, projected = represent(method, shared, id, own, x)
         found[id] = _joined([z if projected is None else projected])
     return found
 
 
-def represent(method: Method, parts: Parts, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def represent(
+    method: Method, shared: Parts, client: str, own: Parts, x: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """(features, features after the personal projector, or None) of pixels x, by a client's shared and personal parts."""
+    own = to_device(own, x.device)
+    parts = merge(norm.restored(steps.broadcast(method, shared, client), own), own)
     extractor = next((parts[name] for name in OWN_EXTRACTORS if name in parts), parts.get("extractor"))
     seen: Parts = parts if extractor is None else {**parts, "extractor": extractor}
     z = in_batches(lambda batch: method.features(seen, batch), x)
@@ -136,11 +140,6 @@ def tsne(z: Features) -> NDArray[np.float32]:
     embedding = TSNE(perplexity=perplexity, init="pca", random_state=0, method="barnes_hut", n_jobs=1)
     points: NDArray[np.float32] = embedding.fit_transform(np.ascontiguousarray(z, np.float32))
     return points
-
-
-def _parts(method: Method, shared: Parts, client: str, own: Parts) -> Parts:
-    down = steps.broadcast(method, shared, client)
-    return merge(norm.restored(down, own), own)
 
 
 def _some(samples: Samples, count: int, client: str) -> Samples:

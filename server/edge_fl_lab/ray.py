@@ -7,7 +7,7 @@ this machine; its processes address each other over loopback.
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -170,21 +170,11 @@ def _connect(workers: int) -> Any:
     return ray
 
 
-@contextmanager
-def _home(folder: Path) -> Iterator[None]:
+def _home(folder: Path) -> AbstractContextManager[None]:
     """Give the cluster that is started in this block the home `folder`; workers get the user's one back (`work`).
 
     Without a bootstrap file there Ray asks the metadata services of three clouds where it runs, whether usage statistics are on or not; and
     its token would be left in the user's home.
     """
     (folder / "ray_bootstrap_config.yaml").write_text("{}")
-    before = os.environ.get("HOME")
-    os.environ |= {"HOME": os.fspath(folder), USER_HOME: before or ""}
-    try:
-        yield
-    finally:
-        del os.environ[USER_HOME]
-        if before is None:
-            del os.environ["HOME"]
-        else:
-            os.environ["HOME"] = before
+    return processes.environment({"HOME": os.fspath(folder), USER_HOME: os.environ.get("HOME", "")})

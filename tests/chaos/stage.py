@@ -27,12 +27,12 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.orchestrate import run
 from edge_fl_server.orchestrate.serving import FleetAccess
@@ -163,7 +163,7 @@ class Stage:
     def _device(self, name: str) -> Device:
         data, store = data_of(name), Store(self.folder / name)
         worker = (
-            head_worker(
+            HeadWorker(
                 name,
                 store,
                 FitSettings("logistic"),
@@ -179,7 +179,7 @@ class Stage:
         )
         tier = "head" if name in HEADS else "full"
         can = Capability(tier, "test", "3", samples=20, head="logistic")
-        return start(name, TOPICS, can, worker, limits=QUICK, fetching=FETCH)
+        return Device(name, TOPICS, can, worker, limits=QUICK, fetching=FETCH)
 
     def _recipe(self) -> Recipe:
         data = data_of("everybody", 60).train

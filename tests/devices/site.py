@@ -19,10 +19,10 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -67,7 +67,7 @@ def head_device(
     **changes: Any,
 ) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: data(), folder)
-    worker = head_worker(
+    worker = HeadWorker(
         name,
         Store(folder),
         FitSettings(kind),
@@ -79,7 +79,7 @@ def head_device(
         **changes,
     )
     can = Capability("head", "x86_64", "3.12", samples=20)
-    return start(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
+    return Device(name, TOPICS, can, worker, limits=QUICK, fetching=FAST)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import config as configuration
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, location, record
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import select_files
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_server.release.repository import Repository

@@ -113,7 +113,7 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     from edge_fl.wire.messages import Capability
     from edge_fl.wire.topics import Topics
     from edge_fl_devices.agent.state import AgentLimits
-    from edge_fl_devices.runtime.device import start
+    from edge_fl_devices.runtime.device import Device
     from edge_fl_devices.runtime.runner import Runner
     from edge_fl_devices.storage.store import Store
     from edge_fl_devices.workers.full import FullWorker
@@ -126,7 +126,7 @@ def live(endpoint: Endpoint, folder: Path, name: str, death: Death | None) -> No
     runner = Runner(workers=1)
     capability = Capability("full", "test", "3", samples=20)
     runner.add(
-        start(name, Topics("main"), capability, worker, limits=limits), partial(MqttTransport, endpoint)
+        Device(name, Topics("main"), capability, worker, limits=limits), partial(MqttTransport, endpoint)
     )
     runner.run(deadline_s=2 * RUN_S)
 

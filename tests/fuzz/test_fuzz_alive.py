@@ -104,7 +104,7 @@ def test_a_device_survives_any_message(tier: str, received: list[Packet]) -> Non
 def _receive_all(tier: Any, received: list[Packet], store: Store) -> None:
     """Receives the packets, then the messages of a newly started server."""
     scheduler, broker = IdleScheduler(), _NullTransport()
-    alive = devices.start("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
+    alive = Device("d1", TOPICS, Capability(tier, "test", "3"), Idle("d1", store))
     alive.connect(lambda *_: broker, scheduler)  # type: ignore[arg-type, return-value]
     _handle(alive, scheduler, Connected(False))
     for packet in received:

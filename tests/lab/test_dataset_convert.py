@@ -14,7 +14,7 @@ from edge_fl.data import datasets, pictures
 from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
-from edge_fl_lab.dataset_convert import convert, convert_pictures
+from edge_fl_lab.dataset_files import convert, convert_pictures
 
 RNG = np.random.default_rng(0)
 

@@ -9,8 +9,8 @@ from scipy import stats
 
 from edge_fl.cli import main
 from edge_fl.methods import names
-from edge_fl_lab.recommend import choose, evidence
-from edge_fl_lab.recommend.evidence import FederationSetting, StudyEvidence
+from edge_fl_lab import recommend
+from edge_fl_lab.recommend import FederationSetting, StudyEvidence
 
 # Four federations of 10 clients with 100 images and four of 40 with 25, one seed each.
 NEAR = [FederationSetting(name, "iid", 10, 3, 100.0) for name in "abcd"]
@@ -38,7 +38,7 @@ def made() -> StudyEvidence:
 
 
 def test_the_method_with_the_smallest_worst_loss_is_recommended_not_the_best_mean() -> None:
-    found = choose.recommend(made(), "full", 10, 100)
+    found = recommend.recommend(made(), "full", 10, 100)
     assert (found.method, found.best_mean) == ("steady", "risky")
     rows = {row.method: row for row in found.rows}
     assert rows["risky"].accuracy > rows["steady"].accuracy
@@ -54,30 +54,30 @@ def test_the_method_with_the_smallest_worst_loss_is_recommended_not_the_best_mea
 def test_settings_half_a_doubling_farther_than_the_nearest_one_count(
     clients: int, samples: int, near: list[FederationSetting], doublings: float
 ) -> None:
-    found = choose.recommend(made(), "full", clients, samples)
+    found = recommend.recommend(made(), "full", clients, samples)
     assert (found.settings, found.doublings) == (near, doublings)
 
 
 def test_sizes_beyond_the_evidence_and_better_references_are_noted() -> None:
-    full = choose.recommend(made(), "full", 1000, 25)
+    full = recommend.recommend(made(), "full", 1000, 25)
     assert full.notes == ["the evidence has 10 to 40 clients that train; nearest used for 1000"]
-    head = choose.recommend(made(), "head", 10, 100)
+    head = recommend.recommend(made(), "head", 10, 100)
     assert head.method == "steady"
     assert head.notes == ["pixels, which needs no federated training, loses less there (0.0 points)"]
 
 
 def test_differences_are_paired_and_their_interval_is_students() -> None:
     ours, theirs = np.array([80.0, 90, 70, math.nan]), np.array([78.0, 85, 71, 60])
-    found = choose.difference(ours, theirs)
+    found = recommend.difference(ours, theirs)
     expected = stats.t.interval(0.95, 2, loc=2.0, scale=stats.sem([2.0, 5, -1]))
-    assert found is not None and (found.mean, found.federations) == (2.0, 3)
+    assert found is not None and (found.mean, found.n) == (2.0, 3)
     assert (found.low, found.high) == pytest.approx(expected)
-    assert choose.difference(ours[:1], theirs[:1]) is None
+    assert recommend.difference(ours[:1], theirs[:1]) is None
 
 
 def test_the_shipped_evidence_is_complete_and_small() -> None:
-    found = evidence.load()
-    assert evidence.FILE.stat().st_size < 100_000
+    found = recommend.load()
+    assert recommend.FILE.stat().st_size < 100_000
     assert {
         "local",
         "fedavg",

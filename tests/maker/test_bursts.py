@@ -24,7 +24,7 @@ from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.labelling.session import View
 from tests.devices import bursts
@@ -50,7 +50,7 @@ def fitted(tmp_path: Path, scenes: int, count: int, **changes: object) -> Fitted
     config = device(tmp_path, **changes)
     bursts.write(tmp_path / "images", scenes, count)
     home = Path(config.folder)
-    worker = head_worker(
+    worker = HeadWorker(
         "pi",
         Store(home),
         FitSettings("cosine", calibrate=True, cross_validate_below=config.cross_validate_below),

@@ -18,7 +18,7 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.current_model import CurrentModel
@@ -49,7 +49,7 @@ def fit(config: DeviceConfig) -> None:
     """Fit a head as the agent does."""
     home = Path(config.folder)
     loader = LocalFeatureLoader(streamer(config), home)
-    worker = head_worker(
+    worker = HeadWorker(
         "pi-1", Store(home), FitSettings("logistic"), loader=loader, fitter=fit_here, runtime=runtime
     )
     worker.boot()

@@ -25,10 +25,10 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
-from edge_fl_devices.runtime.device import SIMULATED, Device, Services, start
+from edge_fl_devices.runtime.device import SIMULATED, Device, Services
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
@@ -50,7 +50,7 @@ FAST = FetchLimits(stall_s=0.3, bad_chunk_s=0.05, quiet_s=0.05, metadata_s=2.0)
 def signing_device(home: Path, name: str, services: Services = SIMULATED) -> Device:
     """A head-only device with its folder and its identity (`ca/NAME`) in `home`."""
     folder = home / name
-    worker = head_worker(
+    worker = HeadWorker(
         name,
         Store(folder),
         FitSettings("nearest"),
@@ -61,7 +61,7 @@ def signing_device(home: Path, name: str, services: Services = SIMULATED) -> Dev
         limits=QUICK,
     )
     can = Capability("head", "x86_64", "3.12", samples=20, agent="1.0", update=UpdateStatus(0))
-    return start(
+    return Device(
         name, TOPICS, can, worker, limits=QUICK, fetching=FAST, identity=home / "ca" / name, services=services
     )
 

@@ -25,12 +25,12 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_lab.report import page
 from edge_fl_server.mqtt.connector import ServerConnect
@@ -101,7 +101,7 @@ class Site:
             data = partial(self.data, name)
             store = Store(self.folder / name)
             worker = (
-                head_worker(
+                HeadWorker(
                     name,
                     store,
                     FitSettings(heads[name]),
@@ -118,7 +118,7 @@ class Site:
             can = Capability(
                 "head" if name in heads else "full", "test", "3", samples=20, head=heads.get(name, "")
             )
-            self.devices[name] = start(name, TOPICS, can, worker, limits=QUICK)
+            self.devices[name] = Device(name, TOPICS, can, worker, limits=QUICK)
             runner.add(self.devices[name], self.connect)
         thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
         thread.start()

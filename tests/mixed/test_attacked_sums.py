@@ -36,8 +36,8 @@ from edge_fl_devices.agent.state import Phase
 from edge_fl_devices.runtime.connection import fleet_connector
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.storage.sums import read
-from edge_fl_devices.workers.statistics import StatisticsOffers
+from edge_fl_devices.storage.store import Store
+from edge_fl_devices.workers.statistics import NEXT, StatisticsOffer, StatisticsOffers
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import connector, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
@@ -131,7 +131,9 @@ class Fleet:
 
     def vectors(self) -> dict[str, Vector]:
         """What the devices have to offer."""
-        found = {name: StatisticsOffers(self.home / name)._next() for name in self.devices}
+        found = {
+            name: StatisticsOffers(self.home / name)._read(NEXT, StatisticsOffer) for name in self.devices
+        }
         return {name: offer.vector for name, offer in found.items() if offer}
 
 
@@ -356,7 +358,7 @@ def test_a_device_whose_folder_is_restored_from_a_backup_sends_no_picture_twice(
     with pytest.raises(SecureSumError, match=r"0 devices take part.*\(5 with nothing to add, 1 restored\)"):
         fleet.sums.collect("statistics", release, LENGTH, QUICK)
     assert not fleet.vectors()
-    assert "restored from a backup" in read(fleet.home / VICTIM).declined
+    assert "restored from a backup" in Store(fleet.home / VICTIM).sums().declined
     with pytest.raises(SecureSumError, match=r"\(6 with nothing to add\)"):
         fleet.sums.collect("statistics", release, LENGTH, QUICK)
 
@@ -369,4 +371,4 @@ def test_terms_below_a_devices_floors_get_no_vector(fleet: Fleet, terms: Any) ->
     with pytest.raises(SecureSumError, match=r"0 devices take part.*\(6 below_floor\)"):
         fleet.sums.collect("statistics", release, LENGTH, SumOptions(stage_s=20.0, **terms))
     assert fleet.vectors().keys() == set(NAMES)
-    assert next(iter(terms)) in read(fleet.home / VICTIM).declined
+    assert next(iter(terms)) in Store(fleet.home / VICTIM).sums().declined

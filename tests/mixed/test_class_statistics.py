@@ -24,7 +24,7 @@ from edge_fl.wire import tensors
 from edge_fl.wire.messages import SumRequest
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
@@ -282,9 +282,9 @@ def test_masked_sums_give_the_same_prior(site: Site, tmp_path: Path, monkeypatch
     Authority.make(tmp_path / "ca").bake({name: folder / name for name in DEVICES})
 
     def with_certificate(name: str, *arguments: Any, **options: Any) -> Device:
-        return start(name, *arguments, **options, identity=folder / name)
+        return Device(name, *arguments, **options, identity=folder / name)
 
-    monkeypatch.setattr(conftest, "start", with_certificate)
+    monkeypatch.setattr(conftest, "Device", with_certificate)
     site.data = partial(labelled, 12)
     with site.fleet((), DEVICES):
         results = run(site, "masked", identity=str(folder / "pi-0"))

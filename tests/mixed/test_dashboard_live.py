@@ -27,11 +27,11 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
@@ -74,7 +74,7 @@ class Live:
 
     def join(self, *names: str) -> None:
         for name in names:
-            worker = head_worker(
+            worker = HeadWorker(
                 name,
                 Store(self.folder / name),
                 FitSettings("nearest"),
@@ -88,7 +88,7 @@ class Live:
                 trust=Trust(self.folder / name / "tuf", self.repository.root_bytes),
             )
             can = Capability("head", "test", "3", samples=20, samples_per_class=[10, 10], head="nearest")
-            device = start(
+            device = Device(
                 name, Topics("main"), can, worker, limits=QUICK, fetching=FetchLimits(quiet_s=0.05)
             )
             self.devices[name] = device

@@ -11,15 +11,15 @@ import numpy as np
 from edge_fl.release.manifests import scale
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
-from edge_fl_console.dashboard.queries import fleet
-from edge_fl_console.dashboard.queries.fleet import FleetQuery, FleetRow
+from edge_fl_console.dashboard.pages import fleet
+from edge_fl_console.dashboard.pages.fleet import FleetQuery, FleetRow
 from edge_fl_devices.agent.effects import Job
 from edge_fl_devices.agent.events import Event
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.features import drift
-from edge_fl_devices.runtime.device import start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.serving.predict import Predictor
@@ -50,7 +50,7 @@ class Idle(Worker):
 def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: Path, tmp_path: Path) -> None:
     broker, runner = InMemoryBroker(), Runner()
     connect = partial(InMemoryTransport, broker)
-    device = start(
+    device = Device(
         "pi-01", Topics("main"), Capability("head", "test", "3"), Idle("pi-01", Store(folder)), limits=QUICK
     )
     config = DeviceConfig("pi-01", str(tmp_path), folder=str(folder))
@@ -73,7 +73,7 @@ def test_drift_of_predictions_reaches_the_devices_row_on_the_fleet_page(folder: 
         thread.start()
 
         def row() -> FleetRow | None:
-            found = fleet.page(db, "main", FleetQuery()).rows
+            found = fleet.read(db, "main", FleetQuery()).rows
             return found[0] if found and found[0].status == "ready" else None
 
         predictor = Predictor(folder, remember=True)

@@ -33,12 +33,12 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import LIMITS, FetchLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
@@ -61,7 +61,7 @@ def extractor(values: int) -> bytes:
 
 def head_device(name: str, folder: Path, root: bytes, fetching: FetchLimits = LIMITS) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: DATA, folder)
-    worker = head_worker(
+    worker = HeadWorker(
         name,
         Store(folder),
         FitSettings("nearest"),
@@ -73,7 +73,7 @@ def head_device(name: str, folder: Path, root: bytes, fetching: FetchLimits = LI
         trust=Trust(folder / "tuf", root),
     )
     can = Capability("head", "test", "3", samples=20)
-    return start(name, TOPICS, can, worker, limits=QUICK, fetching=fetching)
+    return Device(name, TOPICS, can, worker, limits=QUICK, fetching=fetching)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ from edge_fl_devices.remote import answering
 from edge_fl_devices.remote.answering import Deliver, QueryAnswered, Responder
 from edge_fl_devices.remote.log_file import LogFile, recording
 from edge_fl_devices.runtime.connection import connector as device_connector
-from edge_fl_devices.runtime.device import Services, start
+from edge_fl_devices.runtime.device import Device, Services
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
@@ -102,7 +102,7 @@ class Site:
             self.asked.append(query)
             responder.receive(query, state, deliver)
 
-        agent = start(
+        agent = Device(
             name,
             TOPICS,
             capability,

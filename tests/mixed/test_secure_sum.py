@@ -37,7 +37,7 @@ from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.connection import fleet_connector
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
@@ -106,7 +106,7 @@ class Fleet:
             self.workers[name] = Offering(name, Store(self.folder / name), vector=vector, verifies=trust)
             folder = self.identities / name if self.identities else None
             can = Capability("head", "test", "3")
-            self.devices[name] = start(
+            self.devices[name] = Device(
                 name,
                 TOPICS,
                 can,

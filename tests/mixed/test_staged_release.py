@@ -19,11 +19,11 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install.fetch import FetchLimits
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_server.mqtt import connector
 from edge_fl_server.mqtt.connection import ServerConnection
@@ -110,7 +110,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
         ):
             share = hidden if everywhere or position % 5 == 2 else 0.0
             data = ClientData(images(40, share), images(0, 0), images(tested, share))
-            worker = head_worker(
+            worker = HeadWorker(
                 name,
                 Store(tmp_path / name),
                 FitSettings("nearest"),
@@ -122,7 +122,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
                 trust=Trust(tmp_path / name / "tuf", repository.root_bytes),
             )
             can = Capability("head", "test", "3", samples=40)
-            made.devices[name] = start(name, Topics("main"), can, worker, limits=QUICK, fetching=FAST)
+            made.devices[name] = Device(name, Topics("main"), can, worker, limits=QUICK, fetching=FAST)
             runner.add(made.devices[name], connect)
         thread = threading.Thread(target=partial(runner.run, deadline_s=1000), daemon=True)
         thread.start()

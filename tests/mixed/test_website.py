@@ -19,8 +19,8 @@ from edge_fl.blob import describe
 from edge_fl.cli import main
 from edge_fl.release.manifests import Manifest, paths
 from edge_fl.wire import tensors
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.storage.slots import Slots
+from edge_fl_devices.workers.releases import Mirror
 from edge_fl_server.release import website
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository

@@ -23,7 +23,7 @@ from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from tests import agents
 from tests.agents import eventually
@@ -213,7 +213,7 @@ class Life:
         given = {"id": board.name, "data": str(board.pictures), "folder": str(folder), "head": board.head}
         config = settings.convert(given, board.name)
         shutil.copytree(board.home / "release", folder / "release")
-        worker = head_worker(
+        worker = HeadWorker(
             board.name,
             Store(folder),
             FitSettings(

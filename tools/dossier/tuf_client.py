@@ -20,9 +20,9 @@ import urllib3
 
 from edge_fl.blob import Blob
 from edge_fl.errors import ArtefactError, EdgeFLError
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
+from edge_fl_devices.workers.releases import Mirror
 
 CHUNK_BYTES = 256 * 1024  # the largest chunk
 

@@ -22,8 +22,7 @@ from edge_fl.console.tables import Table
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl_lab.compare import grid
-from edge_fl_lab.recommend.evidence import FILE, FINE_TUNED, LOCAL, StudyEvidence, Tier
-from edge_fl_lab.recommend.show import difference_text
+from edge_fl_lab.recommend import FILE, FINE_TUNED, LOCAL, StudyEvidence, Tier, difference_text
 from edge_fl_server.runs.results import commit
 from tools.study import findings, images, settings, work
 
@@ -117,7 +116,7 @@ def claims(finished: Sequence[work.Run]) -> list[Table]:
             number,
             verdict.claim.text,
             verdict.words,
-            str(verdict.overall.federations if verdict.overall else 0),
+            str(verdict.overall.n if verdict.overall else 0),
             difference_text(verdict.overall),
             f"`{verdict.claim.command}`",
         ]

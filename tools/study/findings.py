@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_fl import metrics
+from edge_fl_lab import recommend
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.tuning import Tuning
-from edge_fl_lab.recommend import choose
-from edge_fl_lab.recommend import evidence as stored
-from edge_fl_lab.recommend.choose import FederationDifference
-from edge_fl_lab.recommend.evidence import LOCAL, PIXELS, StudyEvidence
+from edge_fl_lab.recommend import LOCAL, PIXELS, StudyEvidence
+from edge_fl_server.runs.summaries import Paired
 from tools.study import runs
 from tools.study.settings import EPOCHS, METHODS, ROUNDS, TRIALS, Setting
 from tools.study.work import Run
@@ -82,7 +81,7 @@ def evidence(
         commit,
         f"{ROUNDS} rounds of {EPOCHS} epochs, {TRIALS} trials per method",
         [
-            stored.FederationSetting(s.dataset, s.partition, s.clients, s.head_only, float(s.samples))
+            recommend.FederationSetting(s.dataset, s.partition, s.clients, s.head_only, float(s.samples))
             for s in seeds
         ],
         {label: table(label, AFTER) for label in methods},
@@ -99,8 +98,8 @@ class Verdict:
     """A claim with its difference over all federations, by dataset and by partition, and the words that follow from these."""
 
     claim: Claim
-    overall: FederationDifference | None
-    parts: dict[str, FederationDifference | None]
+    overall: Paired | None
+    parts: dict[str, Paired | None]
 
     @property
     def words(self) -> str:
@@ -135,9 +134,9 @@ def verdicts(finished: Sequence[Run]) -> Iterator[Verdict]:
         yield Verdict(claim, _difference((a, b) for _, a, b in pairs), parts)
 
 
-def _difference(pairs: Iterable[tuple[float, float]]) -> FederationDifference | None:
+def _difference(pairs: Iterable[tuple[float, float]]) -> Paired | None:
     both = np.array([*pairs], float).reshape(-1, 2)
-    return choose.difference(both[:, 0], both[:, 1])
+    return recommend.difference(both[:, 0], both[:, 1])
 
 
 def _federations(finished: Sequence[Run]) -> list[Federation]:

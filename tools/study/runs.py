@@ -1,6 +1,6 @@
 """Run one federation: train, then fit heads of the head-only clients on the exported extractor; store the result like a cell of `compare`.
 
-A stored cell is run again only if its inputs changed (`edge_fl_lab.compare.inputs`).
+A stored cell is run again only if its inputs changed (`edge_fl_lab.compare.cell_runs`).
 """
 
 import time
@@ -26,7 +26,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.local import Local
-from edge_fl_lab.compare import cell_runs, inputs
+from edge_fl_lab.compare import cell_runs
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_server.orchestrate.execution import simulate
@@ -48,9 +48,9 @@ PERSONAL_HEAD = "dualfed.test_acc.personal_head"
 def run(cell: Cell, folder: Path, commit: str = "") -> CellResult:
     """Return the stored result of a cell, or run it. A failed run is a result too. Raises InputError for a cell that cannot run."""
     study = cell_runs.prepare(cell)
-    today = inputs.of_study(study)
+    today = cell_runs.inputs_of(study)
     stored = cell_runs.read(cell, folder)
-    if stored and not inputs.changes(stored.inputs, today):
+    if stored and not cell_runs.changed_inputs(stored.inputs, today):
         return stored
     start_s = time.monotonic()
     hooks = _Measurements(study)

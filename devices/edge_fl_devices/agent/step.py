@@ -94,10 +94,6 @@ def _publish_capability(context: StepContext) -> None:
     context.publish(state.topics.meta(state.device), state.capability, retain=True)
 
 
-def _on_disconnected(context: StepContext, event: Disconnected) -> None:
-    context.update(phase=Phase.OFFLINE)
-
-
 def _on_tick(context: StepContext, event: events.Tick) -> None:
     if context.state.phase is Phase.SETTLING and context.now_s >= context.state.settled_s:
         _end_settling(context)
@@ -140,10 +136,6 @@ def _on_tier_changed(context: StepContext, event: events.TierChanged) -> None:
         _publish_birth(context)
 
 
-def _on_budget_changed(context: StepContext, event: events.BudgetChanged) -> None:
-    context.update(over_budget=event.why)
-
-
 def _on_drifted(context: StepContext, event: events.Drifted) -> None:
     """When drift begins, read the data again; a head is fitted if they contain new labels."""
     capability = context.state.capability
@@ -152,25 +144,16 @@ def _on_drifted(context: StepContext, event: events.Drifted) -> None:
         context.log(
             "warning", f"drift: features moved by {event.score:.2f} standard deviations since the fit"
         )
-    context.update(capability=replace(capability, drift=event.score))
-    if context.state.connected:
-        _publish_capability(context)
-
-
-def _on_impaired(context: StepContext, event: events.Impaired) -> None:
-    context.update(impaired=event.why)
-
-
-def _on_update_changed(context: StepContext, event: events.UpdateChanged) -> None:
-    context.update(capability=replace(context.state.capability, update=event.status))
-    if context.state.connected:
-        _publish_capability(context)
+    _change_capability(context, drift=event.score)
 
 
 def _on_settings_changed(context: StepContext, event: events.SettingsChanged) -> None:
-    if event.status == context.state.capability.settings:
-        return
-    context.update(capability=replace(context.state.capability, settings=event.status))
+    if event.status != context.state.capability.settings:
+        _change_capability(context, settings=event.status)
+
+
+def _change_capability(context: StepContext, **changes: Any) -> None:
+    context.update(capability=replace(context.state.capability, **changes))
     if context.state.connected:
         _publish_capability(context)
 
@@ -349,7 +332,7 @@ def _send_reports(context: StepContext) -> None:
 
 _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     Connected: _on_connected,
-    Disconnected: _on_disconnected,
+    Disconnected: lambda context, event: context.update(phase=Phase.OFFLINE),
     events.Tick: _on_tick,
     events.Received: _on_received,
     events.MetadataChanged: _on_metadata_changed,
@@ -360,10 +343,10 @@ _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     events.Failed: assignments.failed,
     events.DataChanged: _on_data_changed,
     events.TierChanged: _on_tier_changed,
-    events.BudgetChanged: _on_budget_changed,
+    events.BudgetChanged: lambda context, event: context.update(over_budget=event.why),
     events.Drifted: _on_drifted,
-    events.Impaired: _on_impaired,
-    events.UpdateChanged: _on_update_changed,
+    events.Impaired: lambda context, event: context.update(impaired=event.why),
+    events.UpdateChanged: lambda context, event: _change_capability(context, update=event.status),
     events.SettingsChanged: _on_settings_changed,
     events.StopRequested: _on_stop,
 }

@@ -13,17 +13,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
 from edge_fl import heads
-from edge_fl.files import atomic
-from edge_fl.files.shared import make_folder
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import KILLS
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 from edge_fl_devices.storage.slots import InstalledRelease
 
 LIMIT_S, REACH_S = 20.0, 1.0
@@ -74,8 +71,7 @@ def speed(
         return stored.speed
     measured = measure(steps(installed, features, training=training))
     with suppress(OSError):
-        make_folder(folder)
-        atomic.write(folder / FILE, msgspec.json.encode(StoredSpeed(setup, measured)))
+        write_json(folder / FILE, StoredSpeed(setup, measured))
     return measured
 
 

@@ -14,14 +14,12 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.files import atomic
 from edge_fl.fleet.settings import Budget
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 
 FILE = "usage.json"
 SAVE_EVERY_S = 600.0  # writes wear out SD cards
@@ -104,7 +102,7 @@ class Meter:
             return self._usage
         self._save_at_s = time.monotonic() + SAVE_EVERY_S
         with suppress(OSError):  # disk full: keep counting in memory
-            atomic.write(self._folder / FILE, msgspec.json.encode(self._usage))
+            write_json(self._folder / FILE, self._usage)
         return self._usage
 
 

@@ -14,20 +14,18 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.data.location import Snapshot
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.spec import DataSpec
 
 NOTHING = Snapshot(frozenset())
 
 
-def _ignore(report: DataReport) -> None:
-    return
-
-
 class CurrentData:
     """The current data of one device. `counted` takes the report of every reading into memory. For any thread."""
 
-    def __init__(self, config: DeviceConfig, counted: Callable[[DataReport], None] = _ignore) -> None:
+    def __init__(
+        self, config: DeviceConfig, counted: Callable[[DataReport], None] = lambda report: None
+    ) -> None:
         self._config, self._counted = config, counted
         self._accepted: Snapshot | None = None
         self._read: tuple[object, ClientData] | None = None

@@ -20,9 +20,8 @@ from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources
-from edge_fl_devices.data.origins import Origin
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.picture_index import Origin, PictureFacts, PictureIndex, groups_of
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
@@ -32,10 +31,6 @@ FEATURES = "features"
 
 LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 """Returns the device's data for these classes and this input, as they are now."""
-
-
-def _unchanged(report: DataReport) -> DataReport:
-    return report
 
 
 class ImageStream:
@@ -55,7 +50,7 @@ class ImageStream:
         content: SourceData,
         split: DeviceSplit = SPLIT,
         where: str = "",
-        remember: Callable[[DataReport], DataReport] = _unchanged,
+        remember: Callable[[DataReport], DataReport] = lambda report: report,
         index: PictureIndex | None = None,
     ) -> None:
         self.index, self.total = index, content.total
@@ -101,7 +96,8 @@ class ImageStream:
             times = [each.origin.seconds for each in facts if each.origin]
             self.sets = self._split.sets([each.position for each in facts], self.groups, times)
         else:
-            self.sets = _consecutive(content.sizes)
+            train, validation, test = np.split(np.arange(sum(content.sizes)), np.cumsum(content.sizes)[:2])
+            self.sets = train, validation, test
         if not len(self.sets[0]):
             raise DataError(f"{self._where}no training samples on this device")
         classes = len(content.classes)
@@ -123,11 +119,6 @@ def facts_of(image: Array, split_key: bytes, origin: Origin | None = None) -> Pi
     """Return what the split and the fit need of an image [C, H, W]."""
     thumbnail = grouping.thumbnails(image[None]).tobytes()
     return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin)
-
-
-def _consecutive(sizes: tuple[int, int, int]) -> Sets:
-    train, validation, test = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:2])
-    return train, validation, test
 
 
 def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:
@@ -203,7 +194,9 @@ def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore)
                 pass
             return stream.report
         spec = with_settings(replace(spec, index=_index(config, spec)), config)
-        return record.remember(Path(config.folder), sources.count(folder, spec, progress), spec)
+        return record.remember(
+            Path(config.folder), sources.count(folder, spec, progress), spec.classes, spec.only
+        )
 
 
 @contextmanager
@@ -223,7 +216,7 @@ def _stream(config: DeviceConfig, spec: DataSpec) -> ImageStream:
     content = sources.read(config.data, spec)
 
     def remember(report: DataReport) -> DataReport:
-        return record.remember(Path(config.folder), report, spec)
+        return record.remember(Path(config.folder), report, spec.classes, spec.only)
 
     return ImageStream(content, split, f"{config.data}: ", remember, spec.index)
 

@@ -1,20 +1,31 @@
 """What is known of picture files after they were decoded once: FOLDER/features/*.pictures, one file per way of reading.
 
 A picture is found again by path, size and times of its file; after a move to another folder by name, inode, size and time, because its
-class is its folder. So neither a restart nor a fit decodes pictures that have not changed.
+class is its folder. So neither a restart nor a fit decodes pictures that have not changed. Rows are appended in steps
+(`edge_fl_devices.storage.rows`). A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts
+anew.
 
-Rows are appended in steps, each with its length and checksum, and flushed, so that a process that is killed loses none of them. The first
-damaged row ends the file. A row is a struct of named fields; fields that are added later have defaults, and another VERSION starts anew.
+Its origin is when a picture was taken, and of which recording it is a frame: pictures of one minute, and frames of one recording, belong
+together (`edge_fl.data.grouping`).
+
+- A name may contain the time (IMG_20240131_142530.jpg, 2024-01-31 14.25.30.png), or be NAME_frame_0001.jpg: NAME is the recording.
+- EXIF: DateTimeOriginal of a JPEG, if it is later than 1990 (cameras without a clock write less).
+- The file's time is when the picture was written. That is when it was taken if a camera wrote it, and when it was copied if not. A copy
+  writes many files at once, so the times of a minute count only if at most MOST_OF_A_MINUTE pictures have one in it, at least APART_S
+  apart. Bursts are faster, and are found by their near duplicates instead.
 """
+
+from __future__ import annotations
 
 import hashlib
 import os
-import struct
+import re
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,21 +34,76 @@ from msgspec import Struct
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import Images
-from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
-from edge_fl.files.shared import make_folder, open_private
 from edge_fl.untrusted import NOT_JSON
-from edge_fl_devices.data import origins
 from edge_fl_devices.data.location import file_digest
-from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.storage.rows import RowFile
 
+if TYPE_CHECKING:
+    from edge_fl.data.pictures import Header
+
+MINUTE_S = 60
+MOST_OF_A_MINUTE = 12
+APART_S = 1.0
+FIRST_YEAR = 1990
+NAMED_TIME = re.compile(
+    r"(?<!\d)(\d{4})[-_.:]?(\d\d)[-_.:]?(\d\d)[-_.:T ]?(\d\d)[-_.:h]?(\d\d)[-_.:m]?(\d\d)(?:[-_.]?\d{3})?(?!\d)"
+)
+FRAME = re.compile(r"(.+?)[-_. ]+frame[-_. ]*\d+", re.IGNORECASE)
 VERSION = 3
 SUFFIX = ".pictures"
 KEPT_FILES = 3
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
-FRAME = struct.Struct("<II")  # length and CRC-32 of a row
+
+
+class Origin(NamedTuple):
+    """Where a picture comes from: when it was taken, in seconds since 1970 of whatever time zone.
+
+    certain: not only the time of its file. recording: name of the recording that the picture is a frame of, or "". side: its shorter side
+    in pixels.
+    """
+
+    seconds: float
+    certain: bool = False
+    recording: str = ""
+    side: int = grouping.SMALL
+
+
+def origin(path: Path, header: Header) -> Origin:
+    """Return the origin of a picture file by its name and header."""
+    frame = FRAME.fullmatch(path.stem)
+    taken = _seconds(NAMED_TIME.search(path.stem)) or _seconds(NAMED_TIME.match(header.taken))
+    return Origin(taken or header.written_s, taken > 0, frame[1] if frame else "", min(header.size))
+
+
+def grouped(origins: Sequence[Origin]) -> Groups:
+    """Group pictures by minute and recording."""
+    if not origins:
+        return grouping.alone()
+    seconds = np.array([each.seconds for each in origins])
+    certain = np.array([each.certain for each in origins])
+    minutes = (seconds // MINUTE_S).astype(np.int64)
+    uncertain = np.where(certain, -1, minutes)
+    order = np.lexsort((seconds, uncertain))
+    for rows in np.split(order, np.flatnonzero(np.diff(uncertain[order])) + 1):
+        if len(rows) > MOST_OF_A_MINUTE or (np.diff(seconds[rows]) < APART_S).any():
+            uncertain[rows] = -1
+    numbers = {name: number for number, name in enumerate({each.recording for each in origins} - {""})}
+    recordings = np.array([numbers.get(each.recording, -1) for each in origins], np.int64)
+    return grouping.joined(np.where(certain, minutes, -1), uncertain, recordings)
+
+
+def _seconds(found: re.Match[str] | None) -> float:
+    """The time of a match of NAMED_TIME, in seconds since 1970; 0 if it is none."""
+    if not found:
+        return 0.0
+    try:
+        taken = datetime(*map(int, found.groups()), tzinfo=UTC)  # type: ignore[misc, arg-type]
+    except ValueError:
+        return 0.0
+    return taken.timestamp() if taken.year >= FIRST_YEAR else 0.0
 
 
 class PictureFacts(Struct, frozen=True):
@@ -68,7 +134,7 @@ def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None
     known = [each.origin for each in facts if each.origin]
     sides = [each.side for each in known] or [side] * len(facts)
     alike = grouping.near_duplicates(thumbs, grouping.nearness(np.array(sides)))
-    return grouping.joined(alike, origins.grouped(known), grouping.alone() if given is None else given)
+    return grouping.joined(alike, grouped(known), grouping.alone() if given is None else given)
 
 
 class _Row(Struct, frozen=True):
@@ -80,7 +146,7 @@ class _Row(Struct, frozen=True):
     facts: PictureFacts
 
     @classmethod
-    def of(cls, path: Path, stat: os.stat_result, facts: PictureFacts) -> "_Row":
+    def of(cls, path: Path, stat: os.stat_result, facts: PictureFacts) -> _Row:
         state = b"\0%d %d %d" % (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         return cls(file_digest(path, stat), _digest(raw(path.name) + state), _digest(raw(path)), facts)
 
@@ -95,12 +161,16 @@ class PictureIndex:
         described = hashlib.blake2b(repr((VERSION, reading)).encode(), digest_size=16).hexdigest()
         self.path = folder / f"{described}{SUFFIX}"
         self.facts = facts
+        self._file = RowFile(self.path)
         self._by_file: dict[bytes, _Row] = {}
         self._by_move: dict[bytes, _Row] = {}
         self._new: list[_Row] = []
         self._used: set[bytes] = set()
         self._lock = threading.Lock()
-        self._end = self._load()
+        decoder = msgspec.msgpack.Decoder(_Row)
+        with suppress(*NOT_JSON):
+            for row in map(decoder.decode, self._file.read()):
+                self._by_file[row.file] = self._by_move[row.moved] = row
 
     def find(self, path: Path, stat: os.stat_result) -> PictureFacts | None:
         """Return what is known of a file; None if it is new or has changed."""
@@ -123,33 +193,21 @@ class PictureIndex:
     def flush(self) -> None:
         """Append what is new. Raises ArtefactError for a full disk."""
         with self._lock, reporting(text(self.path)):
-            if not self._new:
-                return
-            make_folder(self.path.parent, 0o700)
-            with os.fdopen(open_private(self.path, os.O_RDWR), "r+b") as file:
-                file.truncate(self._end)  # a row that a power cut or a full disk left incomplete
-                file.seek(self._end)
-                file.write(b"".join(map(_framed, self._new)))
-                file.flush()
-                os.fsync(file.fileno())
-                self._end = file.tell()
-            self._new.clear()
+            if self._new:
+                self._file.append(map(msgspec.msgpack.encode, self._new))
+                self._new.clear()
 
     def tidy(self) -> None:
         """After a complete reading: write what is new, or all anew if most of it is of files that are gone. Raises ArtefactError."""
         used = [row for file, row in self._by_file.items() if file in self._used]
         if len(self._by_file) > 2 * len(used) + SPARE_ROWS:
             with self._lock, reporting(text(self.path)):
-                content = b"".join(map(_framed, used))
-                atomic.write(self.path, content, private=True)
+                self._file.replace(map(msgspec.msgpack.encode, used))
                 self._by_file = {row.file: row for row in used}
                 self._by_move = {row.moved: row for row in used}
-                self._new, self._end = [], len(content)
+                self._new.clear()
         self.flush()
-        with suppress(OSError):
-            files = sorted(self.path.parent.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-            for old in [path for path in files if path != self.path][: -(KEPT_FILES - 1)]:
-                old.unlink(missing_ok=True)
+        self._file.evict(KEPT_FILES)
 
     def _remember(self, row: _Row) -> None:
         self._used.add(row.file)
@@ -157,30 +215,6 @@ class PictureIndex:
             return  # decoded for another extractor
         self._by_file[row.file] = self._by_move[row.moved] = row
         self._new.append(row)
-
-    def _load(self) -> int:
-        """Read the rows; return where the first damaged one begins."""
-        try:
-            content = self.path.read_bytes()
-            os.utime(self.path)
-        except OSError:
-            return 0
-        end, decoder = 0, msgspec.msgpack.Decoder(_Row)
-        with suppress(struct.error, *NOT_JSON):
-            while end < len(content):
-                length, checksum = FRAME.unpack_from(content, end)
-                payload = content[end + FRAME.size : end + FRAME.size + length]
-                if len(payload) < length or zlib.crc32(payload) != checksum:
-                    break
-                row = decoder.decode(payload)
-                self._by_file[row.file] = self._by_move[row.moved] = row
-                end += FRAME.size + length
-        return end
-
-
-def _framed(row: _Row) -> bytes:
-    payload = msgspec.msgpack.encode(row)
-    return FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def _digest(content: bytes) -> bytes:

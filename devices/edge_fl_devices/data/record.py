@@ -1,27 +1,161 @@
-"""The last count of a device's data, or why it failed, in FOLDER/data.json: for `device status`, and to notice a class that disappeared."""
+"""Summary of a device's data in numbers, and the last one in FOLDER/data.json: for `device status`, and to notice a class that disappeared.
 
-from collections.abc import Iterator
+It contains no image and, in what is sent, no file name.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from edge_fl.data import grouping
+from edge_fl.data.grouping import Groups
+from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
+from edge_fl.data.samples import Labels
 from edge_fl.errors import DeadlineError, KilledError
 from edge_fl.failures import Failure
-from edge_fl.files import atomic
-from edge_fl_devices.data.report import NOTHING, DataReport
-from edge_fl_devices.data.spec import DataSpec
-from edge_fl_devices.storage import read_json
+from edge_fl.files import paths
+from edge_fl_devices.storage import read_json, write_json
 
+MOST_NAMED = 3
+"""Files that are named per reason."""
 FILE = "data.json"
+
+
+class Skipped(Counter[str]):
+    """Counts of unused files by reason; `names` are the first few of each, with details, for this machine only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, path: Path, reason: str, detail: str = "", *, root: Path) -> None:
+        """Count a file, which is named relative to `root`."""
+        self[reason] += 1
+        if len(self.names[reason]) < MOST_NAMED:
+            name = paths.text(path.relative_to(root) if path.is_relative_to(root) else path)
+            self.names[reason].append(f"{name} ({detail})" if detail else name)
+
+
+def named(reason: str, count: int, names: Sequence[str]) -> str:
+    """Format a reason with its files: "5 truncated: cat/1.jpg, cat/2.jpg, dog/1.jpg and 2 more"."""
+    if not names:
+        return f"{count} {reason}"
+    more = f" and {count - len(names)} more" if count > len(names) else ""
+    return f"{count} {reason}: {', '.join(names)}{more}"
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """Samples per class over all three sets, and skipped files by reason.
+
+    `hints` suggest classes for misspelt folders; `disappeared` are classes that had images at the previous count; `names` are the first
+    skipped files of each reason. `scenes`: groups of images that belong together (`edge_fl.data.grouping`), 0 before they were decoded;
+    `single` are classes whose images are all of one; `depth` is that of the 16-bit pictures.
+    """
+
+    classes: tuple[str, ...]
+    samples_per_class: tuple[int, ...]
+    skipped: Mapping[str, int]
+    hints: tuple[str, ...] = ()
+    disappeared: tuple[str, ...] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    scenes: int = 0
+    single: tuple[str, ...] = ()
+    depth: Depth = UNKNOWN_DEPTH
+
+    def with_groups(self, y: Labels, groups: Groups) -> "DataReport":
+        """The same with what is to be said of images with class ids y [n] in these groups [n]."""
+        single = tuple(self.classes[label] for label in grouping.single(y, groups))
+        return replace(self, scenes=grouping.count(groups, len(y)), single=single)
+
+    @property
+    def samples(self) -> int:
+        """Images in all three sets."""
+        return sum(self.samples_per_class)
+
+    @property
+    def with_images(self) -> set[str]:
+        """The classes that have images."""
+        return {name for name, count in zip(self.classes, self.samples_per_class, strict=True) if count}
+
+    @property
+    def per_class(self) -> str:
+        """Images of each class, such as "cat 3, dog 4"."""
+        per_class = zip(self.classes, self.samples_per_class, strict=True)
+        return ", ".join(f"{name} {count}" for name, count in per_class)
+
+    @property
+    def one_class(self) -> bool:
+        """Whether only one class occurs; this is allowed and gives a constant head."""
+        return sum(count > 0 for count in self.samples_per_class) == 1
+
+    @property
+    def local_notes(self) -> list[str]:
+        """Remarks for this device only, because they contain names of files and folders."""
+        return [
+            *(
+                f"skipped: {named(reason, self.skipped[reason], self.names[reason])}"
+                for reason in sorted(self.names)
+                if self.names[reason]
+            ),
+            *self.hints,
+            *(f"class {name!r} had images before and has none now" for name in self.disappeared),
+            *self.scene_remarks,
+        ]
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the fleet's operator; they are sent, so they contain no file names."""
+        notes = [
+            f"{count} file{'' if count == 1 else 's'} skipped: {reason}"
+            for reason, count in sorted(self.skipped.items())
+        ]
+        if self.disappeared:
+            notes.append(f"{len(self.disappeared)} classes had images before and have none now")
+        notes += self._few_scenes
+        if self.single:
+            notes.append(
+                f"{len(self.single)} classes have pictures of one scene only: their accuracy cannot be measured"
+            )
+        notes += [self.depth.remark] if self.depth.remark else []
+        return [*notes, "one_class"] if self.one_class else notes
+
+    @property
+    def owner_notes(self) -> list[str]:
+        """`local_notes`, then those of `notes` that say something else."""
+        unnamed = {reason: count for reason, count in self.skipped.items() if not self.names.get(reason)}
+        others = replace(self, skipped=unnamed, disappeared=(), scenes=0, single=())
+        return [*self.local_notes, *others.notes]
+
+    @property
+    def scene_remarks(self) -> list[str]:
+        """Remarks about the accuracy, for this device only, because they contain names of classes."""
+        return [
+            *self._few_scenes,
+            *(
+                f"class {name!r}: all pictures are of one scene; its accuracy cannot be measured"
+                for name in self.single
+            ),
+        ]
+
+    @property
+    def _few_scenes(self) -> list[str]:
+        return [remark] if (remark := grouping.few(self.samples, self.scenes)) else []
+
+
+NOTHING_COUNTED = DataReport((), (), {})
+"""Before the first count."""
 
 
 class DataRecord(Struct, frozen=True):
     """The report of the last count that succeeded. `why`: failure word of the last count, `problem`: its message; "" if it succeeded."""
 
-    report: DataReport = NOTHING
+    report: DataReport = NOTHING_COUNTED
     why: str = ""
     problem: str = ""
 
@@ -31,12 +165,12 @@ def read(folder: Path) -> DataRecord:
     return read_json(folder / FILE, DataRecord) or DataRecord()
 
 
-def remember(folder: Path, report: DataReport, spec: DataSpec) -> DataReport:
-    """Store the report; return it with the classes of `spec` that had images before and have none now."""
+def remember(folder: Path, report: DataReport, *wanted: Sequence[str]) -> DataReport:
+    """Store the report; return it with the classes that had images before and have none now, if each list that is not empty has them."""
     before = read(folder).report
     gone = {*before.disappeared, *before.with_images} - report.with_images
-    for wanted in (spec.classes, spec.only):
-        gone &= {*wanted} if wanted else gone
+    for classes in filter(None, wanted):
+        gone &= {*classes}
     report = replace(report, disappeared=tuple(sorted(gone)))
     _write(folder, DataRecord(report))
     return report
@@ -72,4 +206,4 @@ def noting_deaths(folder: Path) -> Iterator[None]:
 def _write(folder: Path, record: DataRecord) -> None:
     if record != read(folder):
         with suppress(OSError):  # no folder yet, or a full disk: only the status misses it
-            atomic.write(folder / FILE, msgspec.json.encode(record))
+            write_json(folder / FILE, record)

@@ -29,9 +29,8 @@ from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
-from edge_fl_devices.data.origins import origin
-from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of
-from edge_fl_devices.data.report import DataReport, Skipped
+from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of, origin
+from edge_fl_devices.data.record import DataReport, Skipped
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import hashed, position, require_two
 

@@ -10,7 +10,7 @@ from edge_fl.data.samples import Images, Indices, Labels, Samples
 from edge_fl.files.paths import composed
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex
-from edge_fl_devices.data.report import Skipped
+from edge_fl_devices.data.record import Skipped
 
 Policy = Literal["newest", "reservoir"]
 Wants = Callable[[bytes], bool]

@@ -11,11 +11,9 @@ from edge_fl.secure.floors import DEFAULT
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
-from edge_fl_devices.data.record import DataRecord
-from edge_fl_devices.data.report import named
+from edge_fl_devices.data.record import DataRecord, named
 from edge_fl_devices.features import child_loader, drift
 from edge_fl_devices.serving.served_model import serving
-from edge_fl_devices.storage import sums
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
@@ -45,16 +43,16 @@ def read(folder: Path) -> list[dict[str, object]]:
     if (used := usage.read(folder)).day:
         rows[f"used on {used.day}"] = f"{size(used.bytes)} of traffic, {used.cpu_s:.0f} s of processor"
         rows["energy on that day (estimate)"] = f"{used.energy_kj:.2f} kJ"
-    rows |= _sum_rows(folder)
+    rows |= _sum_rows(store)
     rows["reports to send"] = len(store.outbox())
     rows["assignments done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.runs()) or "none"
     return [{"what": what, "value": value} for what, value in rows.items()]
 
 
-def _sum_rows(folder: Path) -> dict[str, object]:
+def _sum_rows(store: Store) -> dict[str, object]:
     """The owner's floors of secure sums, the last sum, and why the device took no part in a later one."""
-    config, record = remembered(folder), sums.read(folder)
+    config, record = remembered(store.folder), store.sums()
     floors, uploads = (config.sums, config.uploads) if config else (DEFAULT, True)
     rows: dict[str, object] = {"takes part in sums of": str(floors) if uploads else "none: uploads = false"}
     if record.id:

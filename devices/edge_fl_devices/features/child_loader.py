@@ -12,11 +12,9 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from edge_fl.errors import EdgeFLError, StoppedError
-from edge_fl.files import atomic
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.board import imports
 from edge_fl_devices.board.benchmark import Speed
@@ -25,10 +23,10 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.location import Snapshot
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.onnx_runtime import Runtime
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 from edge_fl_devices.storage.slots import InstalledRelease
 
 PROGRESS_FILE = "features/progress.json"
@@ -91,7 +89,7 @@ class ReadingProgress:
         if now_s - self._written_s >= WRITE_S:
             self._written_s = now_s
             with suppress(OSError):  # only the status misses it
-                atomic.write(self._path, msgspec.json.encode(self.current), flush=False)
+                write_json(self._path, self.current, flush=False)
 
     def end(self) -> None:
         """End the reading."""

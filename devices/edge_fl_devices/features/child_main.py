@@ -41,17 +41,13 @@ def inspect(request: FeatureRequest) -> Inspection:
     if not request.count:
         return inspection
     try:
-        spec = dataclasses.replace(_data_spec(installed), files=request.files)
+        # of the installed release, so that folders outside its class list count as skipped, as in the fit
+        manifest = installed.manifest if installed else None
+        spec = DataSpec(tuple(manifest.classes), manifest.input) if manifest else UNKNOWN
+        spec = dataclasses.replace(spec, files=request.files)
         return replace(inspection, report=load.count_for(config, spec, progress))
     except DataError as error:
         return replace(inspection, trouble=str(error))
-
-
-def _data_spec(installed: InstalledRelease | None) -> DataSpec:
-    """Classes and input of the installed release, so that folders outside its class list count as skipped, as in the fit."""
-    if installed is None:
-        return UNKNOWN
-    return DataSpec(tuple(installed.manifest.classes), installed.manifest.input)
 
 
 def _extract_black(installed: InstalledRelease, images: int) -> None:

@@ -11,14 +11,11 @@ score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOL
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from edge_fl.files import atomic
-from edge_fl.files.shared import make_folder
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
@@ -93,5 +90,4 @@ def measured(folder: Path) -> float:
 
 def _write(path: Path, content: Moments, *, flush: bool = True) -> None:
     with suppress(OSError):
-        make_folder(path.parent, 0o700)
-        atomic.write(path, msgspec.json.encode(content), flush=flush)
+        write_json(path, content, flush=flush)

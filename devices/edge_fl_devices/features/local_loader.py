@@ -1,8 +1,17 @@
-"""Compute features in this process, for the child and for simulated fleets, where many devices share one onnxruntime."""
+"""Compute features in this process, for the child and for simulated fleets, where many devices share one onnxruntime.
+
+    FOLDER/features/SHA256.rows    the features of images by extractor, for its owner alone: a row per image, and the time for one image
+
+The keys are the sha256 of the extractor and of the image's pixels: features never outlive a new release or a changed picture, and one new
+picture does not cause the others to be extracted again. Rows are appended in steps, so an extraction that is killed keeps what it has
+computed. `edge_fl_devices.data.picture_index` knows the keys of unchanged files.
+"""
 
 import hashlib
+import math
+import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +20,24 @@ import numpy as np
 from edge_fl.data.grouping import Groups
 from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
+from edge_fl.files.disk import reporting
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.load import FEATURES, ImageStream
 from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
-from edge_fl_devices.features.cache import FeatureCache, Features, KnownFeatures
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
-from edge_fl_devices.features.extractor import Extractor
+from edge_fl_devices.features.extractor import Extractor, Features
+from edge_fl_devices.storage.rows import RowFile
 from edge_fl_devices.storage.slots import InstalledRelease
 
 LATENCY_RUNS = 3
 STEP_IMAGES, STEP_S = 64, 5.0
+KEPT_FILES = 3
+KEY_BYTES = 32
+LATENCY = struct.Struct(
+    "<d"
+)  # a row of this length is the time for one image in milliseconds; the last one counts
 ReadData = Callable[[tuple[str, ...], InputSpec], ClientData | ImageStream]
 """Returns the device's images for these classes and this input, in memory or in batches."""
 
@@ -37,7 +52,7 @@ class LocalFeatureLoader:
     def __init__(
         self, read_data: ReadData, folder: Path, *, threads: int = 1, progress: Progress = ignore
     ) -> None:
-        self._read_data, self._cache, self._threads = read_data, FeatureCache(folder / FEATURES), threads
+        self._read_data, self._folder, self._threads = read_data, folder / FEATURES, threads
         self._progress = progress
 
     def __call__(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
@@ -47,16 +62,16 @@ class LocalFeatureLoader:
         classes = tuple(releases[0].manifest.classes)
         (input, same), *others = by_input.items()
         first = self._extract(same, classes, input)
-        features = first.features(first.sets)
+        features = first.features(first.stream.sets)
         for input, others_same in others:
             try:
                 other = self._extract(others_same, classes, input)
             except DataError:
                 continue  # the images do not fit this input
-            if np.array_equal(other.labels, first.labels):
-                features |= other.features(first.sets)
+            if np.array_equal(other.stream.labels, first.stream.labels):
+                features |= other.features(first.stream.sets)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
-        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.bits)
+        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.stream.bits)
 
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
@@ -65,7 +80,7 @@ class LocalFeatureLoader:
         data = self._read_data(classes, input)
         stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
         extractions = {
-            release.manifest.extractor.sha256: _Extraction(release, self._cache, self._threads)
+            release.manifest.extractor.sha256: _Extraction(release, self._folder, self._threads)
             for release in releases
         }
         keys: list[bytes] = []
@@ -85,7 +100,7 @@ class LocalFeatureLoader:
             _keep(extractions.values(), stream.index)
         if stream.index:
             stream.index.tidy()
-        return _Extracted(extractions, keys, stream.sets, stream.labels, stream.groups, stream.bits)
+        return _Extracted(extractions, keys, stream)
 
 
 def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> None:
@@ -98,34 +113,27 @@ def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> N
 
 @dataclass(frozen=True, eq=False)
 class _Extracted:
-    """Extractors by sha256 that know the features of all images, with the images' keys, labels, groups and places in the split.
-
-    `bits`: as of LoadedFeatures.
-    """
+    """Extractors by sha256 that know the features of all images, with the images' keys, and their stream, which was read."""
 
     extractions: "dict[str, _Extraction]"
     keys: list[bytes]
-    sets: Sets
-    labels: Labels
-    groups: Groups
-    bits: int
+    stream: ImageStream
 
     def features(self, sets: Sets) -> dict[str, ClientFeatures]:
         """The features by sha256, divided into `sets`."""
         return {
-            sha256: extraction.features(self.keys, sets, self.labels, self.groups)
+            sha256: extraction.features(self.keys, sets, self.stream.labels, self.stream.groups)
             for sha256, extraction in self.extractions.items()
         }
 
 
 class _Extraction:
-    """Features of the images from one release's extractor: cached, or computed and then cached."""
+    """Features of the images from one release's extractor: those in its file in `folder`, and computed ones, which are added to it."""
 
-    def __init__(self, release: InstalledRelease, cache: FeatureCache, threads: int) -> None:
-        self._release, self._cache, self._threads = release, cache, threads
-        self._sha256 = release.manifest.extractor.sha256
-        known = cache.read(self._sha256, release.manifest.feature_dim)
-        self._rows, self._latency_ms = dict(known.rows), known.latency_ms
+    def __init__(self, release: InstalledRelease, folder: Path, threads: int) -> None:
+        self._release, self._threads = release, threads
+        self._file = RowFile(folder / f"{release.manifest.extractor.sha256}.rows")
+        self._rows, self._latency_ms = read_features(self._file, release.manifest.feature_dim)
         self._new: dict[bytes, Features] = {}
         self._extractor: Extractor | None = None
 
@@ -148,14 +156,17 @@ class _Extraction:
     def keep(self) -> None:
         """Write what was computed since the last call. Raises ArtefactError for a full disk."""
         if self._new:
-            self._cache.append(self._sha256, KnownFeatures(self._new, self._latency_ms))
+            with reporting("features"):
+                self._file.append(encoded(self._new, self._latency_ms))
+            self._file.evict(KEPT_FILES)
             self._new = {}
 
     def features(self, keys: Sequence[bytes], sets: Sets, labels: Labels, groups: Groups) -> ClientFeatures:
-        """Return the features of the three sets; those of images that are gone are dropped from the cache."""
+        """Return the features of the three sets; those of images that are gone are dropped from the file."""
         rows = {image: self._rows[image] for image in keys}
         if len(rows) < len(self._rows):
-            self._cache.write(self._sha256, KnownFeatures(rows, self._latency_ms))
+            with reporting("features"):
+                self._file.replace(encoded(rows, self._latency_ms))
             self._rows, self._new = rows, {}
         self.keep()
         z = np.stack([rows[image] for image in keys])
@@ -163,6 +174,28 @@ class _Extraction:
             FeatureSet(z[part], labels[part], groups[part] if len(groups) else groups) for part in sets
         )
         return ClientFeatures(train, validation, test, self._latency_ms)
+
+
+def read_features(file: RowFile, dim: int) -> tuple[dict[bytes, Features], float]:
+    """Read features [dim] by the key of their image, and the time for one image (0: not measured); what is not finite is left out."""
+    known: dict[bytes, Features] = {}
+    latency_ms = 0.0
+    for row in file.read():
+        if len(row) == LATENCY.size:
+            (latency_ms,) = LATENCY.unpack(row)
+        elif (
+            len(row) == KEY_BYTES + 4 * dim
+            and np.isfinite(z := np.frombuffer(row, "<f4", dim, KEY_BYTES)).all()
+        ):
+            known[row[:KEY_BYTES]] = z
+    return known, latency_ms if math.isfinite(latency_ms) else 0.0
+
+
+def encoded(features: Mapping[bytes, Features], latency_ms: float) -> Iterator[bytes]:
+    """Yield the rows of features by the key of their image, and of the time for one image."""
+    yield LATENCY.pack(latency_ms)
+    for key, z in features.items():
+        yield key + z.astype("<f4").tobytes()
 
 
 def latency_ms(extractor: Extractor, image: Images) -> float:
@@ -178,9 +211,9 @@ def latency_ms(extractor: Extractor, image: Images) -> float:
 def _fingerprint(found: _Extracted) -> str:
     """sha256 over images and labels of the three sets, and over the groups if there are any."""
     total = hashlib.sha256()
-    for rows in found.sets:
+    for rows in found.stream.sets:
         total.update(len(rows).to_bytes(8, "big"))
         for row in rows:
-            total.update(found.keys[row] + int(found.labels[row]).to_bytes(8, "big"))
-    total.update(found.groups.astype(">i8").tobytes())
+            total.update(found.keys[row] + int(found.stream.labels[row]).to_bytes(8, "big"))
+    total.update(found.stream.groups.astype(">i8").tobytes())
     return total.hexdigest()

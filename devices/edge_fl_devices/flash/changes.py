@@ -36,11 +36,6 @@ SPARE_BYTES = 4 << 20
 BOOT_FILES = ("cmdline.txt", "firstrun.sh")
 
 
-def edit_boot_files(cmdline: str, firstrun: str | None) -> dict[str, str]:
-    """Return the new texts by file name, `cmdline.txt` last. Raises ConfigError."""
-    return {"firstrun.sh": add_install_call(firstrun), "cmdline.txt": add_kernel_options(cmdline)}
-
-
 def add_kernel_options(cmdline: str) -> str:
     """Add the options that make systemd run the script to the kernel command line, which stays one line."""
     line = " ".join(cmdline.split())
@@ -103,11 +98,11 @@ def list_changes(new: Sequence[File], old: Sequence[str]) -> list[dict[str, obje
 
 
 def _boot_files(target: Target, *, is_new: bool) -> list[File]:
-    """Return the changed boot files; none when the bundle is installed and unchanged."""
+    """Return the changed boot files; none when the bundle is installed and unchanged. `cmdline.txt` is the last."""
     if target.read(LOG) is not None and not is_new:
         return []
     cmdline, firstrun = (_text(target, name) for name in BOOT_FILES)
-    edits = edit_boot_files(cmdline or "", firstrun)
+    edits = {"firstrun.sh": add_install_call(firstrun), "cmdline.txt": add_kernel_options(cmdline or "")}
     return [File(name, text.encode()) for name, text in edits.items() if _text(target, name) != text]
 
 

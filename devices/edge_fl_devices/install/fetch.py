@@ -7,17 +7,18 @@ at QoS 0: the broker neither waits for acknowledgements nor stores them.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from edge_fl.blob import Blob
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.messages import Echo, Request
-from edge_fl.wire.topics import GROUP, Topics
+from edge_fl.wire.messages import Echo, Request, decode
+from edge_fl.wire.topics import GROUP, Address, Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
 from edge_fl_devices.agent.events import Failed, Fetched
 
@@ -101,6 +102,13 @@ class Download(_Fetch):
                 yield from _unsubscribe(before)
             yield from self._subscribe(group, patterns)
         yield from self._continue()
+
+    def received(self, address: Address, payload: bytes, now_s: float) -> Iterable[Effect]:
+        """Take a message if it is a chunk of the blob."""
+        match address:
+            case Address("art", path=(self.blob.sha256, _, index)) if payload:
+                return self.chunk(int(index), payload, now_s)
+        return ()
 
     def chunk(self, index: int, payload: bytes, now_s: float) -> Iterator[Effect]:
         """Verify and keep a chunk that arrived."""
@@ -210,6 +218,16 @@ class MetadataFetch(_Fetch):
     @property
     def _echo(self) -> Echo:
         return Echo(f"release-{self.release}-{self._attempt}")
+
+    def received(self, address: Address, payload: bytes, now_s: float) -> Iterable[Effect]:
+        """Take a message if it is a file or the echo."""
+        match address:
+            case Address("tuf", path=(name,)):
+                self.file(name, payload, now_s)
+            case Address("echo"):
+                with suppress(ProtocolError):
+                    self.echo(decode(payload, Echo), now_s)
+        return self.tick(now_s)
 
     def file(self, name: str, payload: bytes, now_s: float) -> None:
         """Keep a file that arrived; an empty one was cleared."""

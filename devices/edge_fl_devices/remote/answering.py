@@ -1,14 +1,19 @@
-"""Answer queries of the operator: one at a time, in a thread of their own, so that a long fit delays no answer.
+"""Answer queries of the operator for lines of the log, or for a diagnostics bundle: checks, versions, recent errors, and public settings.
 
-A device answers at most MAX_ANSWERS in INTERVAL_S, and none where the owner has switched `remote_logs` off; the reply then says why.
+One query at a time is answered, in a thread of its own, so that a long fit delays no answer. A device answers at most MAX_ANSWERS in
+INTERVAL_S, and none where the owner has switched `remote_logs` off; the reply then says why. A bundle leaves out the checks that read the
+owner's data or load every package, which takes more memory than a busy board may have; its settings are those of `edge_fl.wire.egress`.
 """
 
 import logging
+import platform
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,18 +23,30 @@ from edge_fl import threads
 from edge_fl.blob import describe
 from edge_fl.errors import EdgeFLError
 from edge_fl.failures import Failure
+from edge_fl.fleet.settings import flat
 from edge_fl.wire import diagnostics
-from edge_fl.wire.messages import MAX_ANSWER_BYTES, Query, QueryReply, decode, encode
+from edge_fl.wire.diagnostics import Check, Diagnostics
+from edge_fl.wire.egress import SETTINGS
+from edge_fl.wire.messages import MAX_ANSWER_BYTES, LogLevel, Query, QueryReply, decode, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.agent.state import AgentState
+from edge_fl_devices.board.capability import version
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.remote.log_file import LogFile
+from edge_fl_devices.storage.slots import Slots
 
 log = logging.getLogger(__name__)
 
 MAX_ANSWERS, INTERVAL_S = 6, 60.0
 EXPIRY_S = 60
+CHECKS = ("machine", "room", "clock", "network")
+IDLE_CHECKS = (*CHECKS, "model")  # the canary loads the extractor, as a fit under way does
+PACKAGES = tuple(
+    "edge-fl numpy onnxruntime scikit-learn scipy paho-mqtt msgspec safetensors tuf cryptography pillow torch".split()
+)
+ERRORS: LogLevel = "warning"
+ERROR_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +122,6 @@ class Responder:
         if query.what == "logs":
             answer = self._file.matching(query)
         else:
-            from edge_fl_devices.remote.bundle import collect
-
             answer = collect(self._config, state, self._file, time.monotonic() - self._started_s)
         payload = msgspec.json.encode(answer)
         if len(payload) > MAX_ANSWER_BYTES:
@@ -119,3 +134,45 @@ class Responder:
         own = Signer.of(self._identity)
         content = diagnostics.signed_content(state.topics.fleet, state.device, query.id, blob.sha256)
         return QueryAnswered(QueryReply(query.id, blob, own.certificate, own.sign(content)), payload)
+
+
+def collect(config: DeviceConfig, state: AgentState, file: LogFile, running_s: float) -> Diagnostics:
+    """Collect everything; takes seconds, because the checks start child processes."""
+    from edge_fl_devices.doctor import run_checks  # here: what it loads is for those that are asked
+
+    checks = run_checks(config, only=CHECKS if state.work else IDLE_CHECKS)
+    values = flat(msgspec.to_builtins(config))
+    blocked = Slots(Path(config.folder) / "release").blocked
+    return Diagnostics(
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        status=state.status,
+        activity=state.activity,
+        release=state.release,
+        why=state.reason,
+        capability=state.capability,
+        versions=versions(),
+        settings={name: values[name] for name in SETTINGS if name in values},
+        checks=[
+            msgspec.convert({key: text[:200] for key, text in asdict(check).items()}, Check)
+            for check in checks
+        ],
+        errors=file.matching(Query("errors", "logs", ERRORS, max_bytes=ERROR_BYTES)).lines,
+        blocked={str(release): why[:200] for release, why in blocked.items()},
+        uptime_s=_uptime_s(),
+        running_s=round(running_s, 1),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of the system, Python and the installed packages."""
+    found = {"system": platform.platform()[:200], "python": platform.python_version()}
+    for package in PACKAGES:
+        if installed := version(package):
+            found[package] = installed
+    return found
+
+
+def _uptime_s() -> float:
+    with suppress(OSError, ValueError, IndexError):
+        return float(Path("/proc/uptime").read_text().split()[0])
+    return 0.0

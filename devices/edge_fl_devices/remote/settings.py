@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.failures import Failure
-from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.fleet import settings
 from edge_fl.fleet.settings import (
@@ -36,7 +35,7 @@ from edge_fl.wire.egress import SETTINGS
 from edge_fl_devices import config as own_settings
 from edge_fl_devices.agent.events import Received
 from edge_fl_devices.config import FOLDER, DeviceConfig
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -228,7 +227,7 @@ class RemoteSettings:
         if kept == self._kept:
             return True
         try:
-            atomic.write(self._file, msgspec.json.encode(kept), private=True)
+            write_json(self._file, kept, private=True)
         except OSError as error:
             log.warning("%s: %s", text(self._file.name), error.strerror)
             return False

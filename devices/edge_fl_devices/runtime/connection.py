@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, EdgeFLError
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
 from edge_fl.wire.endpoint import TLS_PORT, Endpoint
-from edge_fl.wire.messages import Ack, DeviceState, Report, encode
+from edge_fl.wire.messages import DeviceState, Report, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import (
@@ -92,37 +91,27 @@ class Connection:
         """Subscribe, unsubscribe and publish. An effect that fails is logged."""
         for effect in requested:
             try:
-                _EFFECTS[type(effect)](self, effect)
+                self._carry_out(effect)
             except (EdgeFLError, OSError) as error:
                 log.warning("%s: %s failed: %s", self._device, type(effect).__name__, error)
 
-    def _publish(self, effect: effects.Publish) -> None:
-        note(self._device, effect.message)
-        payload = encode(self._signer.signed(effect.message))
-        self.publish([Packet(effect.topic, payload, effect.retain, expiry_s=effect.expiry_s)])
-
-    def _subscribe(self, effect: effects.Subscribe) -> None:
-        self._connected.subscribe(effect.pattern, qos=effect.qos)
-
-    def _unsubscribe(self, effect: effects.Unsubscribe) -> None:
-        self._connected.unsubscribe(effect.pattern)
-
-    def _spread(self, effect: effects.SpreadReconnects) -> None:
-        self._connected.spread(effect.over_s)
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case effects.Publish(topic, message, retain, expiry_s):
+                note(self._device, message)
+                self.publish([Packet(topic, encode(self._signer.signed(message)), retain, expiry_s=expiry_s)])
+            case effects.Subscribe(pattern, qos):
+                self._connected.subscribe(pattern, qos=qos)
+            case effects.Unsubscribe(pattern):
+                self._connected.unsubscribe(pattern)
+            case effects.SpreadReconnects(over_s):
+                self._connected.spread(over_s)
 
     @property
     def _connected(self) -> Transport:
         if self._transport:
             return self._transport
         raise ConnectError("not connected")
-
-
-_EFFECTS: dict[type[Effect], Callable[[Connection, Any], None]] = {
-    effects.Subscribe: Connection._subscribe,
-    effects.Unsubscribe: Connection._unsubscribe,
-    effects.SpreadReconnects: Connection._spread,
-    effects.Publish: Connection._publish,
-}
 
 
 def connector(endpoint: Endpoint, fleet: str) -> Connect:
@@ -210,10 +199,6 @@ class Reporting:
             )
         topic = self._topics.report(self._device, parcel.run_id, parcel.round)
         yield Packet(topic, encode(self._signer.signed(report)), expiry_s=expiry_s)
-
-    def acknowledge(self, ack: Ack) -> None:
-        """Count an acknowledgement."""
-        self.acknowledged[ack.status] += 1
 
     def _count(self, report: Report) -> None:
         """Add a report to the totals, once."""

@@ -22,7 +22,7 @@ from edge_fl.fleet.settings import SettingsStatus
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors
-from edge_fl.wire.messages import MESSAGES, Ack, Capability, Echo, SumStep
+from edge_fl.wire.messages import MESSAGES, Ack, Capability, SumStep
 from edge_fl.wire.topics import Address, Topics
 from edge_fl.wire.transport import Connect, Connected, Disconnected, Event, Packet
 from edge_fl_devices.agent import effects, events, outbox, state
@@ -84,30 +84,47 @@ class Scheduler(Protocol):
 class Device:
     """The agent of one device with its worker, connection and fetches.
 
-    identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. crashed: it
+    It has a new boot id, and the memory, reports and release of its worker's store. data_problem: the failure word if its data could not be
+    read. identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. crashed: it
     ignores all events.
     """
 
     def __init__(
         self,
-        initial: AgentState,
+        name: str,
+        topics: Topics,
+        capability: Capability,
         worker: Worker,
-        fetch_limits: FetchLimits = fetch.LIMITS,
+        *,
+        limits: AgentLimits = state.LIMITS,
+        fetching: FetchLimits = fetch.LIMITS,
+        data_problem: str = "",
         identity: Path | None = None,
         services: Services = SIMULATED,
         sum_floors: SumFloors = floors.DEFAULT,
     ) -> None:
-        name, topics, store = initial.device, initial.topics, worker.store
-        signer = StatementSigner(topics.fleet, name, identity, initial.memory.starts)
-        self.state, self.worker, self.crashed = initial, worker, False
+        release, store = worker.boot(), worker.store
+        self.worker, self.crashed = worker, False
+        self.state = AgentState(
+            device=name,
+            boot=secrets.token_hex(8),
+            topics=topics,
+            capability=capability,
+            limits=limits,
+            memory=store.begin() if identity else store.memory(),
+            outbox=outbox.restored(store.outbox(), time.monotonic()),
+            release=release,
+            data_problem=data_problem,
+        )
+        signer = StatementSigner(topics.fleet, name, identity, self.state.memory.starts)
         self.connection = Connection(name, topics, signer)
         self.reporting = Reporting(name, topics, store, signer)
-        self._fetch_limits, self._services = fetch_limits, services
+        self._fetch_limits, self._services = fetching, services
         self._broadcasts = ReceivedBroadcasts()
         self._timestamp = ""  # hash of the last one
         self._verifier = Verifier(topics.fleet, name, worker.verifies)
         self._sums = SumParticipant(
-            name, topics.fleet, identity, worker, store.folder, sum_floors, lambda: not self.state.over_budget
+            name, topics.fleet, identity, worker, store, sum_floors, lambda: not self.state.over_budget
         )
         self._scheduler: Scheduler
         self._fetching: Fetching
@@ -200,9 +217,6 @@ class Device:
         self._fetching.tick(self._now_s)
         self._step(event)
 
-    def _on_turn(self, event: MayFetch) -> None:
-        self._fetching.begin(self._now_s)
-
     def _on_answer(self, answered: SumAnswered | QueryAnswered) -> None:
         try:
             self.connection.publish(answered.packets(self.state.topics, self.name))
@@ -235,14 +249,12 @@ class Device:
 
     # packets, by the kind of their topic
 
-    def _receive_chunk(self, address: Address, packet: Packet) -> None:
-        sha256, _, index = address.path
-        self._fetching.chunk(sha256, int(index), packet.payload, self._now_s)
-
-    def _receive_metadata(self, address: Address, packet: Packet) -> None:
-        (file,), payload = address.path, packet.payload
-        self._fetching.file(file, payload, self._now_s)
-        if file == "timestamp.json" and (hash := digest(payload)) != self._timestamp:
+    def _receive_fetched(self, address: Address, packet: Packet) -> None:
+        """Take what may be of a fetch; an echo and new metadata are more than that."""
+        self._fetching.received(address, packet.payload, self._now_s)
+        if address.kind == "echo":
+            self._receive_message(address, packet)
+        elif address.path == ("timestamp.json",) and (hash := digest(packet.payload)) != self._timestamp:
             self._timestamp = hash
             self._step(events.MetadataChanged())
 
@@ -273,21 +285,10 @@ class Device:
 
     def _take_ack(self, event: events.Received) -> None:
         if isinstance(event.message, Ack):
-            self.reporting.acknowledge(event.message)
+            self.reporting.acknowledged[event.message.status] += 1
         self._step(event)
-
-    def _take_echo(self, event: events.Received) -> None:
-        if isinstance(event.message, Echo):
-            self._fetching.echo(event.message, self._now_s)
-        self._step(event)
-
-    def _take_settings(self, event: events.Received) -> None:
-        self._step(events.SettingsChanged(self._services.take_settings(event)))
 
     # effects that are not of the wire
-
-    def _send(self, effect: effects.Send) -> None:
-        self.connection.publish(self.reporting.packets(effect))
 
     def _fetch(self, effect: effects.Fetch) -> None:
         if effect.keep:
@@ -296,15 +297,6 @@ class Device:
             self._scheduler.deliver(self, events.Fetched(effect.blob.sha256, 0))
         else:
             self._fetching.fetch(effect.blob, self._broadcasts.sink(effect.blob))
-
-    def _cancel_fetch(self, effect: effects.CancelFetch) -> None:
-        self._fetching.cancel()
-
-    def _refresh(self, effect: effects.Refresh) -> None:
-        self._fetching.look_up(effect.release, self._now_s)
-
-    def _train(self, effect: effects.Train) -> None:
-        self._submit(effect, self._broadcasts.take(effect.assignment))
 
     def _submit(self, job: effects.Job, material: Any = None) -> None:
         self._scheduler.submit(self, partial(attempt, partial(self.worker.perform, job, material)))
@@ -315,15 +307,16 @@ _EVENTS: dict[type, Callable[[Device, Any], None]] = {
     Connected: Device._on_connected,
     Disconnected: Device._on_disconnected,
     events.Tick: Device._on_tick,
-    MayFetch: Device._on_turn,
+    MayFetch: lambda device, event: device._fetching.begin(device._now_s),
     SumAnswered: Device._on_answer,
     QueryAnswered: Device._on_answer,
     KeysRefreshed: Device._on_keys,
 }
 """Events that are more than one of the agent."""
 _TOPICS: dict[str, Callable[[Device, Address, Packet], None]] = {
-    "art": Device._receive_chunk,
-    "tuf": Device._receive_metadata,
+    "art": Device._receive_fetched,
+    "tuf": Device._receive_fetched,
+    "echo": Device._receive_fetched,
     "sum": Device._receive_sum,
     "query": Device._receive_query,
 }
@@ -331,16 +324,17 @@ _TOPICS: dict[str, Callable[[Device, Address, Packet], None]] = {
 _MESSAGES: dict[str, Callable[[Device, events.Received], None]] = {
     "sum": Device._take_sum,
     "ack": Device._take_ack,
-    "echo": Device._take_echo,
-    "settings": Device._take_settings,
+    "settings": lambda device, event: device._step(
+        events.SettingsChanged(device._services.take_settings(event))
+    ),
 }
 """Messages that are more than an event of the agent."""
 _EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {
-    effects.Send: Device._send,
+    effects.Send: lambda device, effect: device.connection.publish(device.reporting.packets(effect)),
     effects.Fetch: Device._fetch,
-    effects.CancelFetch: Device._cancel_fetch,
-    effects.Refresh: Device._refresh,
-    effects.Train: Device._train,
+    effects.CancelFetch: lambda device, effect: device._fetching.cancel(),
+    effects.Refresh: lambda device, effect: device._fetching.look_up(effect.release, device._now_s),
+    effects.Train: lambda device, job: device._submit(job, device._broadcasts.take(job.assignment)),
     effects.Install: Device._submit,
     effects.Fit: Device._submit,
     effects.Remember: lambda device, effect: device.worker.store.remember(effect.memory),
@@ -351,35 +345,3 @@ _EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {
     effects.Stop: lambda device, effect: None,  # the runner disconnects
 }
 """Effects that are not of the wire."""
-
-
-def start(
-    name: str,
-    topics: Topics,
-    capability: Capability,
-    worker: Worker,
-    *,
-    limits: AgentLimits = state.LIMITS,
-    fetching: FetchLimits = fetch.LIMITS,
-    data_problem: str = "",
-    identity: Path | None = None,
-    services: Services = SIMULATED,
-    sum_floors: SumFloors = floors.DEFAULT,
-) -> Device:
-    """Create a device with a new boot id and the memory, reports and release of its store.
-
-    data_problem: the failure word if its data could not be read. The rest is as of `Device`.
-    """
-    release, store = worker.boot(), worker.store
-    initial = AgentState(
-        device=name,
-        boot=secrets.token_hex(8),
-        topics=topics,
-        capability=capability,
-        limits=limits,
-        memory=store.begin() if identity else store.memory(),
-        outbox=outbox.restored(store.outbox(), time.monotonic()),
-        release=release,
-        data_problem=data_problem,
-    )
-    return Device(initial, worker, fetching, identity, services, sum_floors)

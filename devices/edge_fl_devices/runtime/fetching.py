@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from edge_fl.blob import Assembly, Blob
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
-from edge_fl.wire.messages import Assignment, Echo
-from edge_fl.wire.topics import Topics
+from edge_fl.wire.messages import Assignment
+from edge_fl.wire.topics import Address, Topics
 from edge_fl_devices.agent.effects import Effect
 from edge_fl_devices.agent.events import Failed, Fetched
 from edge_fl_devices.install.fetch import Download, FetchLimits, MetadataFetch, Sink
@@ -137,23 +137,14 @@ class Fetching:
         if self.download:
             self._advance(self.download, self.download.tick(now_s))
         if self.metadata:
-            self._advance_metadata(self.metadata, now_s)
+            self._advance_metadata(self.metadata, self.metadata.tick(now_s))
 
-    def chunk(self, sha256: str, index: int, payload: bytes, now_s: float) -> None:
-        """Take a chunk, of whatever blob."""
-        if self.download and self.download.blob.sha256 == sha256 and payload:
-            self._advance(self.download, self.download.chunk(index, payload, now_s))
-
-    def file(self, name: str, payload: bytes, now_s: float) -> None:
-        """Take a file of the signed metadata."""
+    def received(self, address: Address, payload: bytes, now_s: float) -> None:
+        """Take a message, of whatever fetch."""
+        if self.download:
+            self._advance(self.download, self.download.received(address, payload, now_s))
         if self.metadata:
-            self.metadata.file(name, payload, now_s)
-
-    def echo(self, echo: Echo, now_s: float) -> None:
-        """Take an echo: all that was retained has arrived."""
-        if self.metadata:
-            self.metadata.echo(echo, now_s)
-            self._advance_metadata(self.metadata, now_s)
+            self._advance_metadata(self.metadata, self.metadata.received(address, payload, now_s))
 
     def _advance(self, download: Download, requested: Iterable[Effect]) -> None:
         self._carry_out(requested)
@@ -166,8 +157,8 @@ class Fetching:
         if download.begun:
             self._end_turn()
 
-    def _advance_metadata(self, fetch: MetadataFetch, now_s: float) -> None:
-        self._carry_out(fetch.tick(now_s))
+    def _advance_metadata(self, fetch: MetadataFetch, requested: Iterable[Effect]) -> None:
+        self._carry_out(requested)
         if fetch.outcome is not None:
             self.metadata = None
             self._looked_up(fetch.release, fetch.outcome)

@@ -1,8 +1,8 @@
 """Monitor of one device while its agent runs: its data, the board's health, drift and budgets become events.
 
-A thread counts the data at its start, and then checks periodically; the agent decides what follows. New images count once they have been
-stable for one interval, so that no half-copied picture is used, and lead to a refit at most every `refit_every_s`. A count that fails is a
-state of the device, and is repeated with growing pauses.
+The board is measured in a child before the agent runs. A thread counts the data at its start, and then checks periodically; the agent
+decides what follows. New images count once they have been stable for one interval, so that no half-copied picture is used, and lead to a
+refit at most every `refit_every_s`. A count that fails is a state of the device, and is repeated with growing pauses.
 """
 
 import logging
@@ -15,10 +15,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge_fl.config import MAX_CLASSES
-from edge_fl.errors import EdgeFLError, KilledError
+from edge_fl.errors import ConfigError, EdgeFLError, KilledError
 from edge_fl.failures import Failure
+from edge_fl.fields import Tier
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
+from edge_fl_devices.board import capability as capabilities
 from edge_fl_devices.board import health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
@@ -26,8 +28,10 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.location import Snapshot
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.features import drift
+from edge_fl_devices.features.child_loader import ChildFeatureLoader, Inspection
+from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.remote.log_file import LOCAL
 from edge_fl_devices.runtime.device import Device
 
@@ -44,6 +48,7 @@ Inspect = Callable[[Snapshot], Capability]
 
 Raises MemoryError or an EdgeFLError if the counting itself failed.
 """
+UNKNOWN_OPSET = 99  # of a board that is not measured: the canary tells what it runs
 
 
 @dataclass
@@ -202,3 +207,98 @@ def counted(capability: Capability, report: DataReport) -> Capability:
     counts = list(report.samples_per_class)[:MAX_CLASSES]
     notes = [*capability.notes[:MEASURED], *report.notes]
     return replace(capability, samples=report.samples, samples_per_class=counts, notes=notes)
+
+
+def inspect_board(config: DeviceConfig, loader: ChildFeatureLoader) -> tuple[Inspection | None, str]:
+    """Measure the board in a child, without its data: what takes longer with every picture would delay the start.
+
+    Returns None and a failure word if the child failed; the monitor tries again.
+    """
+    try:
+        return loader.inspect_board(), ""
+    except (EdgeFLError, MemoryError) as error:
+        log.warning("%s: the board was not measured: %s; head-only until it is", config.id, error)
+        return None, record.failure_word(error)
+
+
+def measured(config: DeviceConfig, board: Inspection | None) -> Capability:
+    """Return what this machine can do; a board that could not be measured is head-only until then.
+
+    Raises ConfigError if its owner demands more than it can do.
+    """
+    limit = None if config.tier == "auto" else Tier(config.tier)
+    if board is None:
+        found = capabilities.measure(folder=Path(config.folder), head=config.head, limit=Tier.HEAD)
+        return replace(found, notes=["head: the board is not measured yet", "not measured"])
+    capability = capabilities.measure(
+        folder=Path(config.folder),
+        head=config.head,
+        limit=limit,
+        onnxruntime=board.runtime.version,
+        max_opset=board.runtime.max_opset,
+        gflops=board.speed.gflops,
+        torch_s=board.speed.torch_s,
+    )
+    if config.tier == "full" and capability.tier != "full":
+        raise ConfigError(
+            f"tier full: not on this machine ({capability.notes[0]}); expected torch and enough memory"
+        )
+    return replace(capability, notes=[*capability.notes, board.measured])
+
+
+def as_counted_last(config: DeviceConfig, capability: Capability) -> Capability:
+    """Add the last count of the data; the monitor counts them once the agent runs."""
+    known = counted(capability, record.read(Path(config.folder)).report)
+    return replace(known, notes=[*capability.notes, COUNTING])
+
+
+class Board:
+    """The board of a device and its data, as measured last: at the start as `found`, or with the first count of the data.
+
+    use_tier: gets ready for what the board's tier does. show: takes one line about the first count.
+    """
+
+    def __init__(
+        self,
+        config: DeviceConfig,
+        found: Inspection | None,
+        loader: ChildFeatureLoader,
+        use_tier: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._config, self._loader, self._use_tier, self._show = config, loader, use_tier, show
+        self._first = True
+        self.capability = measured(config, found)
+        self._runtime = Runtime(self.capability.onnxruntime, self.capability.max_opset or UNKNOWN_OPSET)
+        use_tier(self.capability.tier)
+
+    def runtime(self) -> Runtime:
+        """Return the board's onnxruntime."""
+        return self._runtime
+
+    def inspect(self, capability: Capability, snapshot: Snapshot) -> Capability:
+        """Return the agent's `capability` with the count of these data. Raises as `Inspect`."""
+        inspection = self._loader.inspect(snapshot)
+        if not capability.max_opset:
+            found, self._runtime = measured(self._config, inspection), inspection.runtime
+            self._use_tier(found.tier)
+            capability = replace(
+                capability,
+                tier=found.tier,
+                onnxruntime=found.onnxruntime,
+                max_opset=found.max_opset,
+                notes=found.notes,
+            )
+        notes = [capability.notes[0], inspection.measured, *capability.notes[MEASURED:]]
+        capability = replace(capability, notes=notes)
+        if inspection.report is None:
+            log.warning("%s: %s", self._config.id, inspection.trouble, extra=LOCAL)
+            capability = replace(capability, notes=notes[:MEASURED])
+        else:
+            for line in inspection.report.local_notes:
+                log.warning("%s: %s", self._config.id, line, extra=LOCAL)
+            capability = counted(capability, inspection.report)
+        if self._first:
+            self._show(f"{self._config.id}: {capability.samples} samples to train on")
+            self._first = False
+        return capability

@@ -1,7 +1,9 @@
-"""Assemble and run one real device in its own process: data, board, worker, agent and monitor."""
+"""Assemble and run one real device in its own process: data, board, worker, agent, monitor, and what it shows on its terminal."""
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -10,11 +12,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from edge_fl import threads
-from edge_fl.console.progress import Progress
+from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ArtefactError, ConnectError
 from edge_fl.files import disk
 from edge_fl.memory import total_memory_mb
 from edge_fl.wire import identity
+from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.events import DataChanged, Event
@@ -22,34 +25,83 @@ from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import read_root, remember
 from edge_fl_devices.data.current import CurrentData
-from edge_fl_devices.data.report import DataReport
-from edge_fl_devices.features.child_loader import ChildFeatureLoader
+from edge_fl_devices.data.location import Snapshot
+from edge_fl_devices.data.record import DataReport
+from edge_fl_devices.features.child_loader import ChildFeatureLoader, ReadingProgress
 from edge_fl_devices.install import canary
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.remote.answering import Responder
 from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
 from edge_fl_devices.remote.settings import RemoteSettings
-from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.certificates import CertificateExpiry
-from edge_fl_devices.runtime.device import Device, Services
-from edge_fl_devices.runtime.inspector import Board, Inspector, as_counted_last, inspect_board
-from edge_fl_devices.runtime.maintenance import Maintenance, StatusDisplay, report_waiting
-from edge_fl_devices.runtime.monitor import COUNTING, DeviceMonitor, counted
+from edge_fl_devices.runtime.device import SIMULATED, Device, Services
+from edge_fl_devices.runtime.monitor import (
+    COUNTING,
+    Board,
+    DeviceMonitor,
+    as_counted_last,
+    counted,
+    inspect_board,
+)
 from edge_fl_devices.runtime.runner import Runner
-from edge_fl_devices.runtime.updating import Updating
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Answers, Store
+from edge_fl_devices.update.state import Updates
+from edge_fl_devices.update.updater import AgentUpdater
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
-from edge_fl_devices.workers.releases import PrecisionLimits
+from edge_fl_devices.workers.releases import Mirror, PrecisionLimits
 from edge_fl_devices.workers.worker import MakeWorker, Trainer
 
+CONNECT_S = 15.0
+READING_S = 60.0  # between lines about a slow reading of the pictures
 log = logging.getLogger(__name__)
 
 ROOM_S = 10.0  # between looks at a full disk
 START_BYTES = 64 * 1024  # memory, settings and state, and some room
+
+
+def report_waiting(agent: Device, show: Callable[[str], None]) -> None:
+    """Report every CONNECT_S that the broker cannot be reached, until it is."""
+    while True:
+        try:
+            agent.connection.wait(CONNECT_S)
+        except ConnectError as error:
+            if agent.denied or agent.state.status == "disconnected":
+                return
+            show(f"{error}; trying again")
+        else:
+            return
+
+
+class StatusDisplay:
+    """Prints each new status, shows the progress of downloads, and prints that of a slow reading of the pictures."""
+
+    def __init__(self, agent: Device, progress: Progress, reading: ReadingProgress) -> None:
+        self._agent, self._progress, self._reading = agent, progress, reading
+        self._line = ""
+        self._reading_at_s = -math.inf
+        self._fetching: Count | None = None
+
+    def update(self) -> None:
+        """Show what has changed."""
+        before, self._fetching = self._fetching, self._agent.fetching
+        if before and (self._fetching is None or self._fetching.stage != before.stage):
+            self._progress(before._replace(done=before.of))
+        if self._fetching:
+            self._progress(self._fetching)
+        if (reading := self._reading.current) and reading.at_s - self._reading_at_s >= READING_S:
+            self._reading_at_s = reading.at_s
+            self._progress.print(f"{self._agent.name}: {reading}")
+        if self._agent.state.published is None:
+            return
+        status, activity, release, why = self._agent.state.published
+        line = f"{self._agent.name}: {status}, {activity}"
+        line += (f", release {release}" if release else "") + (f" ({why})" if why else "")
+        if line != self._line:
+            self._progress.print(line)
+            self._line = line
 
 
 def run_device(
@@ -86,10 +138,28 @@ def run_device(
         children.start()
         canary.require(installed)
 
+    def inspect(snapshot: Snapshot) -> Capability:
+        """See `edge_fl_devices.runtime.monitor.Inspect`."""
+        return board.inspect(agent.state.capability, snapshot)
+
     def watch() -> None:
         """Count the data and watch them: what takes longer with every picture must not delay that the agent is ready."""
         runner.ready.wait()
         monitor.run(stopped)
+
+    def must_end() -> bool:
+        """Renew the certificate, show the status, and tell whether the broker denies access or the agent starts with other settings."""
+        state = agent.state
+        renew()
+        display.update()
+        if (until := expiry.end()) != state.capability.certificate_until:  # renewed
+            changed = replace(state.capability, certificate_until=until)
+            deliver(DataChanged(changed, state.data_problem, refit=False))
+        denied = bool(agent.denied)
+        settings.observe(state.connected, denied, time.monotonic())
+        if settings.restart_due and (denied or state.work is None):
+            runner.hand_over()
+        return runner.continues or denied
 
     with ExitStack() as stack:
         stack.enter_context(store.owned())
@@ -107,13 +177,13 @@ def run_device(
         trainer = Trainer(
             lambda: full_worker()(config.id, store, current, threads=config.threads, epsilon=config.epsilon)
         )
-        board = Board(config, found, trainer.use_tier)
+        board = Board(config, found, loader, trainer.use_tier, progress.print)
         trust = Trust(
             store.folder / "tuf",
             read_root(Path(config.root)) if config.root else None,
             trust_on_first_use=not config.root,
         )
-        worker = head_worker(
+        worker = HeadWorker(
             config.id,
             store,
             FitSettings(
@@ -137,34 +207,40 @@ def run_device(
         )
         certificate = identity.certificate_in(config.broker.identity)
         expiry, folder = CertificateExpiry(certificate), certificate.folder if certificate else None
-        updating = Updating(
-            config,
-            trust,
-            lambda: agent.state,
-            lambda requested: agent.connection.carry_out(requested),
-            deliver,
-            runner.stop,
-        )
+        updater: AgentUpdater | None = None
+        if updates := Updates.of_environment():
+            updater = AgentUpdater(
+                updates,
+                config,
+                trust,
+                lambda: agent.state,
+                lambda requested: agent.connection.carry_out(requested),
+                deliver,
+                runner.stop,
+            )
+            connect = updater.through(connect)
+        desire = updater.desire if updater else SIMULATED.desire_update
         capability = replace(
             as_counted_last(config, board.capability),
             certificate_until=expiry.end(),
             settings=settings.status,
-            update=updating.status,
+            update=updater.status if updater else None,
         )
-        agent = device.start(
+        agent = Device(
             config.id,
             Topics(config.broker.fleet),
             capability,
             worker,
             data_problem=problem,
             identity=folder,
-            services=Services(Responder(config, file, folder).receive, settings.receive, updating.desire),
+            services=Services(Responder(config, file, folder).receive, settings.receive, desire),
             sum_floors=config.sums,
         )
         log.info("%s: agent %s started", config.id, capability.agent)
-        stack.enter_context(updating.running())
+        if updater:
+            stack.enter_context(updater.running())
         progress.print(f"{config.id}: {capability.notes[0]}; {COUNTING}; broker {config.broker.endpoint}")
-        runner.add(agent, updating.through(connect))
+        runner.add(agent, connect)
         threads.once(partial(report_waiting, agent, progress.print), "edge-fl-connecting").start()
         stopped = threading.Event()
         monitor = DeviceMonitor(
@@ -172,13 +248,13 @@ def run_device(
             agent,
             deliver,
             Meter(store.folder, lambda: agent.connection.wire_bytes, watts=config.budget.watts),
-            Inspector(config, agent, loader, board.measure_again, progress.print),
+            inspect,
             current,
         )
         threads.lasting(watch, "edge-fl-monitor", stopped=stopped).start()
         display = StatusDisplay(agent, progress, loader.progress)
         try:
-            runner.run(done=Maintenance(agent, runner, settings, expiry, renew, display))
+            runner.run(done=must_end)
         finally:
             stopped.set()
     if agent.denied and not runner.continues:
@@ -186,7 +262,7 @@ def run_device(
             f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",
             consequence="stopped",
         )
-    return updating.exit_code
+    return updater.exit_code if updater else 0
 
 
 def _has_room(store: Store, runner: Runner, show: Callable[[str], None]) -> bool:

@@ -23,12 +23,12 @@ from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.data.ahead import ahead
-from edge_fl_devices.data.report import Skipped, named
+from edge_fl_devices.data.record import Skipped, named
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
 from edge_fl_devices.serving.served_model import predicting
 from edge_fl_devices.storage.slots import Slots
-from edge_fl_devices.storage.store import Store
+from edge_fl_devices.storage.store import ImmediateHead, Store
 
 BATCH = 8  # pictures decoded while the extractor works on as many; the first results come after them
 MAX_PICTURE_BYTES = 32 * 1024 * 1024
@@ -94,16 +94,16 @@ class Predictor:
         self.top = top
         self._remember = folder if remember else None
         store = Store(folder)
-        model = predicting(store, Slots(folder / "release"))
-        if model is None:
+        found = predicting(store, Slots(folder / "release"))
+        if found is None:
             raise InputError(
                 f"{text(folder)}: no personal model in it, expected the folder of a device that has reported one"
             )
-        self.manifest = model.installed.manifest
-        self.installed, self.immediate = model.installed, model.immediate
-        self.extractor_path, self.head = model.installed.extractor, model.head
-        self.bits = model.bits
-        self.calibration, answers = model.calibration, store.answers()
+        self.installed, fitted = found
+        self.manifest, self.extractor_path = self.installed.manifest, self.installed.extractor
+        self.head, self.calibration, self.bits = fitted.head, fitted.calibration, fitted.bits
+        self.immediate = fitted if isinstance(fitted, ImmediateHead) else None
+        answers = store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
         self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)

@@ -10,8 +10,6 @@ Comparisons, reports and the guard of the agent use its own heads only.
 
 from dataclasses import dataclass
 
-from edge_fl.heads import Head
-from edge_fl.heads.probability_calibration import Calibration
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 
@@ -40,19 +38,8 @@ def serving(store: Store, slots: Slots) -> ServedModel | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class PredictingModel:
-    """An installed release with the head and calibration that predict; `bits`: as of StoredHead."""
-
-    installed: InstalledRelease
-    head: Head
-    calibration: Calibration
-    immediate: ImmediateHead | None = None
-    bits: int = 0
-
-
-def predicting(store: Store, slots: Slots) -> PredictingModel | None:
-    """Return the model to predict with: the served one, or the immediate head of the same extractor if that is newer.
+def predicting(store: Store, slots: Slots) -> tuple[InstalledRelease, StoredHead | ImmediateHead] | None:
+    """Return the release and the head to predict with: the served one, or the immediate head of the same extractor if that is newer.
 
     Before the agent's first head it is that of the current release; None without any head.
     """
@@ -61,11 +48,8 @@ def predicting(store: Store, slots: Slots) -> PredictingModel | None:
         return None
     newer = store.immediate_head(installed.manifest.extractor.sha256)
     if newer and newer.head.classes <= len(installed.manifest.classes):
-        return PredictingModel(installed, newer.head, newer.calibration, newer, newer.bits)
-    if served is None:
-        return None
-    stored = served.stored
-    return PredictingModel(installed, stored.head, stored.calibration, bits=stored.bits)
+        return installed, newer
+    return (installed, served.stored) if served else None
 
 
 def installed_extractors(slots: Slots) -> set[str]:

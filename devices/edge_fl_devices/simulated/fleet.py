@@ -36,14 +36,13 @@ from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.trust import Trust, wall_clock
-from edge_fl_devices.runtime import device
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.simulated.fleet_status import DeviceResult, device_result
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.worker import MakeWorker, Worker
 
@@ -150,7 +149,7 @@ class DeviceFactory:
 
     def __call__(self, name: str, clock: Clock = wall_clock) -> Device:
         number, config = self._numbers[name], self._config
-        return device.start(
+        return Device(
             name,
             self._topics,
             self._capability(number),
@@ -168,7 +167,7 @@ class DeviceFactory:
         if self._full_worker and number in self._full:
             return self._full_worker(name, store, data, limits=limits)
         root = self._config.root
-        return head_worker(
+        return HeadWorker(
             name,
             store,
             FitSettings(self._kinds.get(number, "")),
@@ -217,7 +216,7 @@ class _CheckOnce:
 
 
 class Faults(Protocol):
-    """Faults of a fleet: they wrap its connections, change its clocks, and act on its devices (`simulated.chaos.injector`)."""
+    """Faults of a fleet: they wrap its connections, change its clocks, and act on its devices (`tools.chaos.injector`)."""
 
     @property
     def is_over(self) -> bool: ...

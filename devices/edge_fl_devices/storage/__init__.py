@@ -11,7 +11,9 @@ from typing import TypeVar
 import msgspec
 
 from edge_fl.errors import InputError
+from edge_fl.files import atomic
 from edge_fl.files.accounts import not_allowed
+from edge_fl.files.shared import make_folder
 from edge_fl.untrusted import NOT_JSON
 
 T = TypeVar("T")
@@ -31,6 +33,12 @@ def read_json(path: Path, kind: type[T]) -> T | None:
     with suppress(OSError, *NOT_JSON), allowed(path):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     return None
+
+
+def write_json(path: Path, content: object, *, flush: bool = True, private: bool = False) -> None:
+    """Replace a JSON file, as `edge_fl.files.atomic.write`; its folder is made if it is missing. Raises OSError."""
+    make_folder(path.parent, 0o700)
+    atomic.write(path, msgspec.json.encode(content), flush=flush, private=private)
 
 
 def listed(folder: Path, suffix: str = "") -> list[Path]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
 from edge_fl.release.manifests import Manifest, blobs, decode, encode
-from edge_fl_devices.storage import allowed, read_json
+from edge_fl_devices.storage import allowed, read_json, write_json
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
 
 EXTRACTOR = "extractor.onnx"
@@ -247,7 +246,7 @@ class Slots:
 
     def _save(self, state: SlotState) -> None:
         with reporting("state.json"):
-            atomic.write(self.folder / "state.json", msgspec.json.encode(state))
+            write_json(self.folder / "state.json", state)
 
 
 def is_intact(installed: InstalledRelease | None) -> bool:

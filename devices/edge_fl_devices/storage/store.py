@@ -10,8 +10,9 @@
     FOLDER/features/fitted                stamp of the data that were fitted last: whether they changed while no agent ran
     FOLDER/immediate/SHA256.safetensors   the head fitted at once after a label, with its calibration; serves until the agent has fitted
     FOLDER/answers.json                   the owner's target precision and false alarm rate of predictions
-    FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`)
-    FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.cache`
+    FOLDER/statistics/                    class statistics for the next sum, and the pictures that are in one (`workers.statistics`);
+                                          sums.json: the last secure sum
+    FOLDER/release/, tuf/, features/      written by `slots`, `edge_fl_devices.install.trust` and `edge_fl_devices.features.local_loader`
 
 Every file is written atomically, and every step that is repeated after a cut gives the same result: personal parts enter a round as
 they left the one before, and a head's file contains the report that its fit must still deliver.
@@ -43,7 +44,7 @@ from edge_fl.heads import Head, probability_calibration
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.storage import allowed, listed, read_json
+from edge_fl_devices.storage import allowed, listed, read_json, write_json
 
 KEPT_GENERATIONS = 3
 KEPT_RUNS = 4
@@ -51,6 +52,8 @@ CALIBRATION = "calibration."
 BITS = "bits"
 IMMEDIATE = "immediate"
 FITTED_DATA = "features/fitted"
+SUMS = "statistics/sums.json"
+"""Among what a device keeps when its work is deleted (`edge_fl_maker.upkeep.folder.LEDGERS`)."""
 UNUSABLE = (SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
 """Errors of a missing or damaged file of a head."""
 PRIVACY_FILE = "privacy.safetensors"
@@ -92,6 +95,17 @@ class Answers(Struct, frozen=True):
 
     min_precision: float = 0.0
     false_alarm: float = 0.05
+
+
+class SumRecord(Struct, frozen=True):
+    """The secure sum `id` for which a vector left last, and `number`, that of the signature that opened it (0: not signed).
+
+    `declined`: why the device took no part in a later one; "" if it did not decline one.
+    """
+
+    id: str = ""
+    number: int = 0
+    declined: str = ""
 
 
 class Store:
@@ -267,6 +281,16 @@ class Store:
     def keep_answers(self, answers: Answers) -> None:
         """Store the settings of predictions. Raises ArtefactError for a full disk."""
         self._write("answers.json", msgspec.json.encode(answers))
+
+    def sums(self) -> SumRecord:
+        """Return what is recorded of secure sums."""
+        return read_json(self.folder / SUMS, SumRecord) or SumRecord()
+
+    def keep_sums(self, record: SumRecord) -> None:
+        """Replace the record of secure sums. Raises ArtefactError if the disk fails."""
+        if record != self.sums():
+            with reporting(SUMS):
+                write_json(self.folder / SUMS, record, private=True)
 
     def fitted_data(self) -> str:
         """Return the stamp of the data of the last fit; "" if it is unknown."""

@@ -11,15 +11,12 @@ import os
 import shutil
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
-from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import UpdateStatus
-from edge_fl_devices.storage import read_json
+from edge_fl_devices.storage import read_json, write_json
 from edge_fl_devices.update.launcher import STATE
 
 COMPLETE = "complete"
@@ -74,11 +71,11 @@ class Updates:
             return UpdateState(os.fspath(self.factory))
         return found
 
-    def save(self, state: UpdateState) -> None:
-        """Replace the state. Raises ArtefactError for a full disk."""
+    def save(self, state: UpdateState) -> UpdateState:
+        """Replace the state, and return it. Raises ArtefactError for a full disk, as all that follow."""
         with reporting(STATE):
-            make_folder(self.home)
-            atomic.write(self.home / STATE, msgspec.json.encode(state))
+            write_json(self.home / STATE, state)
+        return state
 
     def note(self, update: UpdateStatus) -> None:
         """Remember how far an update got."""
@@ -103,19 +100,19 @@ class Updates:
 
     def return_to_factory(self, update: UpdateStatus) -> None:
         """Let the factory's environment start next; it needs no trial."""
-        state = self.state()
-        self.save(replace(state, current="", previous="", pending=False, starts=0, last=update))
+        self.save(replace(self.state(), current="", previous="", pending=False, starts=0, last=update))
 
-    def mark_running(self) -> None:
+    def mark_running(self) -> UpdateState:
         """The agent runs: earlier starts no longer count, unless it is on trial."""
         state = self.state()
-        if state.starts and not state.pending:
-            self.save(replace(state, starts=0))
+        return self.save(replace(state, starts=0)) if state.starts and not state.pending else state
 
-    def confirm(self) -> None:
+    def confirm(self) -> UpdateState:
         """End the trial of the running environment."""
         state = self.state()
-        self.save(replace(state, pending=False, starts=0, last=replace(state.last, state="done", why="")))
+        return self.save(
+            replace(state, pending=False, starts=0, last=replace(state.last, state="done", why=""))
+        )
 
     def tidy(self, keep: int = 0) -> None:
         """Delete all environments but those that the state names and that of the release `keep`; without `keep`, the chunks too."""

@@ -30,7 +30,6 @@ from edge_fl_devices.features.client_features import FeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.fetch import Sink
-from edge_fl_devices.install.mirror import Mirror
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import installed_extractors
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
@@ -38,7 +37,7 @@ from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
 from edge_fl_devices.workers.fits import Fits, FitSettings, Inputs
 from edge_fl_devices.workers.head_fitting import Fitter
-from edge_fl_devices.workers.releases import PRECISION_LIMITS, DeviceReleases, PrecisionLimits
+from edge_fl_devices.workers.releases import PRECISION_LIMITS, DeviceReleases, Mirror, PrecisionLimits
 from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
 
@@ -51,30 +50,42 @@ Perform = Callable[[Any, Material], Event]
 class HeadWorker(Worker):
     """Installs releases and fits heads.
 
-    train: trains, on a device that may become a full one. data_stamp: the stamp of the device's data as they are now, as of
-    `LoadedFeatures`. share: whether head updates and class statistics may be sent. guard: a new model is served only if it is not worse
-    than the old one on held-out images, and drift is measured; off in simulated fleets, which measure releases as they are.
+    loader, fitter: as of `Fits`. trust: the signed metadata; by default the first root seen is trusted. verifies: whether the server's
+    signatures are verified. runtime, check, precision, mirror: as of `DeviceReleases`. train: trains, on a device that may become a full
+    one. data_stamp: the stamp of the device's data as they are now, as of `LoadedFeatures`. share: whether head updates and class
+    statistics may be sent. guard: a new model is served only if it is not worse than the old one on held-out images, and drift is measured;
+    off in simulated fleets, which measure releases as they are.
     """
 
     def __init__(
         self,
         device: str,
-        releases: DeviceReleases,
-        fits: Fits,
-        train: Perform | None = None,
+        store: Store,
+        settings: FitSettings,
         *,
-        verifies: Trust | None,
+        loader: FeatureLoader,
+        fitter: Fitter,
+        runtime: Callable[[], Runtime],
+        trust: Trust | None = None,
+        verifies: bool = True,
+        check: Callable[[InstalledRelease], None] = canary.require,
+        precision: PrecisionLimits = PRECISION_LIMITS,
+        mirror: Mirror | None = None,
+        train: Perform | None = None,
         data_stamp: Callable[[], str] = str,
         share: bool = True,
         guard: bool = False,
         limits: AgentLimits = LIMITS,
     ) -> None:
-        super().__init__(device, releases.store, limits=limits, verifies=verifies)
-        self._releases, self._slots, self._fits, self._offers = releases, releases.slots, fits, fits.offers
+        trust = trust or Trust(store.folder / "tuf", trust_on_first_use=True)
+        super().__init__(device, store, limits=limits, verifies=trust if verifies else None)
+        self._slots, self._offers = Slots(store.folder / "release"), StatisticsOffers(store.folder)
+        self._releases = DeviceReleases(store, self._slots, trust, runtime, check, precision, mirror)
+        self._fits = Fits(settings, store, self._slots, loader, fitter, self._offers)
         self._data_stamp, self._share, self._guard = data_stamp, share, guard
         self._jobs: dict[type[Job], Perform] = {
-            Refresh: releases.refresh,
-            Install: releases.install,
+            Refresh: self._releases.refresh,
+            Install: self._releases.install,
             Fit: self._fit,
         }
         if train:
@@ -175,42 +186,3 @@ class HeadWorker(Worker):
             self._offers.prepare(release, sha256, fitted.z, fitted.y, classes, inputs.stamp)
         except EdgeFLError as error:
             log.warning("class statistics: %s", error)
-
-
-def head_worker(
-    device: str,
-    store: Store,
-    settings: FitSettings,
-    *,
-    loader: FeatureLoader,
-    fitter: Fitter,
-    runtime: Callable[[], Runtime],
-    trust: Trust | None = None,
-    verifies: bool = True,
-    check: Callable[[InstalledRelease], None] = canary.require,
-    precision: PrecisionLimits = PRECISION_LIMITS,
-    mirror: Mirror | None = None,
-    train: Perform | None = None,
-    data_stamp: Callable[[], str] = str,
-    share: bool = True,
-    guard: bool = False,
-    limits: AgentLimits = LIMITS,
-) -> HeadWorker:
-    """Assemble the worker of a device.
-
-    trust: the signed metadata; by default the first root seen is trusted. verifies: whether the server's signatures are verified. The rest
-    is as of `DeviceReleases`, `Fits` and `HeadWorker`.
-    """
-    trust = trust or Trust(store.folder / "tuf", trust_on_first_use=True)
-    slots = Slots(store.folder / "release")
-    return HeadWorker(
-        device,
-        DeviceReleases(store, slots, trust, runtime, check, precision, mirror),
-        Fits(settings, store, slots, loader, fitter, StatisticsOffers(store.folder)),
-        train,
-        verifies=trust if verifies else None,
-        data_stamp=data_stamp,
-        share=share,
-        guard=guard,
-        limits=limits,
-    )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.abc import MetaPathFinder
+from typing import Self
 
 import numpy as np
 from msgspec import Struct
@@ -75,6 +76,17 @@ class FittedHead(Struct, frozen=True):
     numbers: dict[str, float]
     calibration: dict[str, Array]
 
+    @classmethod
+    def of(cls, choice: Choice) -> Self:
+        """Encode a choice."""
+        head, calibration = choice.head, choice.calibration
+        return cls(head.to_arrays(), head.describe(), choice.numbers, calibration.to_arrays())
+
+    def choice(self) -> Choice:
+        """Decode it."""
+        calibration = probability_calibration.from_arrays(self.calibration)
+        return Choice(heads.from_arrays(self.arrays, self.description), self.numbers, calibration=calibration)
+
 
 Fitter = Callable[[FitSpec, FitData], Choice]
 """Fits a head. Raises DataError, RunError, DeadlineError, ChildError or MemoryError."""
@@ -116,11 +128,7 @@ class ChildFitter:
     def __call__(self, spec: FitSpec, data: FitData) -> Choice:
         with imports.naming("numpy", "scipy", "sklearn"):
             response = self._children.request(encode((spec, data)), self._deadline_s)
-        fitted = decode(response, FittedHead)
-        head = heads.from_arrays(fitted.arrays, fitted.description)
-        return Choice(
-            head, fitted.numbers, calibration=probability_calibration.from_arrays(fitted.calibration)
-        )
+        return decode(response, FittedHead).choice()
 
     def close(self) -> None:
         """End the idle children."""
@@ -145,9 +153,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _respond(request: bytes) -> bytes:
-    choice = fit_here(*decode(request, tuple[FitSpec, FitData]))
-    head, calibration = choice.head, choice.calibration
-    return encode(FittedHead(head.to_arrays(), head.describe(), choice.numbers, calibration.to_arrays()))
+    return encode(FittedHead.of(fit_here(*decode(request, tuple[FitSpec, FitData]))))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,24 @@
-"""The releases of a head-only device: looked up in the signed metadata, fetched in a precision that suits the board, and installed."""
+"""The releases of a head-only device: looked up in the signed metadata, fetched in a precision that suits the board, and installed.
 
-from collections.abc import Callable
+What an exported repository (`edge-fl release export`) on a web server or on the device's own card has of a release is taken from there.
+Neither is trusted: the files are named by signed metadata that arrived over MQTT, and every chunk is verified before it is kept. A failure
+ends the attempt; what is still missing is fetched from the broker.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import urllib3
 from msgspec.structs import replace
+from urllib3.exceptions import HTTPError
 
 from edge_fl import metrics
+from edge_fl.blob import Blob
+from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.release.manifests import Manifest, Precision, blobs, paths
 from edge_fl_devices.agent.effects import Install, Refresh
@@ -14,16 +26,85 @@ from edge_fl_devices.agent.events import Event, Failed, Refreshed
 from edge_fl_devices.agent.events import Installed as InstallationDone
 from edge_fl_devices.data import record
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
-from edge_fl_devices.install.mirror import Mirror
+from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Material
 
+log = logging.getLogger(__name__)
+
+IDLE_S = 20.0  # without data
+TOTAL_S = 3600.0  # for one file
+
+FILE = "file://"
 MEBIBYTE = 1024 * 1024
 RUNTIME_FACTOR = 3  # memory that an extractor takes while it runs, as a multiple of its file size
 MEMORY_SHARE = 4  # an extractor may take one part in four of the memory
+
+
+class Mirror:
+    """An exported repository, by its address: `https://host/releases` or `file:///opt/edge-fl/releases`."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address.rstrip("/")
+
+    def fetch(self, path: str, blob: Blob, sink: Sink) -> int:
+        """Fetch the missing chunks of the blob at `path`, as far as the mirror has them; return the bytes that a web server sent.
+
+        Raises ArtefactError if the disk fails.
+        """
+        address, transferred, missing = f"{self._address}/targets/{path}", 0, set(sink.missing)
+        if not missing:
+            return 0
+        local = address.startswith(FILE)
+        chunks = _read if local else _download
+        try:
+            for index, chunk in chunks(address, blob, min(missing), max(missing)):
+                transferred += 0 if local else len(chunk)
+                if index in missing:
+                    sink.add(index, chunk)
+        except (HTTPError, OSError, ArtefactError) as error:
+            if isinstance(error, ArtefactError) and error.why not in (None, Failure.CHUNK_HASH):
+                raise
+            log.warning("%s: %s; the rest is fetched from the broker", address, error)
+        return transferred
+
+
+def _download(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the chunks `first` to `last`, or from 0 if the server supports no ranges. Raises HTTPError, OSError."""
+    until_s = time.monotonic() + TOTAL_S
+    stop = min(blob.bytes, (last + 1) * blob.chunk_bytes)
+    response = urllib3.request(
+        "GET",
+        address,
+        headers={"Range": f"bytes={first * blob.chunk_bytes}-{stop - 1}", "Accept-Encoding": "identity"},
+        preload_content=False,
+        decode_content=False,
+        timeout=IDLE_S,
+        retries=urllib3.Retry(connect=1, read=0, redirect=3),
+    )
+    try:
+        if response.status not in (200, 206):
+            raise HTTPError(f"status {response.status}, expected the file")
+        for index in range(first if response.status == 206 else 0, last + 1):
+            size = min(blob.chunk_bytes, stop - index * blob.chunk_bytes)
+            if len(chunk := response.read(size)) < size:
+                raise HTTPError(f"ended within chunk {index} of {len(blob.chunks)}")
+            yield index, chunk
+            if time.monotonic() > until_s:
+                raise HTTPError(f"not complete after {TOTAL_S:g} s")
+    finally:
+        response.close()
+
+
+def _read(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the chunks `first` to `last` of a file. Raises OSError."""
+    with Path(address.removeprefix(FILE)).open("rb") as file:
+        file.seek(first * blob.chunk_bytes)
+        for index in range(first, last + 1):
+            yield index, file.read(blob.chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ nothing of it is offered again, whatever becomes of the sum. An opening ends the
 A device with a certificate answers only what the server signed for it, in the order of the signatures, and takes part in masked sums
 only; without one in sums that are not masked. Terms below the owner's floors are declined. Secrets are in memory only: a device that
 restarts has dropped out. An error ends the sum for this device; the server gets its failure word, the log its text. Which sum had the last
-vector, and why the device declined a later one, is in `edge_fl_devices.storage.sums`.
+vector, and why the device declined a later one, is in the device's store.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import SumReply, SumRequest, SumStep, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet, chunk_packets
-from edge_fl_devices.storage import sums
-from edge_fl_devices.storage.sums import SumRecord
+from edge_fl_devices.storage.store import Store, SumRecord
 from edge_fl_devices.workers.worker import Worker
 
 if TYPE_CHECKING:  # loaded with the first sum: it takes 1.4 MB
@@ -73,7 +72,7 @@ class _Open:
 class SumParticipant:
     """A device's part in secure sums. `answer` runs in worker threads, one call at a time.
 
-    worker: supplies the vectors. identity: the folder with the device's certificate. folder: of its record. least: protection below
+    worker: supplies the vectors. identity: the folder with the device's certificate. store: of its record. least: protection below
     which it takes no part. may_offer: whether it takes part in new sums, as long as no daily budget is used up.
     """
 
@@ -83,12 +82,12 @@ class SumParticipant:
         fleet: str,
         identity: Path | None,
         worker: Worker,
-        folder: Path,
+        store: Store,
         least: SumFloors = floors.DEFAULT,
         may_offer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._device, self._fleet, self._identity = device, fleet, identity
-        self._worker, self._folder, self._least, self._may_offer = worker, folder, least, may_offer
+        self._worker, self._store, self._least, self._may_offer = worker, store, least, may_offer
         self._open: _Open | None = None
         self._lock = threading.Lock()
 
@@ -111,7 +110,8 @@ class SumParticipant:
                 return self._declined(step, Failure.ERROR, type(error).__name__)
 
     def _answer(self, step: SumStep, number: int, rejected: str) -> SumAnswered:
-        if why := rejected or self._unsigned(number) or self._replayed(step, number):
+        unsigned = Failure.UNSIGNED if self._identity and not number else ""
+        if why := rejected or unsigned or self._replayed(step, number):
             return self._ignored(step, why)
         if step.stage == "result":
             self._worker.settle(step.id, step.devices)
@@ -128,9 +128,6 @@ class SumParticipant:
         if answer.reply.stage == "vector":
             self._commit(current)
         return SumAnswered(answer.reply, answer.payload)
-
-    def _unsigned(self, number: int) -> str:
-        return Failure.UNSIGNED if self._identity and not number else ""
 
     def _replayed(self, step: SumStep, number: int) -> str:
         """Whether a signature is older than the last one; a message that arrives twice has the same."""
@@ -162,9 +159,9 @@ class SumParticipant:
             return None
         if number and step.last > self._record.number:
             self._worker.commit(step.id, request, leaves=False)
-            sums.write(self._folder, SumRecord(step.id, step.last))
+            self._store.keep_sums(SumRecord(step.id, step.last))
             raise SecureSumError(
-                f"the server has a vector of this device that its folder {text(self._folder)} does not know: it was restored from a"
+                f"the server has a vector of this device that its folder {text(self._store.folder)} does not know: it was restored from a"
                 " backup, copied or made anew. Its pictures so far are in no further sum",
                 Failure.RESTORED,
             )
@@ -175,7 +172,7 @@ class SumParticipant:
         """Record that the vector leaves; if that fails, it does not."""
         try:
             self._worker.commit(current.id, current.request, leaves=True)
-            sums.write(self._folder, SumRecord(current.id, max(current.opened, self._record.number)))
+            self._store.keep_sums(SumRecord(current.id, max(current.opened, self._record.number)))
         except BaseException:
             self._open = None
             raise
@@ -183,11 +180,11 @@ class SumParticipant:
     def _declined(self, step: SumStep, why: str, message: str) -> SumAnswered:
         record = replace(self._record, declined=f"{why}: {message} (sum {step.id})")
         try:
-            sums.write(self._folder, record)
+            self._store.keep_sums(record)
         except (EdgeFLError, OSError) as error:  # only `device status` misses it
             log.warning("%s: secure sum %s: %s", self._device, step.id, error)
         return SumAnswered(SumReply(step.id, "declined", reason=why))
 
     @property
     def _record(self) -> SumRecord:
-        return sums.read(self._folder)
+        return self._store.sums()

@@ -1,9 +1,9 @@
 """What a head-only device may add to a sum of class statistics over devices, and what it has added.
 
-    FOLDER/statistics/next.safetensors    the vector for the next sum, with the hashes of its pictures' features; made after every fit
-                                          on a release that asks for sums
-    FOLDER/statistics/sent.json           the pictures of which a vector left, or may have left, by hash
-    FOLDER/statistics/own.safetensors     what the device has added, by the release on which the sum was collected
+    FOLDER/statistics/next.msgpack    the vector for the next sum, with the hashes of its pictures' features; made after every fit
+                                      on a release that asks for sums
+    FOLDER/statistics/sent.json       the pictures of which a vector left, or may have left, by hash
+    FOLDER/statistics/own.msgpack     what the device has added, by the release on which the sum was collected
 
 A prior is used without the device's own part of it (`without_own`): its pictures count once, as labels, and cross-validation predicts
 pictures that the prior does not know.
@@ -14,14 +14,14 @@ once its labels have grown by GROWTH, with the new pictures alone.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct, json
+from msgspec.structs import replace
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from edge_fl.errors import StatisticsError
 from edge_fl.files import atomic
@@ -33,13 +33,16 @@ from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
 from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.secure import noise
+from edge_fl.untrusted import NOT_JSON
+from edge_fl_devices.child import decode, encode
 from edge_fl_devices.storage import read_json
 
 log = logging.getLogger(__name__)
 
 GROWTH = 0.5
 """Share by which the labels of a device must have grown since its last sum."""
-NEXT, SENT, OWN = "next.safetensors", "sent.json", "own.safetensors"
+NEXT, SENT, OWN = "next.msgpack", "sent.json", "own.msgpack"
+T = TypeVar("T")
 
 
 class Sent(Struct, frozen=True):
@@ -50,18 +53,28 @@ class Sent(Struct, frozen=True):
     counted: dict[str, int] = {}
 
 
-@dataclass(frozen=True, eq=False)
-class StatisticsOffer:
+class StatisticsOffer(Struct, frozen=True, eq=False):
     """The vector for the next sum on a release, with its shape, the dimensions of the features, the pictures in it as in `Sent`, and the
     stamp of the data it is of.
     """
 
-    vector: NDArray[np.float64]
+    vector: Array
     shape: Shape
     dim: int
     release: int
     pictures: Sent
     stamp: str
+
+
+class Added(Struct, frozen=True):
+    """What `device` has added to sums of `dim` features from one `extractor`: `arrays` by RELEASE.NAME; `sum` and `release` of the last."""
+
+    extractor: str = ""
+    device: str = ""
+    dim: int = 0
+    sum: str = ""
+    release: int = 0
+    arrays: dict[str, Array] = {}
 
 
 class StatisticsOffers:
@@ -92,9 +105,8 @@ class StatisticsOffers:
             return
         found = class_statistics.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
-        described = {"release": str(release), "stamp": stamp, "pictures": json.encode(pictures).decode()}
-        described |= {"shape": json.encode(found.shape).decode(), "dim": str(z.shape[1])}
-        self._write(NEXT, save({"vector": found.flat}, described))
+        offer = StatisticsOffer(found.flat, found.shape, z.shape[1], release, pictures, stamp)
+        self._write(NEXT, encode(offer))
 
     def withdraw(self) -> None:
         """Remove the offer: the release does not ask for sums."""
@@ -107,7 +119,7 @@ class StatisticsOffers:
         picture may be in the vector; the next fit prepares another one. Raises StatisticsError for another length.
         """
         self._given = None
-        found = self._next()
+        found = self._read(NEXT, StatisticsOffer)
         if found is None or found.release != release or found.stamp != stamp:
             return None
         if found.pictures.counted.keys() & self._sent(found.pictures.extractor).counted.keys():
@@ -136,59 +148,46 @@ class StatisticsOffers:
         if leaves:
             own = class_statistics.from_flat(noise.clipped(offer.vector, clip), offer.shape)
             named = {f"{offer.release}.{name}": array for name, array in own.arrays().items()}
-            described = {"extractor": extractor, "device": device, "dim": str(offer.dim)}
-            described |= {"sum": id, "release": str(offer.release)}
-            self._write(OWN, save({**self._read_own(extractor)[0], **named}, described))
+            arrays = {**self._added(extractor).arrays, **named}
+            self._write(OWN, encode(Added(extractor, device, offer.dim, id, offer.release, arrays)))
         (self._folder / NEXT).unlink(missing_ok=True)
 
     def settle(self, id: str, *, added: bool) -> None:
         """Note whether the vector of the last `commit` is in its sum. If not, no prior contains it, but its pictures have left."""
-        arrays, described = self._read_own()
-        if added or described.get("sum") != id:
-            return
-        others = {
-            name: array for name, array in arrays.items() if not name.startswith(f"{described['release']}.")
-        }
-        self._write(OWN, save(others, described | {"sum": ""}))
+        own = self._added()
+        if not added and own.sum == id:
+            gone = f"{own.release}."
+            others = {name: array for name, array in own.arrays.items() if not name.startswith(gone)}
+            self._write(OWN, encode(replace(own, sum="", arrays=others)))
 
     def without_own(
         self, extras: Mapping[str, Mapping[str, Array]], extractor: str
     ) -> dict[str, Mapping[str, Array]]:
         """Return the extras of a release, its prior without what this device has added to it; a damaged one as it is."""
-        prior, (own, described) = extras.get(PRIOR, {}), self._read_own(extractor)
-        releases = [int(release) for release in prior.get(RELEASES, ()) if f"{release}.count" in own]
+        prior, own = extras.get(PRIOR, {}), self._added(extractor)
+        releases = [int(release) for release in prior.get(RELEASES, ()) if f"{release}.count" in own.arrays]
         if not releases:
             return dict(extras)
         try:
             found = class_statistics.from_arrays(prior)
             for release in releases:
-                arrays = {name: own[f"{release}.{name}"] for name in found.arrays()}
-                key = class_statistics.left_out_key(release, described.get("device", ""))
+                arrays = {name: own.arrays[f"{release}.{name}"] for name in found.arrays()}
+                key = class_statistics.left_out_key(release, own.device)
                 listed = [
                     int(label) for at, who, label in prior.get(LEFT_OUT, ()) if (at, who) == (release, key)
                 ]
                 if ALL_CLASSES not in listed:
                     ours = class_statistics.from_arrays(arrays)
-                    dim = int(described.get("dim", 0))
-                    found = found.without(ours.left_out(np.array(listed, np.int64), dim))
+                    found = found.without(ours.left_out(np.array(listed, np.int64), own.dim))
         except (StatisticsError, ValueError, IndexError) as error:
             log.warning("own part of the prior: %s", error)
             return dict(extras)
         return {**extras, PRIOR: found.arrays()}
 
-    def _read_own(self, extractor: str = "") -> tuple[dict[str, Array], dict[str, str]]:
-        """What the device has added to sums of features from this extractor ("": the last), and how: as `device`, of `dim` features.
-
-        `sum` and `release` are those of the last `commit`.
-        """
-        try:
-            with safe_open(self._folder / OWN, "numpy") as file:
-                described = file.metadata()
-                if extractor and described.get("extractor") != extractor:
-                    return {}, {}
-                return {name: file.get_tensor(name) for name in file.keys()}, described  # noqa: SIM118
-        except (OSError, SafetensorError, AttributeError):
-            return {}, {}
+    def _added(self, extractor: str = "") -> Added:
+        """What the device has added to sums of features from this extractor ("": the last)."""
+        found = self._read(OWN, Added) or Added()
+        return found if extractor in ("", found.extractor) else Added()
 
     def _sent(self, extractor: str) -> Sent:
         """What has left of features from this extractor; those of another one are other numbers.
@@ -202,17 +201,11 @@ class StatisticsOffers:
             )
         return found if found and found.extractor == extractor else Sent(extractor)
 
-    def _next(self) -> StatisticsOffer | None:
-        try:
-            with safe_open(self._folder / NEXT, "numpy") as file:
-                described = file.metadata()
-                pictures = json.decode(described["pictures"], type=Sent)
-                shape = json.decode(described["shape"], type=Shape)
-                release, stamp = int(described["release"]), described.get("stamp", "")
-                dim = int(described["dim"])
-                return StatisticsOffer(file.get_tensor("vector"), shape, dim, release, pictures, stamp)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return None
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        """Return the content of a file; None if it is missing or damaged."""
+        with suppress(OSError, TypeError, ValueError, *NOT_JSON):
+            return decode((self._folder / name).read_bytes(), kind)
+        return None
 
     def _write(self, name: str, content: bytes) -> None:
         with reporting(text(self._folder / name)):

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -43,36 +43,13 @@ class Picture(NamedTuple):
     source: str
 
 
-class PictureSource(Protocol):
-    """An open source."""
-
-    def take(self) -> Iterator[Picture]:
-        """Yield the pictures that are there now; one that is not followed by a request for the next is yielded again later."""
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the source gives no pictures at present."""
-
-    def close(self) -> None: ...
-
-
-class CameraPictures:
-    """The newest frame of a camera or stream. Raises InputError or ConnectError if it cannot be opened."""
-
-    def __init__(self, address: str, limits: CameraLimits, notify: Callable[[str], None]) -> None:
-        self._camera = Camera(address, limits=limits, notify=notify)
+class CameraPictures(Camera):
+    """The newest frames of a camera or stream."""
 
     def take(self) -> Iterator[Picture]:
         """Wait for the next frame; none once the camera is closed."""
-        if frame := self._camera.newest():
-            yield Picture(jpeg(frame.pixels), self._camera.name)
-
-    @property
-    def interrupted(self) -> bool:
-        return self._camera.interrupted
-
-    def close(self) -> None:
-        self._camera.close()
+        if frame := self.newest():
+            yield Picture(jpeg(frame.pixels), self.name)
 
 
 class FolderPictures:
@@ -119,11 +96,17 @@ class FolderPictures:
         return found
 
 
+PictureSource = CameraPictures | FolderPictures
+"""`take` yields the pictures that are there now; one that is not followed by a request for the next is yielded again later. `interrupted`:
+the source gives no pictures at present.
+"""
+
+
 def open_source(source: str, notify: Callable[[str], None], limits: CameraLimits = LIMITS) -> PictureSource:
     """Open the `source` of a capture configuration. Raises InputError or ConnectError."""
     if source.startswith(WATCH):
         return FolderPictures(Path(source.removeprefix(WATCH)))
-    return CameraPictures(source.removeprefix(CAMERA), limits, notify)
+    return CameraPictures(source.removeprefix(CAMERA), limits=limits, notify=notify)
 
 
 class Capture:

@@ -1,7 +1,7 @@
 """Features of picture files from one extractor, and what tells which belong together, in an append-only file: FOLDER/labelling/*.rows.
 
 A row is found by inode, size and time of the file, so a labelled picture keeps its row when it moves to the folder of its class, and no
-picture has to be decoded again at a start, unlike with the cache of the agent (`edge_fl_devices.features.cache`), whose keys are pixels.
+picture has to be decoded again at a start, unlike with those of the agent (`edge_fl_devices.features.local_loader`), whose keys are pixels.
 Children read the file themselves, so no process has to hold all features.
 """
 
@@ -21,8 +21,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
-from edge_fl_devices.data.origins import Origin
-from edge_fl_devices.data.picture_index import PictureFacts, groups_of
+from edge_fl_devices.data.picture_index import Origin, PictureFacts, groups_of
 
 KEY_BYTES = 16
 NO_RECORDING = bytes(KEY_BYTES)

@@ -21,9 +21,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from edge_fl import heads
 from edge_fl.data.grouping import alone
-from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest, probability_calibration
+from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import direction
 from edge_fl.seeds import generator
@@ -138,13 +137,7 @@ def fit(request: ImmediateFit) -> FittedHead:
     extras = head_updates.read_extras({name: Path(path) for name, path in request.extras.items()})
     extras = StatisticsOffers(Path(request.folder)).without_own(extras, request.spec.extractor)
     spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
-    choice = fit_here(spec, FitData(z, request.y, extras, groups=request.groups))
-    return fitted(choice.head, choice.calibration)
-
-
-def fitted(head: heads.Head, calibration: probability_calibration.Calibration) -> FittedHead:
-    """Return head and calibration as they travel."""
-    return FittedHead(head.to_arrays(), head.describe(), {}, calibration.to_arrays())
+    return FittedHead.of(fit_here(spec, FitData(z, request.y, extras, groups=request.groups)))
 
 
 def order(request: Ordering) -> Array:
@@ -153,9 +146,8 @@ def order(request: Ordering) -> Array:
     labelled = feature_rows.read(Path(request.file), request.dim, request.labelled)
     probabilities = None
     if request.head:
-        head = heads.from_arrays(request.head.arrays, request.head.description)
-        calibration = probability_calibration.from_arrays(request.head.calibration)
-        probabilities = calibration.probabilities(head.logits(z))
+        current = request.head.choice()
+        probabilities = current.calibration.probabilities(current.head.logits(z))
     return informative(z, probabilities, labelled, len(z), generator(0, "informative"))
 
 

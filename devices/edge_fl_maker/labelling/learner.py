@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl import heads, threads
+from edge_fl import threads
 from edge_fl.data import grouping, pictures
 from edge_fl.data.class_names import class_of
 from edge_fl.data.grouping import Groups
@@ -29,13 +29,13 @@ from edge_fl.data.pictures import SUFFIXES, PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
-from edge_fl.heads import probability_calibration
+from edge_fl.heads.auto import Choice
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
-from edge_fl_devices.data.origins import origin
+from edge_fl_devices.data.picture_index import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
 from edge_fl_devices.serving.predict import Prediction, Predictor
@@ -354,11 +354,9 @@ class Learner:
             str(self._store.folder),
             groups,
         )
-        fitted = decode(self._ask(request, fingerprint), FittedHead)
-        head = heads.from_arrays(fitted.arrays, fitted.description)
-        calibration = probability_calibration.from_arrays(fitted.calibration)
+        fitted = decode(self._ask(request, fingerprint), FittedHead).choice()
         self._store.keep_immediate_head(
-            ImmediateHead(head, calibration, fingerprint, agent_key, release.bits)
+            ImmediateHead(fitted.head, fitted.calibration, fingerprint, agent_key, release.bits)
         )
         self._learned = fingerprint
         self._show(fits=self.progress.fits + 1)
@@ -401,7 +399,7 @@ class Learner:
             release.manifest.feature_dim,
             release.rows.rows(unlabelled),
             release.rows.rows(labelled),
-            immediate.fitted(predictor.head, predictor.calibration) if predictor else None,
+            FittedHead.of(Choice(predictor.head, calibration=predictor.calibration)) if predictor else None,
         )
         names = [*unlabelled.values()]
         order = decode(self._ask(request, state), np.ndarray)

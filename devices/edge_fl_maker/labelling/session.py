@@ -14,7 +14,8 @@ from edge_fl import errors
 from edge_fl.data import grouping
 from edge_fl.errors import DataError
 from edge_fl.heads.probability_calibration import Calibration
-from edge_fl_devices.data.report import MOST_NAMED
+from edge_fl_devices.data.record import MOST_NAMED
+from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pool import Pool
 from edge_fl_maker.labelling.feature_rows import file_key
 from edge_fl_maker.labelling.learner import Learner
@@ -94,14 +95,6 @@ class ClassCount:
 
 
 @dataclass(frozen=True)
-class Guess:
-    """A class with the probability that the current head gives it."""
-
-    label: str
-    probability: float
-
-
-@dataclass(frozen=True)
 class Upcoming:
     """A picture of the pool: its name and the version of its file, which changes with the contents."""
 
@@ -117,7 +110,7 @@ class Shown:
     version: str
     source: str
     time: float
-    guesses: tuple[Guess, ...] = ()
+    guesses: tuple[ClassCandidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -307,7 +300,7 @@ class LabelSession:
     def _shown(self, offered: Upcoming) -> Shown:
         entry = self.pool.entry(offered.name)
         found = self.learner.prediction(offered.name, bytes.fromhex(offered.version))
-        guesses = tuple(Guess(each.label, each.probability) for each in found.top) if found else ()
+        guesses = found.top if found else ()
         source, time_s = (entry.source, entry.time) if entry else ("", 0.0)
         return Shown(offered.name, offered.version, source, time_s, guesses)
 

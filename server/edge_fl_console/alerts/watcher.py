@@ -1,37 +1,82 @@
 """Watch a fleet in the background of a server: evaluate the rules, keep the alerts in the registry, and send them.
 
-Every channel has its own thread, so that one that does not respond delays no other. Several servers may watch one fleet.
+A channel is an Apprise URL for mail (mailto://), a webhook (json://), MQTT (mqtt://) or another service. Every channel has its own
+thread, so that one that does not respond delays no other. Several servers may watch one fleet.
 """
+
+from __future__ import annotations
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_fl import threads
 from edge_fl.console.output import print_status
-from edge_fl.errors import EdgeFLError, shortened
-from edge_fl_console.alerts import settings as alert_settings
-from edge_fl_console.alerts import stored
-from edge_fl_console.alerts.channels import Channel
-from edge_fl_console.alerts.rules import DAY_S, KINDS, RulePlace
-from edge_fl_console.alerts.settings import AlertSettings
+from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shortened
+from edge_fl_console.alerts import rules, stored
+from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.selectors import SelectorError
 
+if TYPE_CHECKING:
+    from apprise import Apprise
+
 log = logging.getLogger(__name__)
 
+SEND_S = 30
 POLL_S = 2.0
 RETRY_S = (10.0, 300.0)  # pause after a failed delivery: the first, and the longest
 CLOSE_S = 5.0
 MAX_NAMES = 20
 HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A channel by name; its URL may hold a password and is not shown."""
+
+    name: str
+    service: Apprise
+
+    @classmethod
+    def open(cls, name: str, url: str) -> Channel:
+        """Raises ConfigError for a URL that names no known service."""
+        import apprise
+
+        # Its own records may quote URLs; errors are reported by the channel's name instead.
+        logging.getLogger("apprise").propagate = False
+        service = apprise.Apprise(
+            asset=apprise.AppriseAsset(app_id="edge-fl", async_mode=False, storage_path=None)
+        )
+        if not service.add(url):
+            raise ConfigError(
+                f"channel {name!r}: its URL names no service, expected one of Apprise such as mailto://, json:// or mqtt://"
+            )
+        return cls(name, service)
+
+    def send(self, title: str, body: str, *, good: bool = False) -> None:
+        """Send a message; `good`: it only reports resolved alerts. Raises ConnectError if the service did not accept it."""
+        from apprise import NotifyFormat, NotifyType
+
+        kind = NotifyType.SUCCESS if good else NotifyType.WARNING
+        result = self.service.notify(
+            body=body, title=title, notify_type=kind, body_format=NotifyFormat.TEXT, timeout=SEND_S
+        )
+        if not result:
+            entries = [
+                entry.message for entry in result.logs() if entry.level in ("WARNING", "ERROR", "CRITICAL")
+            ]
+            reason = brief(" ".join(" ".join(entries).split())) or "it did not accept the message"
+            raise ConnectError(f"alert channel {self.name!r}: {reason}")
 
 
 class Evaluator:
@@ -152,7 +197,7 @@ def watching(
     with closing(Database.open(registry)) as db:
         folders = (home, *([] if "://" in registry else [Path(registry).parent]))
         place = RulePlace(db, fleet, folders, identity)
-        settings = alert_settings.load(alert_settings.path_of(home, fleet), db, fleet)
+        settings = rules.load(rules.path_of(home, fleet), db, fleet)
         channels = [Channel.open(name, url) for name, url in settings.channels.items()]
         steps = [
             Evaluator(place, settings).look,

@@ -1,7 +1,6 @@
 """The dashboard: live pages on the registry, and its metrics for Prometheus.
 
-    queries/   the values that each page shows, read from the registry in SQL
-    pages/     tables, charts and markup from those values
+    pages/     a module per page: its values, read from the registry in SQL, and the tables, charts and markup from them
     live       parts of a page that are updated when their value changes
     serve      the HTTP server: on loopback, or with a token
 

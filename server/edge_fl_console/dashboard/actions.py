@@ -14,8 +14,8 @@ from edge_fl.errors import InputError
 from edge_fl.fields import EXPECTED_NAME
 from edge_fl.fleet.actions import ACTING_FOR
 from edge_fl.wire.topics import NAME, checked_device
+from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.queries import standing
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
@@ -88,7 +88,8 @@ def _requested(context: PageContext, what: str, number: int) -> str:
 def _moving(context: PageContext, release: int, *, to: bool) -> str:
     """How many head-only devices change their release: all others `to` it, or those that run it back."""
     found = standing.on_release(context.db, context.fleet, release)
-    count, gone = (found.others, found.others_gone) if to else (found.running, found.running_gone)
+    which = "others" if to else "running"
+    count, gone = found[which], found[f"{which}_gone"]
     later = f" ({gone:,} of them when {'it connects' if gone == 1 else 'they connect'})" if gone else ""
     return f"{counted(count, 'device')}{later}"
 
@@ -132,63 +133,23 @@ def _unfinished(context: PageContext, number: str, *, returns: bool = False) -> 
     return record
 
 
-@dataclass(frozen=True)
-class Steering:
-    """A state that may be requested of a roll-out under way: its name in messages, and the question before it.
+def _steer(
+    desired: DesiredRolloutState, name: str, title: str, text: str, word: str, *, returns: bool = False
+) -> PageAction:
+    """The action that requests a state of the roll-out under way; `returns`: its devices go back to the previous release.
 
-    In the texts, {0} is the roll-out and {moving} the devices that have its release. `returns`: these go back to the previous release.
+    `name` is that of the request in messages. In the texts, {0} is the roll-out and {moving} the devices that have its release.
     """
 
-    name: str
-    title: str
-    text: str
-    word: str
-    returns: bool = False
-
-
-STEERING: dict[DesiredRolloutState, Steering] = {
-    "paused": Steering(
-        "Pause of release {0.release}",
-        "Pause the roll-out of release {0.release}?",
-        "No further stage starts. {moving} with release {0.release} keep it.",
-        "Pause",
-    ),
-    "running": Steering(
-        "Continuation of release {0.release}",
-        "Resume the roll-out of release {0.release}?",
-        "The next stage starts as soon as the devices of the present one have reported.",
-        "Resume",
-    ),
-    "aborted": Steering(
-        "Return to release {0.previous}",
-        "Abort the roll-out of release {0.release}?",
-        "{moving} will return from release {0.release} to release {0.previous}; no other device receives it.",
-        "Abort",
-        returns=True,
-    ),
-    "rolled_back": Steering(
-        "Roll-back to release {0.previous}",
-        "Roll back to release {0.previous}?",
-        "{moving} will return from release {0.release} to release {0.previous}, all at once. The roll-out ends.",
-        "Roll back",
-        returns=True,
-    ),
-}
-
-
-def _steer(desired: DesiredRolloutState) -> PageAction:
-    """The action that requests a state of the roll-out under way."""
-    steering = STEERING[desired]
-
     def ask(context: PageContext, number: str) -> Question:
-        record = _unfinished(context, number, returns=steering.returns)
-        text = steering.text.format(record, moving=_moving(context, record.release, to=False))
-        return Question(steering.title.format(record), text, steering.word, danger=steering.returns)
+        record = _unfinished(context, number, returns=returns)
+        moving = _moving(context, record.release, to=False)
+        return Question(title.format(record), text.format(record, moving=moving), word, danger=returns)
 
     def do(context: PageContext, number: str) -> str:
-        record = _unfinished(context, number, returns=steering.returns)
+        record = _unfinished(context, number, returns=returns)
         rollouts.steer(context.db, record.number, desired)
-        return _requested(context, steering.name.format(record), record.number)
+        return _requested(context, name.format(record), record.number)
 
     return PageAction(ask, do, _require_number)
 
@@ -253,10 +214,36 @@ def revoke(context: PageContext, device: str) -> str:
 
 ACTIONS = {
     "start": PageAction(_ask_start, start, _require_number),
-    "pause": _steer("paused"),
-    "resume": _steer("running"),
-    "abort": _steer("aborted"),
-    "rollback": _steer("rolled_back"),
+    "pause": _steer(
+        "paused",
+        "Pause of release {0.release}",
+        "Pause the roll-out of release {0.release}?",
+        "No further stage starts. {moving} with release {0.release} keep it.",
+        "Pause",
+    ),
+    "resume": _steer(
+        "running",
+        "Continuation of release {0.release}",
+        "Resume the roll-out of release {0.release}?",
+        "The next stage starts as soon as the devices of the present one have reported.",
+        "Resume",
+    ),
+    "abort": _steer(
+        "aborted",
+        "Return to release {0.previous}",
+        "Abort the roll-out of release {0.release}?",
+        "{moving} will return from release {0.release} to release {0.previous}; no other device receives it.",
+        "Abort",
+        returns=True,
+    ),
+    "rollback": _steer(
+        "rolled_back",
+        "Roll-back to release {0.previous}",
+        "Roll back to release {0.previous}?",
+        "{moving} will return from release {0.release} to release {0.previous}, all at once. The roll-out ends.",
+        "Roll back",
+        returns=True,
+    ),
     "stop": PageAction(_ask_stop, stop, _require_run),
     "admit": PageAction(_ask_admit, admit, _require_device),
     "revoke": PageAction(_ask_revoke, revoke, _require_device),

@@ -12,6 +12,7 @@ from edge_fl.console.formatting import (
     ago,
     clock,
     escape,
+    mean,
     number,
     positive,
     seconds,
@@ -20,7 +21,6 @@ from edge_fl.console.formatting import (
 )
 from edge_fl.console.units import points
 from edge_fl.untrusted import whole
-from edge_fl_console.dashboard.queries.fleet import MAX_PAGE
 from edge_fl_server.registry.fleets import Presence
 from edge_fl_server.runs.summaries import Paired
 
@@ -50,6 +50,8 @@ def outlier(score: float) -> str:
     return f'<span class="text-bad">{text}</span>' if score >= 1 else text
 
 
+MAX_PAGE = 10**8
+"""The highest number of a page of rows."""
 NUMERIC = frozenset({number, positive, share, size, seconds, ago, sigmas, decimal, outlier})
 """Formats of columns that are aligned right."""
 TOGGLE = "toggle-color=chosen toggle-text-color=chosen"
@@ -139,7 +141,7 @@ def empty(title: str, text: str, command: str = "") -> str:
     return f'<div class="sheet empty"><h2>{escape(title)}</h2><p>{escape(text)}</p>{shown}</div>'
 
 
-def facts(values: Mapping[str, str], *, big: bool = False) -> str:
+def facts(values: Mapping[str, str], *, big: bool = True) -> str:
     """Names and values on a sheet; values are markup."""
     size = ' class="big"' if big else ""
     items = "".join(
@@ -155,6 +157,11 @@ def gain(found: Paired | None) -> str:
     low, high = (points(end).removesuffix(" points") for end in (found.low, found.high))
     interval = "" if isnan(found.low) else f"95 % CI {low} to {high}, "
     return f'{points(found.mean)} <span class="quiet">({interval}n = {number(found.n)})</span>'
+
+
+def means(found: Paired | None) -> str:
+    """Both means of the same devices in per cent: "93.5 → 96.0 (n = 12)"; a dash without any."""
+    return f"{share(found.before)} → {mean(found.after, found.n)}" if found else NOTHING
 
 
 def meaning(found: Paired) -> str:

@@ -29,6 +29,11 @@ RECENT = 100  # rounds, among which the last evaluated one is looked for
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[SummaryMetricFamily]
 
 
+def text(db: Database, fleet: str) -> bytes:
+    """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not respond."""
+    return generate_latest(FleetCollector(db, fleet))
+
+
 class FleetCollector(Collector):
     """Collector of prometheus-client for one fleet of a registry."""
 
@@ -38,114 +43,86 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every metric, read in one transaction."""
         with self._db.reading() as connection:
-            for part in (_devices, _runs, _reports, _releases):
-                yield from part(connection, self._fleet)
+            for kind, name, labels, help, rows in _metrics(connection, self._fleet):
+                names = labels.split()
+                family = kind(f"edge_fl_{name}", help, labels=("fleet", *names))
+                for row in rows:
+                    family.add_metric((self._fleet, *map(str, row[: len(names)])), *row[len(names) :])
+                yield family
 
 
-def text(db: Database, fleet: str) -> bytes:
-    """The metrics of a fleet in Prometheus' text format. Raises RunError when the registry does not respond."""
-    return generate_latest(FleetCollector(db, fleet))
+def _metrics(
+    connection: Connection, fleet: str
+) -> Iterator[tuple[Kind, str, str, str, Iterable[Sequence[Any]]]]:
+    """Kind, name, labels and help of each metric, and its samples: the labels' values, then its value, or count and sum of a summary."""
 
+    def rows(*columns: Any, where: Any, by: Sequence[Any] = ()) -> Sequence[Any]:
+        return connection.execute(select(*by, *columns).where(where).group_by(*by)).all()
 
-def _family(
-    kind: Kind, name: str, help: str, fleet: str, labels: Sequence[str], rows: Iterable[Any]
-) -> Metric:
-    """A metric with a sample per row: the values of its labels, then its value, or count and sum of a summary."""
-    family = kind(f"edge_fl_{name}", help, labels=("fleet", *labels))
-    for row in rows:
-        family.add_metric((fleet, *map(str, row[: len(labels)])), *row[len(labels) :])
-    return family
+    def counts(table: Any, *by: Any) -> Sequence[Any]:
+        """The number of rows of the fleet by these columns, without removed devices."""
+        mine = of_fleet(fleet) if table is devices else table.c.fleet == fleet
+        return rows(func.count(), where=mine, by=by)
 
-
-def _counts(connection: Connection, table: Any, fleet: str, *columns: Any) -> Iterable[Any]:
-    """The number of rows of a fleet by these columns, without removed devices."""
-    mine = of_fleet(fleet) if table is devices else table.c.fleet == fleet
-    query = select(*columns, func.count()).where(mine)
-    return connection.execute(query.group_by(*columns)).all()
-
-
-def _devices(connection: Connection, fleet: str) -> Iterable[Metric]:
+    gauge, counter, summary = GaugeMetricFamily, CounterMetricFamily, SummaryMetricFamily
     tier = func.coalesce(devices.c.capability["tier"].as_string(), "unknown")
-    by_status = _counts(connection, devices, fleet, devices.c.status, tier)
-    yield _family(GaugeMetricFamily, "devices", "Devices by status.", fleet, ("status", "tier"), by_status)
-    by_standing = dict(_counts(connection, devices, fleet, STANDING))
+    by_status = counts(devices, devices.c.status, tier)
+    yield gauge, "devices", "status tier", "Devices by status.", by_status
+    by_standing = dict(counts(devices, STANDING))
     blocked = [(why, by_standing.get(why, 0)) for why in ("quarantined", "revoked")]
-    help = "Devices whose reports are rejected."
-    yield _family(GaugeMetricFamily, "devices_blocked", help, fleet, ("why",), blocked)
-    outliers = connection.execute(
-        select(func.count()).where(of_fleet(fleet), devices.c.outlier_score >= 1)
-    ).all()
+    yield gauge, "devices_blocked", "why", "Devices whose reports are rejected.", blocked
     help = "Devices whose newest update was an outlier, with a score of at least 1."
-    yield _family(GaugeMetricFamily, "devices_outliers", help, fleet, (), outliers)
-    dropped = connection.execute(
-        select(func.coalesce(func.sum(devices.c.dropped), 0)).where(devices.c.fleet == fleet)
-    ).all()
-    help = "Messages of devices dropped above the rate limit."
-    yield _family(CounterMetricFamily, "dropped_messages", help, fleet, (), dropped)
-    by_release = (row for row in _counts(connection, devices, fleet, devices.c.release) if row[0] > 0)
-    help = "Devices by the release they run."
-    yield _family(GaugeMetricFamily, "devices_on_release", help, fleet, ("release",), by_release)
+    outliers = rows(func.count(), where=of_fleet(fleet) & (devices.c.outlier_score >= 1))
+    yield gauge, "devices_outliers", "", help, outliers
+    dropped = rows(func.coalesce(func.sum(devices.c.dropped), 0), where=devices.c.fleet == fleet)
+    yield counter, "dropped_messages", "", "Messages of devices dropped above the rate limit.", dropped
+    by_release = (row for row in counts(devices, devices.c.release) if row[0] > 0)
+    yield gauge, "devices_on_release", "release", "Devices by the release they run.", by_release
 
-
-def _runs(connection: Connection, fleet: str) -> Iterable[Metric]:
-    by_state = _counts(connection, runs, fleet, runs.c.state)
-    yield _family(GaugeMetricFamily, "runs", "Runs by state.", fleet, ("state",), by_state)
-    joined = rounds.join(runs, runs.c.run == rounds.c.run)
-    mine = runs.c.fleet == fleet
-    sums = select(func.count(), func.coalesce(func.sum(rounds.c.seconds), 0.0)).select_from(joined)
-    lasted = connection.execute(sums.where(mine)).all()
-    help = "Duration of rounds."
-    yield _family(SummaryMetricFamily, "round_duration_seconds", help, fleet, (), lasted)
-    counts = verdict_counts.c
-    decided = connection.execute(
-        select(counts.outcome, counts.rounds, counts.named).where(counts.fleet == fleet)
-    ).all()
+    yield gauge, "runs", "state", "Runs by state.", counts(runs, runs.c.state)
+    of_runs = (runs.c.fleet == fleet) & (runs.c.run == rounds.c.run)
+    lasted = rows(func.count(), func.coalesce(func.sum(rounds.c.seconds), 0.0), where=of_runs)
+    yield summary, "round_duration_seconds", "", "Duration of rounds.", lasted
+    verdicts = verdict_counts.c
+    decided = rows(verdicts.outcome, verdicts.rounds, verdicts.named, where=verdicts.fleet == fleet)
     by_outcome = dict.fromkeys(get_args(Outcome), 0) | {outcome: number for outcome, number, _ in decided}
     help = "Rounds that a panel of devices compared, by what became of them."
-    yield _family(CounterMetricFamily, "gate_rounds", help, fleet, ("outcome",), by_outcome.items())
-    named = [(sum(number for *_, number in decided),)]
+    yield counter, "gate_rounds", "outcome", help, by_outcome.items()
     help = "Devices named because a round was worse with their updates."
-    yield _family(CounterMetricFamily, "gate_named_devices", help, fleet, (), named)
-    newest = select(runs.c.run, rounds.c.round, rounds.c.metrics, rounds.c.clients).select_from(joined)
-    last = connection.execute(newest.where(mine).order_by(rounds.c.ended_at.desc()).limit(RECENT)).all()
+    yield counter, "gate_named_devices", "", help, [(sum(number for *_, number in decided),)]
+    newest = select(runs.c.run, rounds.c.round, rounds.c.metrics, rounds.c.clients).where(of_runs)
+    last = connection.execute(newest.order_by(rounds.c.ended_at.desc()).limit(RECENT)).all()
     at = [(run, round) for run, round, *_ in last[:1]]
-    yield _family(GaugeMetricFamily, "round", "The last completed round.", fleet, ("run",), at)
+    yield gauge, "round", "run", "The last completed round.", at
     of_run = [(metrics, clients) for run, _, metrics, clients in last if run == last[0].run and metrics]
     evaluated = of_run[0] if of_run else ({}, {})
     means, clients = ({name: found for name, found in one.items() if "acc" in name} for one in evaluated)
-    help = "Mean over clients in the last evaluated round, 0 to 1."
     known = [(name, value) for name, value in means.items() if value is not None]
-    yield _family(GaugeMetricFamily, "accuracy", help, fleet, ("metric",), known)
-    help = "Clients behind each mean of edge_fl_accuracy."
-    yield _family(GaugeMetricFamily, "accuracy_clients", help, fleet, ("metric",), clients.items())
-    requested = _counts(connection, requests, fleet, requests.c.mode, requests.c.state)
-    help = "Requests to devices by state."
-    yield _family(GaugeMetricFamily, "requests", help, fleet, ("mode", "state"), requested)
+    help = "Mean over clients in the last evaluated round, 0 to 1."
+    yield gauge, "accuracy", "metric", help, known
+    yield (
+        gauge,
+        "accuracy_clients",
+        "metric",
+        "Clients behind each mean of edge_fl_accuracy.",
+        clients.items(),
+    )
+    requested = counts(requests, requests.c.mode, requests.c.state)
+    yield gauge, "requests", "mode state", "Requests to devices by state.", requested
 
+    report, mine = reports.c, reports.c.fleet == fleet
+    yield counter, "reports", "kind", "Accepted reports.", counts(reports, report.kind)
+    ((down, up),) = rows(func.sum(report.bytes_down), func.sum(report.bytes_up), where=mine)
+    moved = [("down", down or 0), ("up", up or 0)]
+    yield counter, "bytes", "direction", "Bytes transferred, as reported by devices.", moved
+    took = rows(func.count(), func.sum(report.seconds), where=mine, by=[report.kind])
+    yield summary, "work_duration_seconds", "kind", "Time that devices worked per report.", took
+    rejected = rows(
+        rejection_counts.c.reason, rejection_counts.c.count, where=rejection_counts.c.fleet == fleet
+    )
+    yield counter, "rejected_reports", "reason", "Rejected reports by reason.", rejected
 
-def _reports(connection: Connection, fleet: str) -> Iterable[Metric]:
-    mine = reports.c.fleet == fleet
-    by_kind = _counts(connection, reports, fleet, reports.c.kind)
-    yield _family(CounterMetricFamily, "reports", "Accepted reports.", fleet, ("kind",), by_kind)
-    moved = connection.execute(
-        select(func.sum(reports.c.bytes_down), func.sum(reports.c.bytes_up)).where(mine)
-    ).one()
-    directions = [("down", moved[0] or 0), ("up", moved[1] or 0)]
-    help = "Bytes transferred, as reported by devices."
-    yield _family(CounterMetricFamily, "bytes", help, fleet, ("direction",), directions)
-    work = select(reports.c.kind, func.count(), func.sum(reports.c.seconds)).where(mine)
-    took = connection.execute(work.group_by(reports.c.kind)).all()
-    help = "Time that devices worked per report."
-    yield _family(SummaryMetricFamily, "work_duration_seconds", help, fleet, ("kind",), took)
-    counts = rejection_counts.c
-    rejected = connection.execute(select(counts.reason, counts.count).where(counts.fleet == fleet)).all()
-    help = "Rejected reports by reason."
-    yield _family(CounterMetricFamily, "rejected_reports", help, fleet, ("reason",), rejected)
-
-
-def _releases(connection: Connection, fleet: str) -> Iterable[Metric]:
-    highest = connection.execute(select(func.max(releases.c.release)).where(releases.c.fleet == fleet))
-    newest = [(highest.scalar_one() or 0,)]
-    yield _family(GaugeMetricFamily, "release", "The newest release.", fleet, (), newest)
-    by_state = dict.fromkeys(OPEN, 0) | dict(_counts(connection, rollouts, fleet, rollouts.c.state))
-    yield _family(GaugeMetricFamily, "rollouts", "Roll-outs by state.", fleet, ("state",), by_state.items())
+    highest = rows(func.coalesce(func.max(releases.c.release), 0), where=releases.c.fleet == fleet)
+    yield gauge, "release", "", "The newest release.", highest
+    by_state = dict.fromkeys(OPEN, 0) | dict(counts(rollouts, rollouts.c.state))
+    yield gauge, "rollouts", "state", "Roll-outs by state.", by_state.items()

@@ -1,39 +1,123 @@
-"""Serve the dashboard and /metrics: on loopback without a login if none is required, elsewhere with one."""
-
-from __future__ import annotations
+"""Serve the dashboard's pages and /metrics: on loopback without a login if none is required, elsewhere with one."""
 
 import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from nicegui import app as pages
 from nicegui import ui
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
+import edge_fl_server
+from edge_fl.console.formatting import escape
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
 from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import prometheus
-from edge_fl_console.dashboard.auth import LoginMiddleware
+from edge_fl_console.dashboard.auth import ACCESS, LOGOUT, LoginMiddleware, SingleSignOn, oidc_settings
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.headers import Headers, Nonces
-from edge_fl_console.dashboard.site import build
+from edge_fl_console.dashboard.live import Address, PageBoard
+from edge_fl_console.dashboard.pages import data, device, fleet, log, overview, releases, run
+from edge_fl_console.dashboard.parts import server_state
+from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.registry import Database, fleets
 
-if TYPE_CHECKING:
-    from edge_fl_console.dashboard.single_sign_on import SingleSignOn
-
 MIN_TOKEN = 16
+FOLDER = Path(__file__).parent
+STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # that of reports, too
+MAX_TEXT = 2000  # of a text in an address; PostgreSQL does not take all characters
+FAVICON = (
+    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><circle cx='16' cy='16' r='5' fill='#2f7fd0'/>"
+    "<g fill='none' stroke='#2f7fd0' stroke-width='2.5'><circle cx='16' cy='16' r='11' stroke-dasharray='9 5'/></g></svg>"
+)
+MENU = {
+    "/": "Overview",
+    "/fleet": "Fleet",
+    "/run": "Runs",
+    "/releases": "Releases",
+    "/data": "Data",
+    "/log": "Log",
+}
+Build = Callable[[PageBoard, Address], None]
+ROUTES: dict[str, tuple[str, Build]] = {
+    "/": ("/", overview.build),
+    "/fleet": ("/fleet", fleet.build),
+    "/device/{id}": ("/fleet", device.build),
+    "/run": ("/run", run.build),
+    "/run/{id}": ("/run", run.build),
+    "/releases": ("/releases", releases.build),
+    "/data": ("/data", data.build),
+    "/log": ("/log", log.build),
+}
+"""Path -> its entry in the menu, and the function that adds the page's parts."""
+
+
+def build(context: PageContext) -> None:
+    """Register every page with NiceGUI."""
+    for path, (entry, parts) in ROUTES.items():
+        ui.page(path, title="edge-fl", response_timeout=20)(_page(context, entry, parts))
+
+
+def _page(context: PageContext, entry: str, parts: Build) -> Callable[[Request], Awaitable[None]]:
+    async def page(request: Request) -> None:
+        given = {**request.query_params, **request.path_params}
+        address = {name: one_line(text[:MAX_TEXT]) for name, text in given.items()}
+        board = PageBoard(replace(context, access=request.scope.get(ACCESS, context.access)))
+        with _frame(board, entry, str(address.get("id", MENU[entry]))):
+            parts(board, address)
+            await board.start()
+
+    return page
+
+
+@contextmanager
+def _frame(board: PageBoard, entry: str, title: str) -> Iterator[None]:
+    ui.add_head_html(f"<style>{STYLE.read_text()}</style>")
+    ui.add_head_html(f"<script>{(FOLDER / 'script.js').read_text()}</script>")
+    ui.page_title(f"{title} · edge-fl")
+    links = "".join(
+        f'<a href="{path}"{" aria-current=page" if path == entry else ""}>{name}</a>'
+        for path, name in MENU.items()
+    )
+    fleet, person = board.context.fleet, board.context.access.person
+    hidden = [f'[data-act^="{name}:"]' for name in ACTIONS if not may(person.roles, name)]
+    ui.add_head_html(f"<style>{', '.join(hidden)} {{ display: none }}</style>")
+    ui.html('<a class="skip" href="#main">Skip to content</a>', sanitize=False)
+    with ui.element("header").classes("top"):
+        ui.html(
+            f'<a class="brand" href="/">edge-fl</a><nav aria-label="Pages">{links}</nav>'
+            f'<span class="fleet">fleet {escape(fleet)}</span>',
+            sanitize=False,
+        ).classes("parts")
+        state = partial(fleets.presence, board.context.db, fleet)
+        board.html(state, server_state).classes("server")
+        ui.html(_signed_in(person) + '<button class="plain" data-theme-button>◐</button>', sanitize=False)
+    with ui.element("div").props("id=main"):  # inside NiceGUI's <main>
+        board.alarm()
+        yield
+
+
+def _signed_in(person: Person) -> str:
+    """Who is signed in, with a button to sign out; nothing where no login is required."""
+    if person.known_by == LOCAL_USER:
+        return ""
+    roles = ", ".join(sorted(person.roles))
+    return (
+        f'<form class="person" method="post" action="{LOGOUT}"><span title="{escape(roles)}">{escape(person.name)}</span>'
+        ' <button class="plain">Sign out</button></form>'
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +159,7 @@ def serve(settings: DashboardSettings, status: Callable[[str], None] = lambda li
 
     Raises ConfigError, ConnectError, and InputError for a fleet that the registry does not have.
     """
-    sign_on = _single_sign_on(settings.oidc)
+    sign_on = SingleSignOn.of(*oidc_settings(settings.oidc)) if settings.oidc else None
     db = Database.existing(settings.registry)
     fleets.require(db, settings.fleet)
     required = bool(settings.login or settings.token or sign_on or not is_loopback(settings.host))
@@ -129,14 +213,6 @@ def serve(settings: DashboardSettings, status: Callable[[str], None] = lambda li
         db.close()
 
 
-def _single_sign_on(path: Path | None) -> SingleSignOn | None:
-    if path is None:
-        return None
-    from edge_fl_console.dashboard import single_sign_on
-
-    return single_sign_on.SingleSignOn.of(*single_sign_on.read(path))
-
-
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -146,9 +222,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"dashboard {host}:{port}: {error.strerror or error}; expected a free address",
             consequence="no dashboard was started",
         ) from error
-
-
-FAVICON = (
-    "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'><circle cx='16' cy='16' r='5' fill='#2f7fd0'/>"
-    "<g fill='none' stroke='#2f7fd0' stroke-width='2.5'><circle cx='16' cy='16' r='11' stroke-dasharray='9 5'/></g></svg>"
-)

@@ -9,10 +9,8 @@ from edge_fl.console.output import Format, print_status, show_tables, show_text
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import DATA, FOLDERS, TRAINING, FormatOption, option
-from edge_fl_lab.cli.options import RecipeOptions
+from edge_fl_lab.cli.simulate import RecipeOptions
 from edge_fl_server.cli.options import RUNS
-
-EXAMPLE = "edge-fl compare --methods fedrep,fedcrc,repper --dataset digits --seeds 3"
 
 
 def compare(
@@ -80,7 +78,7 @@ def compare(
 ) -> None:
     """Compare methods on the same clients, always with Local, FedAvg and FedAvg+FT; a second call runs only missing cells."""
     from edge_fl.methods import names
-    from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuned, tuning
+    from edge_fl_lab.compare import comparison, grid, paper, summary, tables, tuning
 
     if against_paper and (not recipe.recipe or dataset or partitions):
         raise InputError("--against-paper: needs --recipe, and neither --dataset nor --partitions")
@@ -93,7 +91,11 @@ def compare(
         raise InputError("compare: no methods, expected --methods or --recipe")
     if against_paper:
         paper.figures(recipe.recipe)
-    chosen = names() if methods == "all" else grid.split_list(methods) or paper.methods_of(base)
+    chosen = (
+        names()
+        if methods == "all"
+        else grid.split_list(methods) or base.compare.methods or [base.method.name]
+    )
     cells = grid.cells(
         base, chosen, grid.split_list(dataset), grid.split_list(partitions), seeds or base.compare.seeds
     )
@@ -115,14 +117,13 @@ def compare(
         print_status(f"interrupted; finished cells are in {text(folder)}, and the same command resumes")
         raise
     rows = summary.rows(reported, results, target)
-    tuned_rows = tuned.rows(trials, cells, reported, results)
-    shown = tuned.tables(tuned_rows, rows, cells, target) if tune else tables.tables(rows, cells, target)
-    records = [tables.record(row) for row in rows]
+    shown, records = tables.tables(rows, cells, target), [tables.record(row) for row in rows]
+    tuned_rows = []
     if tune:
-        records = [
-            {**tables.record(row), **tuned.record(tuned_row)}
-            for row, tuned_row in zip(rows, tuned_rows, strict=True)
-        ]
+        untuned = summary.rows(cells, results)
+        tuned_rows = [tables.TunedRow(*each) for each in zip(trials, rows, untuned, strict=True)]
+        shown = tables.tuned_tables(tuned_rows, cells, target)
+        records = [tables.tuned_record(row) for row in tuned_rows]
     comparison.save(folder, "table", shown, records)
     comparison.save_rows(
         folder, rows, [*cells, *(cell for cell in reported if cell not in cells)], results, tuned_rows
@@ -132,17 +133,14 @@ def compare(
         paper_table = paper.against(recipe.recipe, cells, results)
         comparison.save(folder, "paper", [paper_table], comparison.records(paper_table))
         shown = [*shown, paper_table]
-    if plots:
-        from edge_fl.console.progress import Progress
-        from edge_fl_lab.report import comparison_plots
+    from edge_fl.console.progress import Progress
+    from edge_fl_lab.report import comparison_page  # with matplotlib, which no cell needs
 
+    if plots:
         with Progress() as progress:
-            files = comparison_plots.save(reported, results, folder, progress)
+            files = comparison_page.save(reported, results, folder, progress)
         print_status(f"plots: {len(files)} files in {text(folder / 'plots')}")
     if html:
-        from edge_fl.console.progress import Progress
-        from edge_fl_lab.report import comparison_page
-
         with Progress() as progress:
             page = comparison_page.write(folder, shown, reported, results, progress)
         print_status(f"page: {page}")
@@ -150,8 +148,6 @@ def compare(
         print((folder / "table.json").read_text())
     else:
         show_tables(shown)
-        from edge_fl_lab.report import comparison_page
-
         print()
         for where, _ in grid.blocks(reported):
             found = comparison_page.block(reported, results, where)

@@ -1,26 +1,18 @@
 """Commands on finished runs: `edge-fl report`, `edge-fl plots`, `edge-fl newtask`."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_fl import plugins
-from edge_fl.cli import App
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_paths, show_table
 from edge_fl.console.tables import Column
 from edge_fl.errors import MethodError
-from edge_fl.options import DATA, DATA_DIR, FormatOption, option
-from edge_fl_lab.cli.options import RunArgument, run_folder
+from edge_fl.options import DATA, DATA_DIR, FormatOption, argument, option
 from edge_fl_server.cli import options
 from edge_fl_server.cli.options import RUNS, RunsOption
 
-
-def register(app: App) -> None:
-    """Add `report`, `plots` and `newtask`."""
-    app.root.add(report, "edge-fl report demo-20261120-101500", panel="Research")
-    app.root.add(plots, "edge-fl plots simulate-20261120-101500", panel="Research")
-    app.root.add(
-        newtask, "edge-fl newtask simulate-20261120-101500 --to digits --clients 10", panel="Research"
-    )
+RunArgument = Annotated[str, argument("RUN", "A run of 'edge-fl runs list', or its folder.")]
 
 
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
@@ -29,9 +21,9 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
     from edge_fl_server.runs.results import Results
 
     plugins.allow_working_folder()
-    drawn = run_plots.of_run(Results.open(run_folder(run, runs)))
-    show_paths({path.name: path for path in drawn.files}, format)
-    for why, names in drawn.absent.items():
+    files, absent = run_plots.of_run(Results.open(_folder(run, runs)))
+    show_paths({path.name: path for path in files}, format)
+    for why, names in absent.items():
         print_status(f"not drawn: {', '.join(names)}: {why}")
 
 
@@ -68,7 +60,7 @@ def newtask(
     from edge_fl_server.training import studies
 
     plugins.allow_working_folder()
-    old = trained.load(Results.open(run_folder(run, runs)))
+    old = trained.load(Results.open(_folder(run, runs)))
     given = {
         "data.dataset": to,
         "data.data_dir": data_dir,
@@ -120,8 +112,13 @@ def report(
     from edge_fl_lab.report import page
     from edge_fl_server.runs.results import Results
 
-    results = Results.open(run_folder(run, runs))
+    results = Results.open(_folder(run, runs))
     if format == "html":
         print(page.write(results))
     else:
         print(page.FORMATS[format](page.report(results)), end="")
+
+
+def _folder(run: str, runs: Path) -> Path:
+    """The folder of a run given by name or path."""
+    return Path(run) if Path(run).is_dir() else runs / run

@@ -1,7 +1,8 @@
-"""`edge-fl simulate`: train a federation in this process, without a broker."""
+"""`edge-fl simulate`: train a federation in this process, without a broker; and the options of a recipe."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +11,83 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table, show_text
 from edge_fl.console.tables import Column
 from edge_fl.errors import ConfigError
-from edge_fl.options import DATA, TRAINING, FormatOption, option
-from edge_fl_lab.cli.options import RecipeOptions, simulated
-from edge_fl_server.cli.options import RUNS, RunsOption, TrackOption
+from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, option
+from edge_fl_server.cli import options
+from edge_fl_server.cli.options import RUNS, RunsOption, SetOption, TrackOption
 
 if TYPE_CHECKING:
     from edge_fl_server.orchestrate.execution import RunResult
+    from edge_fl_server.recipes.recipe import Recipe
 
-EXAMPLE = "edge-fl simulate --method repper --dataset digits --rounds 10"
+
 STATISTICS = ("mean", "weighted_mean", "std", "bottom_decile", "clients")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """A recipe, and settings that replace its own."""
+
+    recipe: Annotated[
+        str, option("--recipe RECIPE", "A recipe by name or path, see 'edge-fl recipes list'.")
+    ] = ""
+    data_dir: Annotated[str, DATA_DIR] = ""
+    clients: Annotated[
+        int | None,
+        option("--clients N", "Number of clients that the data are split over.", DATA, min=1),
+    ] = None
+    scale: Annotated[
+        float,
+        option("--scale SHARE", "Share of the data and of the rounds to use.", DATA, min=1e-6, max=1),
+    ] = 1.0
+    model: Annotated[str, option("--model MODEL", "A model by name, or package.module:Class.", TRAINING)] = ""
+    heads: Annotated[
+        list[str] | None,
+        option(
+            "--head HEAD",
+            "A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
+        ),
+    ] = None
+    rounds: Annotated[int | None, option("--rounds N", "Communication rounds.", TRAINING, min=0)] = None
+    settings: SetOption = None
+
+    def base(self, name: str) -> Recipe:
+        """The recipe that was named, or one of defaults with this name."""
+        from edge_fl_server import recipes
+        from edge_fl_server.recipes.recipe import Recipe
+
+        return recipes.find(self.recipe) if self.recipe else Recipe(name=name)
+
+    def changes(self, **more: object) -> list[str]:
+        """The settings that were given, "key=value"; `more` are those of further options, with "__" for the dots of a key."""
+        given = {
+            "data.data_dir": self.data_dir,
+            "data.clients": self.clients,
+            "model.name": self.model,
+            "heads": self.heads,
+            "rounds": self.rounds,
+            **{key.replace("__", "."): value for key, value in more.items()},
+        }
+        return [*options.settings(given), *(self.settings or [])]
+
+    def applied(self, recipe: Recipe, changes: list[str], command: str) -> Recipe:
+        """The recipe with these changes and scaled, if all its clients are simulated. Raises ConfigError."""
+        from edge_fl_lab.recipe_changes import scaled
+        from edge_fl_server.recipes.recipe import with_settings
+
+        changed = simulated(with_settings(recipe, ["source=simulated", *changes]), command)
+        if changed.data.split and self.clients:
+            raise ConfigError(f"--clients: the clients are those of data.split, {changed.data.split}")
+        return scaled(changed, self.scale)
+
+
+def simulated(recipe: Recipe, command: str) -> Recipe:
+    """The recipe, if all its clients are simulated. Raises ConfigError."""
+    if recipe.source != "simulated":
+        raise ConfigError(
+            f"source = {recipe.source!r}: {command} trains all clients in this process, no device takes part;"
+            " expected simulated, or 'edge-fl server run' for devices"
+        )
+    return recipe
 
 
 def simulate(
@@ -66,19 +135,16 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = round_metrics.find(track or [])
     results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
-    from edge_fl_lab.report import (
-        gains,  # with matplotlib, which no round needs
-        page,
-    )
+    from edge_fl_lab.report import facts, page
 
     written = page.write(results)
     _show_accuracies(outcome, format)
     found = page.report(results)
     if format is Format.TABLE:
-        show_text(f"\n{found.verdict} {gains.lowest(found.groups)}".rstrip())
+        show_text(f"\n{found.verdict} {facts.lowest(found.groups)}".rstrip())
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
-    if not gains.has_baseline(found.groups):
+    if not facts.has_baseline(found.groups):
         data = f"--dataset {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
         print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
     if outcome.exhausted:

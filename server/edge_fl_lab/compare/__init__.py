@@ -1,6 +1,6 @@
 """Comparison of methods on the same clients and seeds, optionally with the papers' figures.
 
-`grid` lists the runs of a comparison, `cell` executes one and stores its result, `jobs` executes many in child processes, `summary`
-averages over seeds, `tables` lays out the tables, `paper` adds the papers' figures, `comparison` runs all of this and writes the files.
-`tuning` searches for each method's settings, `paired` compares methods client by client, `tuned` lays out both.
+`grid` lists the runs of a comparison, `cell_runs` executes one and stores its result, `comparison` executes many and writes the files,
+`summary` averages over seeds and compares methods client by client, `tuning` searches for each method's settings, `tables` lays out the
+tables, `paper` adds the papers' figures.
 """

@@ -1,34 +1,53 @@
 """Run a comparison: execute the missing cells, then write the tables.
 
-FOLDER/cells/                                one file per cell, see `cell`
+FOLDER/cells/                                one file per cell, see `cell_runs`
 FOLDER/table.txt, .md, .tex, .csv, .json
 FOLDER/curves.csv                            accuracy, bytes and processor time after each round of each cell
 FOLDER/paper.txt, .md, .tex, .csv            comparison with the paper's figures, on request
+
+With several jobs cells run in child processes with one thread each; a child that dies fails only its own cell. Children send their progress
+through one shared pipe. It needs no lock, which a dying child could leave locked: each message is short enough to be written atomically.
 """
 
+import multiprocessing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
 
 import msgspec
 
 import edge_fl
+from edge_fl import metrics, threads
+from edge_fl.console import progress, units
 from edge_fl.console import tables as renderers
 from edge_fl.console.output import print_status
+from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.console.tables import Table
 from edge_fl.data import partition
 from edge_fl.data.partition import DataConfig
-from edge_fl.errors import RunError
-from edge_fl.files import atomic, paths
-from edge_fl_lab.compare import cell_runs, inputs, summary
-from edge_fl_lab.compare import jobs as pool
+from edge_fl.files import atomic
+from edge_fl_lab.compare import cell_runs, summary
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell
-from edge_fl_lab.compare.progress import CellProgress
 from edge_fl_lab.compare.summary import MethodRow
-from edge_fl_lab.compare.tuned import TunedRow
+from edge_fl_lab.compare.tables import TunedRow
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.runs.results import commit
+from edge_fl_server.training.engines.processes import ONE_THREAD, Spawn, death, end_with_parent, environment
+
+Done = Callable[[CellResult], None]
+KEPT = "the cells are kept"
+DIED = "its process {}; the next call runs this cell again"
+MAX_STAGE = 300  # characters: POSIX systems write up to 512 bytes atomically
+
+_parent: Any = None  # in a child: the pipe to its parent
 
 
 def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = False) -> dict[str, CellResult]:
@@ -39,7 +58,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
     unique = {cell.key: cell for cell in cells}
     found = check(list(unique.values()))
     stored = {key: result for key, cell in unique.items() if (result := cell_runs.read(cell, folder))}
-    changes = {key: inputs.changes(result.inputs, found[key]) for key, result in stored.items()}
+    changes = {key: cell_runs.changed_inputs(result.inputs, found[key]) for key, result in stored.items()}
     results = {
         key: result for key, result in stored.items() if not changes[key] and not (retry and result.failure)
     }
@@ -52,7 +71,7 @@ def run(cells: Sequence[Cell], folder: Path, jobs: int = 1, *, retry: bool = Fal
             results[result.key] = result
             progress.done(result)
 
-        pool.run(todo, folder, jobs, _commit(), done, progress)
+        run_all(todo, folder, jobs, _commit(), done, progress)
     return results
 
 
@@ -67,7 +86,7 @@ def check(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
         if kind not in built:  # seeds and splits make no difference
             execution.of_study(study)
             built.add(kind)
-        found[cell.key] = inputs.of_study(study)
+        found[cell.key] = cell_runs.inputs_of(study)
     for line in sorted(gaps):
         print_status(line)
     return found
@@ -81,8 +100,8 @@ def text(tables: Sequence[Table], ending: str = "txt") -> str:
 def save(folder: Path, name: str, tables: Sequence[Table], records: Sequence[Mapping[str, object]]) -> None:
     """Write `name`.txt, .md and .tex from the tables, and .csv from the records. Raises RunError if they cannot be written."""
     for ending in renderers.RENDERERS:
-        _write(folder / f"{name}.{ending}", text(tables, ending))
-    _write(folder / f"{name}.csv", renderers.csv_text(records))
+        atomic.save(folder / f"{name}.{ending}", text(tables, ending), KEPT)
+    atomic.save(folder / f"{name}.csv", renderers.csv_text(records), KEPT)
 
 
 def save_rows(
@@ -105,8 +124,18 @@ def save_rows(
         for cell in cells
         if (result := results.get(cell.key))
     ]
-    tree = {"rows": rows, "cells": runs, **({"tuning": tuning} if tuning else {})}
-    return _write(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode())
+    trials = [
+        {
+            "trials": row.tuning.trials,
+            "chosen": row.tuning.chosen,
+            "default": row.tuning.default,
+            "tuned": row.tuned,
+            "untuned": row.untuned,
+        }
+        for row in tuning
+    ]
+    tree = {"rows": rows, "cells": runs, **({"tuning": trials} if trials else {})}
+    return atomic.save(folder / "table.json", msgspec.json.format(msgspec.json.encode(tree)).decode(), KEPT)
 
 
 def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Path:
@@ -114,7 +143,7 @@ def save_curves(folder: Path, cells: Sequence[Cell], results: Mapping[str, CellR
     lines = [
         line for cell in cells if (result := results.get(cell.key)) for line in summary.curve(cell, result)
     ]
-    return _write(folder / "curves.csv", renderers.csv_text(lines))
+    return atomic.save(folder / "curves.csv", renderers.csv_text(lines), KEPT)
 
 
 def records(table: Table) -> list[dict[str, object]]:
@@ -122,17 +151,157 @@ def records(table: Table) -> list[dict[str, object]]:
     return [dict(zip(table.headings, row, strict=True)) for row in table.rows]
 
 
-def _write(path: Path, content: str) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, content)
-    except OSError as error:
-        raise RunError(
-            f"{paths.text(path)}: cannot be written ({error.strerror}); the cells are kept"
-        ) from error
-    return path
-
-
 def _commit() -> str:
     state = commit(Path(edge_fl.__file__).parent)
     return f"{state.sha}{'+' * state.dirty}" if state else ""
+
+
+def run_all(
+    todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch = unwatched
+) -> None:
+    """Run all cells, `jobs` at a time, and pass each result to `done`; a single job needs no child process.
+
+    `watch` receives the progress of rounds and clients of a cell; with several jobs, the rounds of each cell.
+    """
+    if jobs == 1:
+        for cell in todo:
+            done(cell_runs.run(cell, folder, commit, watch))
+        return
+    waiting = list(todo)
+    while waiting:
+        left, _ = _run_pool(waiting, folder, jobs, commit, done, watch)
+        # The pool is broken: the cell that broke it is among the first `jobs` unfinished ones. Running each alone identifies it.
+        for suspect in left[:jobs]:
+            again, how = _run_pool([suspect], folder, 1, commit, done, watch)
+            if again:
+                watch(_finished(suspect))
+                done(CellResult(suspect.key, suspect.label, suspect.recipe, commit, failure=DIED.format(how)))
+        waiting = left[jobs:]
+
+
+def _run_pool(
+    todo: Sequence[Cell], folder: Path, jobs: int, commit: str, done: Done, watch: Watch
+) -> tuple[list[Cell], str]:
+    """Run cells in a pool; returns the unfinished ones, in order, and how a child died, if one did."""
+    done_keys: set[str] = set()
+    how = ""
+    with environment(ONE_THREAD), _progress_pipe(watch) as pipe, _pool(min(jobs, len(todo)), pipe) as pool:
+        futures = [pool.submit(_run_here, cell, folder, commit) for cell in todo]
+        try:
+            for future in as_completed(futures):
+                result = future.result()
+                done_keys.add(result.key)
+                done(result)
+        except BrokenProcessPool:
+            how = death(pool)
+    return [cell for cell in todo if cell.key not in done_keys], how
+
+
+@contextmanager
+def _progress_pipe(watch: Watch) -> Iterator[Connection]:
+    """A pipe whose messages a thread passes to `watch`."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def listen() -> None:
+        while payload := receiver.recv_bytes():
+            watch(msgspec.json.decode(payload, type=Count))
+
+    thread = threads.lasting(listen, "edge-fl-cells")
+    thread.start()
+    try:
+        yield sender
+    finally:
+        sender.send_bytes(b"")
+        thread.join()
+        receiver.close()
+        sender.close()
+
+
+@contextmanager
+def _pool(workers: int, pipe: Connection) -> Iterator[ProcessPoolExecutor]:
+    """A pool of spawned processes, all terminated at the end of the block."""
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, mp_context=Spawn(), initializer=_initialise, initargs=(pipe,))
+    try:
+        yield pool
+        pool.shutdown()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _initialise(pipe: Connection) -> None:
+    """Initialise a child."""
+    global _parent
+    _parent = pipe
+    end_with_parent()
+
+
+def _run_here(cell: Cell, folder: Path, commit: str) -> CellResult:
+    try:
+        return cell_runs.run(cell, folder, commit, partial(_send_progress, _stage(cell)))
+    finally:
+        _parent.send_bytes(msgspec.json.encode(_finished(cell)))  # also after a failure
+
+
+def _send_progress(stage: str, count: Count) -> None:
+    if count.stage == "rounds":
+        _parent.send_bytes(msgspec.json.encode(count._replace(stage=stage)))
+
+
+def _stage(cell: Cell) -> str:
+    return str(cell)[:MAX_STAGE]
+
+
+def _finished(cell: Cell) -> Count:
+    return Count(_stage(cell), 1, 1)
+
+
+class CellProgress(progress.Progress):
+    """Show the progress of the cells in `todo`, run `jobs` at a time; `kept` cells have stored results."""
+
+    def __init__(self, todo: Sequence[Cell], kept: int, jobs: int) -> None:
+        super().__init__()
+        self._todo = {cell.key: cell for cell in todo}
+        self._kept, self._jobs, self._total = kept, jobs, len(todo)
+        self._seconds: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.print(f"{self._total} cells to run, {self._kept} already done")
+        self(Count("cells", 0, self._total))
+        return self
+
+    def done(self, result: CellResult) -> None:
+        """Report a finished or failed cell."""
+        cell = self._todo.pop(result.key)
+        if not result.failure:
+            self._seconds.setdefault(cell.label, []).append(result.seconds)
+        ended = self._total - len(self._todo)
+        left = f"; {about(self.seconds_left())} left" if self._todo else ""
+        self.print(f"[{ended}/{self._total}] {cell}: {_result(result)}{left}")
+        self(Count("cells", ended, self._total))
+
+    def seconds_left(self) -> float:
+        """Estimate the remaining time from the mean duration of each method, or of all methods for one without a finished cell."""
+        known = [seconds for of_method in self._seconds.values() for seconds in of_method]
+        if not known:
+            return float("nan")
+        estimates = (fmean(self._seconds.get(cell.label, known)) for cell in self._todo.values())
+        return sum(estimates) / min(self._jobs, max(len(self._todo), 1))
+
+
+def about(seconds: float) -> str:
+    """Format an estimated duration: "about 40 s", "about 12 min", "about 3.5 h"."""
+    return "unknown time" if seconds != seconds else f"about {units.seconds(seconds, 0)}"
+
+
+def _result(result: CellResult) -> str:
+    if result.failure:
+        return f"FAILED, {result.failure}"
+    metric = next(
+        (name for name in (metrics.PERSONAL_AFTER, metrics.GLOBAL_TEST) if name in result.last), None
+    )
+    accuracy = f"{metric} {units.percent(result.last[metric].mean)}" if metric else "no accuracy"
+    return f"{accuracy} in {result.seconds:.1f} s"

@@ -20,7 +20,6 @@ from edge_fl_lab.compare.summary import MeanStd, mean_std
 from edge_fl_lab.compare.tables import percent
 from edge_fl_lab.recipe_changes import differences, with_method
 from edge_fl_server import recipes
-from edge_fl_server.recipes.recipe import Recipe
 
 NUMBERS = {
     "personal": metrics.PERSONAL_AFTER,
@@ -77,11 +76,7 @@ def figures(recipe: str) -> list[PaperFigure]:
 def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Table:
     """Compare our numbers with the paper's, for every method that both have: difference in percentage points and both ranks."""
     printed = figures(recipe)
-    pairs = [
-        (figure, ours)
-        for figure in printed
-        if (ours := _ours(figure, _complete(figure.method, cells, results)))
-    ]
+    pairs = [(figure, ours) for figure in printed if (ours := _ours(figure, cells, results))]
     seeds = max((ours.count for _, ours in pairs), default=0)
     body = [
         [
@@ -97,11 +92,6 @@ def against(recipe: str, cells: Sequence[Cell], results: Mapping[str, CellResult
     headings = ["method", "ours", "paper", "difference", "our rank", "paper's rank", "table"]
     notes = list(_notes(recipe, cells, printed, pairs))
     return Table(headings, body, f"{recipe} compared with the paper", notes, headings[1:-1])
-
-
-def methods_of(recipe: Recipe) -> list[str]:
-    """The methods that a recipe compares: those of its table, else its own."""
-    return recipe.compare.methods or [recipe.method.name]
 
 
 def _all_figures() -> Iterator[PaperFigure]:
@@ -125,18 +115,16 @@ def _all_figures() -> Iterator[PaperFigure]:
                     )
 
 
-def _complete(method: str, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[CellResult]:
-    known = [results[cell.key] for cell in cells if cell.label == method and cell.key in results]
-    return [result for result in known if not result.failure]
-
-
-def _ours(figure: PaperFigure, results: Sequence[CellResult]) -> MeanStd | None:
+def _ours(figure: PaperFigure, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> MeanStd | None:
+    """Our number over the complete cells of the figure's method."""
+    known = [results[cell.key] for cell in cells if cell.label == figure.method and cell.key in results]
+    complete = [result for result in known if not result.failure]
     if figure.client:
-        values = [result.clients.get(figure.client, {}).get(figure.number) for result in results]
+        values = [result.clients.get(figure.client, {}).get(figure.number) for result in complete]
     else:
-        values = [r.last[figure.number].mean if figure.number in r.last else None for r in results]
-    known = [value for value in values if value is not None]
-    return mean_std(known) if known else None
+        values = [each.last[figure.number].mean for each in complete if figure.number in each.last]
+    measured = [value for value in values if value is not None]
+    return mean_std(measured) if measured else None
 
 
 def _ranks(figure: PaperFigure, pairs: Sequence[tuple[PaperFigure, MeanStd]]) -> tuple[str, str]:

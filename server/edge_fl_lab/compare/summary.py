@@ -2,10 +2,15 @@
 
 A number is named after its metric. A suffix states the statistic over clients (".weighted_mean", ".std", ".bottom_decile"; none: the plain
 mean), ".participants" restricts it to clients that took part, ".best_by_validation" is the best round instead of the last.
+
+Methods are compared on the same clients and seeds. With three seeds or more the interval of the difference is Student's t over the seeds'
+mean differences: each seed draws a new split and new initial weights, so their spread contains that of clients and that of seeds. With
+fewer seeds it is over the clients' differences in these seeds only.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -13,10 +18,9 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
-from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.cell_runs import CellResult, Point
-from edge_fl_lab.compare.grid import Cell, blocks
-from edge_fl_lab.compare.paired import PairedDifference
+from edge_fl_lab.compare.grid import ALWAYS, Cell, blocks
+from edge_fl_server.runs.summaries import differences
 
 METRICS = (
     metrics.GLOBAL_TEST,
@@ -39,6 +43,7 @@ FINAL = "final"
 """In place of a round in a learning curve: after the final personalisation."""
 
 SECONDS, BEST_ROUND = "seconds", "best_round"
+MIN_SEEDS = 3  # for an interval over seeds
 
 
 class MeanStd(Struct, frozen=True):
@@ -49,21 +54,45 @@ class MeanStd(Struct, frozen=True):
     count: int
 
 
-class MethodRow(Struct, frozen=True):
-    """A method on one dataset and partition, over `clients` pairs of client and seed.
+class PairedDifference(Struct, frozen=True):
+    """Mean accuracy of a method minus that of `baseline`, with its interval over `seeds` or over the `pairs` of clients."""
 
-    `failures` maps failed seeds to the reason; `difference` is None for the best baseline.
+    baseline: str
+    mean: float
+    low: float
+    high: float
+    over: Literal["seeds", "clients"]
+    seeds: int
+    pairs: int
+    by_seed: dict[int, float]
+
+
+class MethodRow(Struct, frozen=True):
+    """A method on one dataset and partition.
+
+    `validation` is the mean validation accuracy over seeds (-1 without results), `by_client` the accuracy after the final personalisation
+    by seed and client. `failures` maps failed seeds to the reason; `difference` is None for the best baseline.
     """
 
     method: str
     dataset: str
     partition: str
-    seeds: list[int]
     numbers: dict[str, MeanStd]
+    validation: float
+    by_client: dict[int, dict[str, float]]
+    keys: dict[int, str]
     failures: dict[int, str]
-    keys: list[str]
-    clients: int
     difference: PairedDifference | None = None
+
+    @property
+    def block(self) -> tuple[str, str]:
+        """(dataset, partition)."""
+        return self.dataset, self.partition
+
+    @property
+    def clients(self) -> int:
+        """The number of pairs of client and seed."""
+        return sum(map(len, self.by_client.values()))
 
     @property
     def accuracy(self) -> MeanStd:
@@ -77,18 +106,60 @@ def rows(
     """Build one row per method and block, in the order of `cells`; cells without a result are left out."""
     table = []
     for where, block in blocks(cells):
-        best = paired.best_baseline(where, block, results)
-        baseline = paired.of_method(best, where, block, results)
-        local = {cell.recipe.seed: _local(results.get(cell.key)) for cell in block if cell.label == "local"}
-        for label in dict.fromkeys(cell.label for cell in block):
-            of_method = [results[c.key] for c in block if c.label == label and c.key in results]
-            if of_method:
-                found = _row(label, *where, of_method, local, target)
-                ours = {} if label == best else paired.of_method(label, where, block, results)
-                table.append(
-                    msgspec.structs.replace(found, difference=paired.difference(best, baseline, ours))
-                )
+        of_methods: dict[str, list[CellResult]] = {}
+        for cell in block:
+            if cell.key in results:
+                of_methods.setdefault(cell.label, []).append(results[cell.key])
+        local = {result.recipe.seed: _local(result) for result in of_methods.get("local", [])}
+        found = [_row(label, *where, each, local, target) for label, each in of_methods.items()]
+        best = best_baseline(found)
+        for row in found:
+            gain = (
+                difference(best.method, best.by_client, row.by_client) if best and row is not best else None
+            )
+            table.append(msgspec.structs.replace(row, difference=gain))
     return table
+
+
+def best_baseline(rows: Sequence[MethodRow]) -> MethodRow | None:
+    """The one of ALWAYS with the highest validation accuracy, of the rows of one block."""
+    known = {row.method: row for row in rows}
+    baselines = [known[label] for label in ALWAYS if label in known]
+    return max(baselines, key=lambda row: row.validation, default=None)
+
+
+def difference(
+    baseline: str, theirs: Mapping[int, Mapping[str, float]], ours: Mapping[int, Mapping[str, float]]
+) -> PairedDifference | None:
+    """Compare the accuracies of two methods by seed and client; None without a common client. The ends are NaN for a single pair."""
+    pairs = {
+        seed: found
+        for seed in sorted(theirs.keys() & ours.keys())
+        if (found := differences(theirs[seed], ours[seed]))
+    }
+    if not pairs:
+        return None
+    means = {seed: float(np.mean(list(found.values()))) for seed, found in pairs.items()}
+    every = [value for found in pairs.values() for value in found.values()]
+    over_seeds = len(pairs) >= MIN_SEEDS
+    chosen = list(means.values()) if over_seeds else every
+    low, high = metrics.interval(chosen)
+    over: Literal["seeds", "clients"] = "seeds" if over_seeds else "clients"
+    return PairedDifference(baseline, float(np.mean(chosen)), low, high, over, len(pairs), len(every), means)
+
+
+def by_client(result: CellResult) -> dict[str, float]:
+    """Each client's accuracy after the final personalisation."""
+    found = {
+        client: report.get(metrics.PERSONAL_AFTER, math.nan) for client, report in result.clients.items()
+    }
+    return {client: value for client, value in found.items() if math.isfinite(value)}
+
+
+def validation(result: CellResult) -> float | None:
+    """The mean validation accuracy over clients that methods and trials are chosen by; None for a failed cell."""
+    found = result.last.get(metrics.PERSONAL_VALIDATION_AFTER)
+    return None if result.failure or found is None or math.isnan(found.mean) else found.mean
 
 
 def numbers(result: CellResult, target: float | None = None) -> dict[str, float]:
@@ -173,15 +244,16 @@ def _row(
         for result in complete
     ]
     names = dict.fromkeys(name for each in by_seed for name in each)
+    scores = [validation(result) or 0.0 for result in complete]
     return MethodRow(
         label,
         dataset,
         partition,
-        seeds=[result.recipe.seed for result in complete],
         numbers={name: mean_std(each[name] for each in by_seed if name in each) for name in names},
+        validation=float(np.mean(scores)) if scores else -1.0,
+        by_client={result.recipe.seed: by_client(result) for result in complete},
+        keys={result.recipe.seed: result.key for result in complete},
         failures={result.recipe.seed: result.failure for result in results if result.failure},
-        keys=[result.key for result in complete],
-        clients=sum(len(paired.by_client(result)) for result in complete),
     )
 
 
@@ -191,9 +263,9 @@ def _statistics(name: str, summary: Summary) -> Iterator[tuple[str, float]]:
         yield f"{name}.{statistic}", getattr(summary, statistic)
 
 
-def _local(result: CellResult | None) -> float:
+def _local(result: CellResult) -> float:
     """Accuracy of the clients without any sharing."""
-    if result is None or metrics.PERSONAL_AFTER not in result.last:
+    if metrics.PERSONAL_AFTER not in result.last:
         return math.nan
     return result.last[metrics.PERSONAL_AFTER].mean
 

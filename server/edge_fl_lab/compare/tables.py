@@ -1,26 +1,32 @@
-"""Tables of a comparison, one per dataset and partition, with notes on the columns and on unequal settings."""
+"""Tables of a comparison, one per dataset and partition, with notes on the columns and on unequal settings.
 
+That of a tuned comparison has the chosen values, and tuned and untuned accuracy, of each method.
+"""
+
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from edge_fl import metrics
-from edge_fl.config import MethodConfig
+from edge_fl.config import MethodConfig, Option
 from edge_fl.console.tables import Table
 from edge_fl.console.units import counted
-from edge_fl_lab.compare import paired
 from edge_fl_lab.compare.grid import Cell, blocks
 from edge_fl_lab.compare.summary import (
+    BYTES,
     BYTES_DOWN,
     BYTES_UP,
     DEVICE_SECONDS,
     MEGABYTE,
     SECONDS,
     UNTIL_BYTES,
+    UNTIL_BYTES_EACH,
     UNTIL_ROUNDS,
     UNTIL_SECONDS,
     MeanStd,
     MethodRow,
 )
+from edge_fl_lab.compare.tuning import Tuning, Values
 from edge_fl_server.recipes import partition_label
 from edge_fl_server.recipes.recipe import Recipe
 
@@ -55,11 +61,12 @@ def plain(value: MeanStd, seeds: int) -> str:
 
 
 PARTICIPANTS = f"{metrics.PERSONAL_AFTER}.{metrics.PARTICIPANTS}"
+AFTER = NumberColumn("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it")
 COLUMNS = (
     NumberColumn("global", metrics.GLOBAL_TEST, percent, "the global model on every client's test set"),
     NumberColumn("post-local", metrics.PERSONAL_LOCAL, percent, "the client's own model after its last local update, before aggregation"),
     NumberColumn("before", metrics.PERSONAL_BEFORE, percent, "the client's own model, before the final personalisation"),
-    NumberColumn("after", metrics.PERSONAL_AFTER, percent, "the client's own model, after it"),
+    AFTER,
     NumberColumn("weighted", f"{metrics.PERSONAL_AFTER}.weighted_mean", percent, "'after', clients weighted by test samples"),
     NumberColumn("participants", PARTICIPANTS, percent, "'after', only clients that ever took part"),
     NumberColumn("best by val.", metrics.at_best_round(metrics.PERSONAL_BEFORE), percent, "'before' in the round of best validation"),
@@ -77,15 +84,40 @@ COLUMNS = (
     NumberColumn("epsilon", metrics.EPSILON, plain, "epsilon spent, mean over clients"),
     NumberColumn("seconds", SECONDS, plain, "duration of the whole run on one thread"),
 )  # fmt: skip
+TUNED_COLUMNS = (
+    NumberColumn("global", metrics.GLOBAL_TEST, percent, "the tuned method's global model on every client's test set"),
+    NumberColumn("bottom decile", f"{metrics.PERSONAL_AFTER}.bottom_decile", percent, "mean 'tuned' of the lowest 10 % of the clients"),
+    NumberColumn("MB", BYTES, megabytes, "tensors to and from a client in all rounds, in 10^6 bytes"),
+    NumberColumn("device s", DEVICE_SECONDS, plain, "processor time of a client: local updates and final personalisation"),
+    NumberColumn("rounds to target", UNTIL_ROUNDS, plain, "rounds until the mean accuracy reaches the target"),
+    NumberColumn("MB to target", UNTIL_BYTES_EACH, megabytes, "MB in these rounds"),
+    NumberColumn("device s to target", UNTIL_SECONDS, plain, "processor time in these rounds"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """A method on one dataset and partition: its tuning, and its numbers with the chosen and with the default values."""
+
+    tuning: Tuning
+    tuned: MethodRow
+    untuned: MethodRow
 
 
 def tables(rows: Sequence[MethodRow], cells: Sequence[Cell], target: float | None = None) -> list[Table]:
     """Lay out one table per block, with the meaning of the columns below the last. Columns without any number are left out."""
     *others, last = [
-        _table([row for row in rows if (row.dataset, row.partition) == block], inside)
-        for block, inside in blocks(cells)
+        _table([row for row in rows if row.block == block], inside) for block, inside in blocks(cells)
     ]
     return [*others, replace(last, notes=[*last.notes, *_legend([*others, last], target)])]
+
+
+def tuned_tables(rows: Sequence[TunedRow], cells: Sequence[Cell], target: float | None = None) -> list[Table]:
+    """Lay out one table of a tuned comparison per block; `cells` are the untuned ones."""
+    return [
+        _tuned_table([row for row in rows if row.tuned.block == block], inside[0].recipe, target)
+        for block, inside in blocks(cells)
+    ]
 
 
 def record(row: MethodRow) -> dict[str, object]:
@@ -94,12 +126,37 @@ def record(row: MethodRow) -> dict[str, object]:
         "method": row.method,
         "dataset": row.dataset,
         "partition": row.partition,
-        "seeds": " ".join(map(str, row.seeds)),
+        "seeds": " ".join(map(str, row.keys)),
         "failures": "; ".join(f"seed {seed}: {reason}" for seed, reason in row.failures.items()),
     }
     for name, value in row.numbers.items():
         flat |= {name: value.mean, f"{name}.over_seeds": value.std} if value.count else {}
-    return {**flat, **(paired.record(row.difference) if row.difference else {})}
+    if found := row.difference:
+        names = ("baseline", "mean", "low", "high", "over", "seeds", "pairs")
+        flat |= {f"difference.{name}": getattr(found, name) for name in names}
+    return flat
+
+
+def tuned_record(row: TunedRow) -> dict[str, object]:
+    """Flatten a row of a tuned comparison for CSV."""
+    return {
+        **record(row.tuned),
+        "chosen": values_text(row.tuning.chosen),
+        "default": values_text(row.tuning.default),
+        "trials": len(row.tuning.trials),
+        "untuned": row.untuned.accuracy.mean,
+        "untuned.over_seeds": row.untuned.accuracy.std,
+    }
+
+
+def values_text(values: Values) -> str:
+    """Format as "lr 0.05, tau 0.99"."""
+    return ", ".join(f"{name} {value_text(value)}" for name, value in values.items())
+
+
+def value_text(value: Option) -> str:
+    """Format a value: "0.05"."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def conditions(recipe: Recipe) -> str:
@@ -130,27 +187,80 @@ def _columns(rows: Sequence[MethodRow]) -> list[NumberColumn]:
 
 def _table(rows: Sequence[MethodRow], cells: Sequence[Cell]) -> Table:
     shown = [column for column in _columns(rows) if _is_shown(column.number, rows)]
-    seeds = max((len(row.seeds) + len(row.failures) for row in rows), default=0)
+    seeds = _seeds(rows)
     place = 2 + [column.number for column in shown].index(metrics.PERSONAL_AFTER)
-    differences = [row.difference for row in rows if row.difference]
-    best = differences[0].baseline if differences else ""
     body = []
     for row in rows:
-        cells_of_row = [row.method, *(_cell(row, column, seeds) for column in shown)]
-        body.append([*cells_of_row[:place], _difference(row, best), *cells_of_row[place:]])
-    failures = [
+        line = [row.method, *(_cell(row, column, seeds) for column in shown)]
+        body.append([*line[:place], _difference(row, rows), *line[place:]])
+    headings = ["method", *(column.heading for column in shown)]
+    headings.insert(place, "difference")
+    first = cells[0].recipe
+    notes = [*_unequal(cells, first), *_failures(rows), *_compared(rows, "'after'")]
+    return Table(headings, body, _title(first, seeds), notes, headings[1:])
+
+
+def _tuned_table(rows: Sequence[TunedRow], first: Recipe, target: float | None) -> Table:
+    tuned = [row.tuned for row in rows]
+    shown = [column for column in TUNED_COLUMNS if any(column.number in row.numbers for row in tuned)]
+    seeds = _seeds(tuned)
+    body = [
+        [
+            row.tuned.method,
+            values_text(row.tuning.chosen),
+            _cell(row.tuned, AFTER, seeds),
+            _cell(row.untuned, AFTER, seeds),
+            _difference(row.tuned, tuned),
+            *(_cell(row.tuned, column, seeds) for column in shown),
+        ]
+        for row in rows
+    ]
+    headings = ["method", "tuned to", "tuned", "untuned", "difference", *(column.heading for column in shown)]
+    trials = max(len(row.tuning.trials) for row in rows)
+    notes = [
+        *_failures(tuned),
+        "Accuracies are in per cent, of the client's own model after the final personalisation, means over clients:",
+        f"- tuned: with the best of {trials} configurations by validation accuracy with seed {rows[0].tuning.seed},"
+        " equally many for every method",
+        "- untuned: with the settings above, and the method's default hyper-parameters and usual optimiser",
+        *(f"- {note}" for note in _compared(tuned, "tuned", ", also tuned")),
+        *(f"- {column.heading}: {column.meaning}" for column in shown),
+        *_target(target),
+    ]
+    return Table(headings, body, _title(first, seeds), notes, headings[2:])
+
+
+def _title(first: Recipe, seeds: int) -> str:
+    return f"{conditions(first)}; {f'mean±std over {seeds} seeds' if seeds > 1 else 'one seed'}"
+
+
+def _seeds(rows: Sequence[MethodRow]) -> int:
+    return max((len(row.keys) + len(row.failures) for row in rows), default=0)
+
+
+def _failures(rows: Sequence[MethodRow]) -> list[str]:
+    return [
         f"{row.method} FAILED with seed {seed}: {reason}"
         for row in rows
         for seed, reason in row.failures.items()
     ]
-    over = f"mean±std over {seeds} seeds" if seeds > 1 else "one seed"
-    title = f"{conditions(cells[0].recipe)}; {over}"
-    headings = ["method", *(column.heading for column in shown)]
-    headings.insert(place, "difference")
-    compared = [paired.meaning(found, "'after'") for found in differences[:1]]
-    return Table(
-        headings, body, title, [*_unequal(cells, cells[0].recipe), *failures, *compared], headings[1:]
-    )
+
+
+def _compared(rows: Sequence[MethodRow], ours: str, note: str = "") -> list[str]:
+    """The meaning of the column of differences of `ours`, if there is any."""
+    found = next((row.difference for row in rows if row.difference), None)
+    if found is None:
+        return []
+    pairs = f"{found.pairs} pairs of client and seed"
+    spread = f"{found.seeds} seeds, {pairs}" if found.over == "seeds" else pairs
+    return [
+        f"difference: {ours}, minus {found.baseline} (the baseline with the best validation accuracy{note}) on the same"
+        f" clients, in percentage points, with the 95 % confidence interval over {spread}"
+    ]
+
+
+def _target(target: float | None) -> list[str]:
+    return [] if target is None else [f"- the target is {target:.0%}"]
 
 
 def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
@@ -161,8 +271,7 @@ def _legend(tables: Sequence[Table], target: float | None) -> Iterator[str]:
             yield f"- {column.heading}: {column.meaning} ({column.number})"
     if any(heading.startswith("head ") for heading in headings):
         yield f"- head KIND: a head of this kind, fitted by each client on the final extractor ({metrics.of_head('KIND')})"
-    if target is not None:
-        yield f"- the target is {target:.0%}"
+    yield from _target(target)
 
 
 def _is_shown(number: str, rows: Sequence[MethodRow]) -> bool:
@@ -179,10 +288,13 @@ def _is_shown(number: str, rows: Sequence[MethodRow]) -> bool:
     return bool(found)
 
 
-def _difference(row: MethodRow, best: str) -> str:
-    if row.difference:
-        return paired.text(row.difference)
-    return "baseline" if row.method == best else "-"
+def _difference(row: MethodRow, rows: Sequence[MethodRow]) -> str:
+    """In percentage points: "+1.20 [-0.31, +2.71]"."""
+    if found := row.difference:
+        ends = "" if math.isnan(found.low) else f" [{found.low * 100:+.2f}, {found.high * 100:+.2f}]"
+        return f"{found.mean * 100:+.2f}{ends}"
+    baselines = {other.difference.baseline for other in rows if other.difference}
+    return "baseline" if row.method in baselines else "-"
 
 
 def _cell(row: MethodRow, column: NumberColumn, seeds: int) -> str:

@@ -26,7 +26,7 @@ from edge_fl.toml import parse_value
 from edge_fl_lab.compare import cell_runs
 from edge_fl_lab.compare.cell_runs import CellResult
 from edge_fl_lab.compare.grid import Cell, parse_method
-from edge_fl_lab.compare.paired import validation
+from edge_fl_lab.compare.summary import validation
 
 TRIALS = 6
 LR = "lr"

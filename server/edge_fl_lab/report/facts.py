@@ -1,28 +1,101 @@
 """The contents of a report, read from a run's folder: every number is a `ReportFigure`, which names its lines of round_metrics.jsonl.
 
-The headline of a group of clients is their mean accuracy on the newest line that evaluated them; gains are paired (`gains`).
+The headline of a group of clients is their mean accuracy on the newest line that evaluated them. Full and head-only devices are separate
+groups, because their models come about differently. A gain over a baseline is over the clients with both values.
 
 Accuracies have the names of `edge_fl.metrics`: "last" is the last line with the metric, the final personalisation's if it measured it;
 "best_by_validation" is the round with the highest validation accuracy. No round is selected by its test accuracy.
 """
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, isnan
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
+from edge_fl.console import units
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from edge_fl_lab import recipe_changes
-from edge_fl_lab.report import gains, sent
-from edge_fl_lab.report.gains import ClientGroup, ReportFigure
-from edge_fl_lab.report.sent import SentBytes, SentMessage
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import round_metrics, summaries
 from edge_fl_server.runs.results import Results, RunManifest, data_name
 from edge_fl_server.runs.round_metrics import RoundLine
+from edge_fl_server.runs.summaries import Paired
+
+WORST = 5
+"""Devices listed of each group."""
+HEADLINES = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+"""A group's accuracy is the first of these that enough of its clients measured."""
+GROUPS = {
+    "simulated": "simulated clients",
+    "full": "full devices",
+    "head": "head-only devices",
+    "unknown": "unknown devices",
+}
+"""By tier in devices.csv."""
+ALL = "clients"
+BASELINES = {
+    metrics.LOCAL_ONLY: "training on the client's own data alone",
+    metrics.GLOBAL_TEST: "the shared model",
+    metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
+}
+"""In the order in which a verdict names them."""
+PREVIOUS_HEADS = "the heads on the previous release"
+"""`PERSONAL_BEFORE` of head-only devices."""
+NO_BASELINE = "Neither training alone nor the shared model was measured, so this does not show what personalised training gains."
+ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
+
+
+class ReportFigure(Struct, frozen=True):
+    """A number and where it comes from: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines.
+
+    With `against` it is over the clients of `group` that have both metrics, which paired differences are about.
+    """
+
+    value: float | int | None
+    lines: str
+    field: str
+    metric: str = ""
+    client: str = ""
+    group: str = ""
+    against: str = ""
+
+
+class GroupGain(Struct, frozen=True):
+    """The headline accuracy minus that of a baseline, paired; the ends of the 95 % interval are None for one client."""
+
+    over: str
+    baseline: ReportFigure
+    accuracy: ReportFigure
+    difference: ReportFigure
+    low: ReportFigure
+    high: ReportFigure
+    n: ReportFigure
+
+
+class ClientAccuracy(Struct, frozen=True):
+    """A client's accuracy, its test samples, and its training samples if known."""
+
+    accuracy: ReportFigure
+    test_samples: ReportFigure
+    samples: int | None
+
+
+class ClientGroup(Struct, frozen=True):
+    """Clients of one kind: their newest accuracy by `metric` with its mean, n and gains, and the lowest of them."""
+
+    name: str
+    metric: str
+    round: int
+    mean: ReportFigure
+    n: ReportFigure
+    gains: tuple[GroupGain, ...]
+    devices: dict[str, ClientAccuracy]
+    worst: tuple[str, ...]
+
 
 SHOWN_ELSEWHERE = ("name", "method.name", "data.dataset", "data.data_dir", "broker.port")
 """Settings that are in the heading, or belong to the machine."""
@@ -58,8 +131,20 @@ class WorseRound(Struct, frozen=True):
     named: str
 
 
+class SentBytes(Struct, frozen=True):
+    """What a device sent in this run: all bytes, and those for sums of class statistics."""
+
+    device: str
+    bytes_up: int
+    statistics_bytes: int
+
+
 class RunReport(Struct, frozen=True):
-    """The contents of a report. `egress`: what devices may send; `sent`: what each has sent; `kept`: the parts that stay on the client."""
+    """The contents of a report.
+
+    `egress`: the kinds of messages that devices may send, with their content; `sent`: what each has sent; `kept`: the parts that stay
+    on the client.
+    """
 
     run: str
     created: str
@@ -73,7 +158,7 @@ class RunReport(Struct, frozen=True):
     worse: tuple[WorseRound, ...]
     changed: dict[str, ChangedSetting]
     settings: dict[str, str]
-    egress: tuple[SentMessage, ...]
+    egress: dict[str, str]
     sent: tuple[SentBytes, ...]
     kept: str
     accuracy: tuple[Accuracy, ...]
@@ -84,19 +169,11 @@ class RunReport(Struct, frozen=True):
     versions: dict[str, str]
 
 
-def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:
-    return tuple(
-        WorseRound(line.round, line.line, verdict.outcome, str(verdict), ", ".join(sorted(verdict.named)))
-        for line in lines
-        if (verdict := line.verdict) and verdict.outcome != "accepted"
-    )
-
-
 def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) -> RunReport:
     """The report of a run with its method's egress manifests and personal parts. Raises InputError for an invalid folder."""
     manifest, state, recipe = results.manifest(), results.state(), results.recipe()
     lines = round_metrics.latest(round_metrics.lines(results.path / round_metrics.FILE))
-    groups = gains.of_lines(lines, results.devices())
+    groups = groups_of(lines, results.devices())
     settings, defaults = map(_settings, (recipe, Recipe()))
     return RunReport(
         run=manifest.run,
@@ -106,7 +183,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         source=manifest.source,
         method=recipe.method.name,
         dataset=data_name(recipe),
-        verdict=gains.verdict(recipe.method.name, state.state, results.reached, groups),
+        verdict=verdict(recipe.method.name, state.state, results.reached, groups),
         groups=groups,
         worse=_worse(lines),
         changed={
@@ -115,8 +192,8 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
             if settings.get(name) != defaults.get(name) and name not in SHOWN_ELSEWHERE
         },
         settings=settings,
-        egress=(*sent.messages(manifest.source, egress), *sent.sums(results)),
-        sent=sent.by_device(results),
+        egress=messages(manifest.source, egress) | _sum(results),
+        sent=_sent(results),
         kept=", ".join(personal) or "none: the method keeps no part on the client",
         accuracy=_accuracy(lines),
         curves=_curves(lines),
@@ -124,6 +201,166 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         bytes_by_round=_bytes_by_round(lines),
         totals=_totals(lines),
         versions=_versions(manifest),
+    )
+
+
+def groups_of(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> tuple[ClientGroup, ...]:
+    """The groups that were evaluated; `devices` are the rows of devices.csv."""
+    tiers = {row["device"]: row["tier"] for row in devices}
+    samples = {row["device"]: int(row["samples"]) for row in devices}
+    members: dict[str, set[str]] = {}
+    for line in lines:
+        for client in line.clients:
+            members.setdefault(GROUPS.get(tiers.get(client, ""), ALL), set()).add(client)
+    found = (
+        _group(name, members[name], lines, samples) for name in (*GROUPS.values(), ALL) if name in members
+    )
+    return tuple(group for group in found if group)
+
+
+def verdict(method: str, state: str, round: int, groups: Sequence[ClientGroup]) -> str:
+    """One sentence: what the run reached, over how many clients, and what it gained."""
+    end = f" The run {ENDS[state]} after round {round}." if state in ENDS else ""
+    if not groups:
+        return f"Nothing was measured.{end}"
+    after = f" after round {round}" if state == "running" else ""
+    alone = "" if has_baseline(groups) else f" {NO_BASELINE}"
+    return f"{method} reaches {', and '.join(map(_reached, groups))}{after}.{alone}{end}"
+
+
+def has_baseline(groups: Sequence[ClientGroup]) -> bool:
+    """Whether training alone or the shared model was measured, too."""
+    known = {BASELINES[metrics.LOCAL_ONLY], BASELINES[metrics.GLOBAL_TEST]}
+    return any(
+        group.metric == metrics.GLOBAL_TEST or any(gain.over in known for gain in group.gains)
+        for group in groups
+    )
+
+
+def lowest(groups: Sequence[ClientGroup]) -> str:
+    """One sentence: the client with the lowest accuracy, and of how many test images; "" if nothing was measured."""
+    devices = {name: device for group in groups for name, device in group.devices.items()}
+    if not devices:
+        return ""
+    name = min(devices, key=lambda client: devices[client].accuracy.value or 0.0)
+    tested = devices[name].test_samples.value
+    images = f" of {tested:.0f} test images" if tested else ""
+    return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """Format an interval in percentage points: "+0.7 to +3.6"; a dash for one client."""
+    if low is None or high is None:
+        return units.NOTHING
+    return f"{_signed(low)} to {_signed(high)}"
+
+
+def counted(group: ClientGroup) -> str:
+    """Format as "8 head-only devices"."""
+    return f"{group.n.value} {group.name.removesuffix('s') if group.n.value == 1 else group.name}"
+
+
+def _group(
+    name: str, members: set[str], lines: Sequence[RoundLine], samples: Mapping[str, int]
+) -> ClientGroup | None:
+    for line in reversed(lines):
+        found = {metric: _values(line, members, metric) for metric in HEADLINES}
+        largest = max(map(len, found.values()))
+        if not largest:
+            continue
+        metric = next(metric for metric in HEADLINES if summaries.is_enough(len(found[metric]), largest))
+        values = found[metric]
+        at = str(line.line)
+        return ClientGroup(
+            name,
+            metric,
+            line.round,
+            ReportFigure(float(np.mean(list(values.values()))), at, "mean", metric, group=name),
+            ReportFigure(len(values), at, "clients", metric, group=name),
+            tuple(_gains(name, metric, values, line, members)),
+            {
+                client: ClientAccuracy(
+                    _of_client(line, client, metric),
+                    _of_client(line, client, metrics.TEST_SAMPLES),
+                    samples.get(client),
+                )
+                for client in sorted(values)
+            },
+            tuple(sorted(values, key=lambda client: (values[client], client))[:WORST]),
+        )
+    return None
+
+
+def _of_client(line: RoundLine, client: str, metric: str) -> ReportFigure:
+    return ReportFigure(line.clients[client].get(metric), str(line.line), "value", metric, client)
+
+
+def _values(line: RoundLine, members: set[str], metric: str) -> dict[str, float]:
+    return {
+        client: report[metric]
+        for client, report in line.clients.items()
+        if client in members and isfinite(report.get(metric, float("nan")))
+    }
+
+
+def _gains(
+    name: str, metric: str, after: Mapping[str, float], line: RoundLine, members: set[str]
+) -> Iterator[GroupGain]:
+    for against, meaning in BASELINES.items():
+        before = {} if against == metric else _values(line, members, against)
+        if (found := summaries.paired(before, after)) is None:
+            continue
+        heads = name == GROUPS["head"] and against == metrics.PERSONAL_BEFORE
+        yield _gain(PREVIOUS_HEADS if heads else meaning, found, str(line.line), metric, name, against)
+
+
+def _gain(over: str, found: Paired, at: str, metric: str, group: str, against: str) -> GroupGain:
+    values = {
+        "baseline": found.before,
+        "accuracy": found.after,
+        "difference": found.mean,
+        "low": None if isnan(found.low) else found.low,
+        "high": None if isnan(found.high) else found.high,
+        "n": found.n,
+    }
+    return GroupGain(
+        over,
+        **{
+            field: ReportFigure(value, at, f"paired.{field}", metric, group=group, against=against)
+            for field, value in values.items()
+        },
+    )
+
+
+def _reached(group: ClientGroup) -> str:
+    text = f"a mean accuracy of {units.percent(group.mean.value)} over {counted(group)}"
+    gain = next((gain for gain in group.gains if gain.difference.value or gain.low.value), None)
+    if gain is None:
+        return text
+    n = f"n = {gain.n.value}"
+    return f"{text}, {compared(gain.over, gain.difference.value, gain.low.value, gain.high.value, n)}"
+
+
+def compared(over: str, mean: float | None, low: float | None, high: float | None, n: str) -> str:
+    """Format a paired difference to a baseline with its interval (None for one client) and n."""
+    points = units.points(mean)
+    if low is None or high is None:
+        return f"{points} compared with {over} ({n})"
+    interval = f"95 % CI {interval_text(low, high)}"
+    if low <= 0 <= high:
+        return f"not clearly different from {over} ({points}, {interval}, {n})"
+    return f"{points} compared with {over} ({interval}, {n})"
+
+
+def _signed(difference: float) -> str:
+    return units.points(difference).removesuffix(" points")
+
+
+def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:
+    return tuple(
+        WorseRound(line.round, line.line, verdict.outcome, str(verdict), ", ".join(sorted(verdict.named)))
+        for line in lines
+        if (verdict := line.verdict) and verdict.outcome != "accepted"
     )
 
 
@@ -232,3 +469,55 @@ def _totals(lines: Sequence[RoundLine]) -> dict[str, ReportFigure]:
                 "largest_epsilon": ReportFigure(max(spent), str(line.line), "max", metrics.EPSILON),
             }
     return totals
+
+
+def _sent(results: Results) -> tuple[SentBytes, ...]:
+    """What each device sent; empty for simulated clients."""
+    return tuple(
+        SentBytes(row["device"], int(row["bytes_up"]), int(row.get("statistics_bytes", 0)))
+        for row in results.devices()
+        if row["tier"] != "simulated"
+    )
+
+
+def messages(source: str, egress: Sequence[Egress]) -> dict[str, str]:
+    """The messages that the egress manifest of each tier allows, with their content; none for simulated clients."""
+    if source == "simulated":
+        return {}
+    tensors = {
+        f"{kind} report of {one.tier} devices": f"tensors of: {', '.join(names) or 'nothing'}"
+        for one in egress
+        for kind, names in one.parts.items()
+    }
+    encoding = {f"encoding of {one.tier} devices": _encoding(one) for one in egress if one.tier == "full"}
+    sums = {
+        f"vectors of {one.tier} devices for sums of {subject}": ", ".join(content)
+        for one in egress
+        for subject, content in one.sums.items()
+    }
+    others = {kind: ", ".join(fields) for one in egress for kind, fields in one.messages.items()}
+    numbers = dict.fromkeys(number for one in egress for number in one.numbers)
+    return {**tensors, **encoding, **sums, **others, "numbers in a report": ", ".join(numbers)}
+
+
+def _sum(results: Results) -> dict[str, str]:
+    """The sum of class statistics that was completed, if any."""
+    if (found := results.sum()) is None:
+        return {}
+    form = "masked: the server knows the sum alone" if found.masked else "plain: the server saw each device's"
+    noise = f"; epsilon {found.epsilon:.3g}" if found.epsilon else ""
+    content = f"{found.pictures} pictures of {len(found.devices)} devices, {found.bytes_each} bytes of each; {form}{noise}"
+    return {f"sum of class statistics on release {found.release}": content}
+
+
+def _encoding(egress: Egress) -> str:
+    """Compression and noise of the parts that a tier sends."""
+    compression, privacy = egress.compression, egress.privacy
+    share = f" of {compression.keep:g} of the values" if compression.kind == "topk" else ""
+    if not privacy.noise_multiplier:
+        return f"compression {compression.kind}{share}; no noise"
+    budget = f"epsilon {privacy.budget:g}" if privacy.budget else "no limit"
+    return (
+        f"compression {compression.kind}{share}; clipped to {privacy.clip:g}, noise multiplier"
+        f" {privacy.noise_multiplier:g}, budget per device {budget} at delta {privacy.delta:g}"
+    )

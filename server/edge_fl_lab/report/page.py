@@ -1,10 +1,11 @@
 """A `RunReport` as one HTML file without external references, as Markdown, and as JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -12,12 +13,20 @@ import edge_fl_server
 from edge_fl import metrics
 from edge_fl.console import formatting, tables, units
 from edge_fl.console.tables import Table
-from edge_fl_lab.report import facts, figures, gains, style
-from edge_fl_lab.report.facts import RunReport
-from edge_fl_lab.report.gains import ReportFigure
-from edge_fl_lab.report.plots import Drawn
+from edge_fl.files import atomic
+from edge_fl_lab.report import facts, plots, style
+from edge_fl_lab.report.facts import Points, ReportFigure, RunReport
+from edge_fl_lab.report.plots import Curve, Drawn
 from edge_fl_server.runs.results import Results
+from edge_fl_server.runs.summaries import LEAST_SHARE
 
+SHOWN = {
+    metrics.PERSONAL_BEFORE: "personal models",
+    metrics.GLOBAL_TEST: "shared model",
+    metrics.LOCAL_ONLY: "local training only",
+    metrics.UNSEEN_TEST: "shared model, unseen clients",
+}
+"""Curves by round, and their names; the other metrics are in the table of values."""
 FOLDER = Path(__file__).parent
 STYLE = Path(edge_fl_server.__file__).with_name("style.css")  # the dashboard's too
 NAME = "report.html"
@@ -52,7 +61,7 @@ def report(results: Results) -> RunReport:
 
 def write(results: Results) -> Path:
     """Write the run's report.html and return its path. Raises RunError if it cannot be written."""
-    return style.write(results.path / NAME, html(report(results)))
+    return atomic.save(results.path / NAME, html(report(results)), style.UNCHANGED)
 
 
 def html(content: RunReport) -> str:
@@ -62,16 +71,90 @@ def html(content: RunReport) -> str:
         .get_template("report.html.j2")
         .render(
             report=content,
-            figures=[(drawn, inlined(drawn)) for drawn in figures.of_report(content)],
+            figures=[(drawn, inlined(drawn)) for drawn in figures_of(content)],
             source=SOURCES[content.source],
             totals=TOTALS,
             show=_show,
             points=lambda figure: units.points(figure.value),
-            interval=lambda gain: gains.interval_text(gain.low.value, gain.high.value),
+            interval=lambda gain: facts.interval_text(gain.low.value, gain.high.value),
             attributes=_attributes,
             clock=formatting.clock,
         )
     )
+
+
+def figures_of(report: RunReport) -> Iterator[Drawn]:
+    """The figures of a report: accuracy by round, bytes and labels, and the clients. One with one point or one client is left out."""
+    seed = f"seed {report.settings['seed']}"
+    shown = {SHOWN[name]: points for name, points in report.curves.items() if name in SHOWN}
+    finals = [group.mean.value for group in report.groups if group.metric == metrics.PERSONAL_AFTER]
+    after = {SHOWN[metrics.PERSONAL_BEFORE]: float(finals[0] or 0.0)} if len(finals) == 1 else {}
+    if curves := _curves(shown, after):
+        note = f"Mean over {_clients(curves)}; band: ±1 std over clients; {seed}."
+        yield Drawn(
+            "accuracy",
+            plots.accuracy(curves, "mean test accuracy", note),
+            "Test accuracy by round",
+            f"Mean test accuracy over clients by round, on {report.dataset}.",
+        )
+        places: dict[float, float] = {
+            round: bytes / plots.MEGABYTE for round, bytes in report.bytes_by_round.items()
+        }
+        against = {
+            name: Curve([places[round] for round in curve.rounds], curve.mean, curve.std, None, curve.clients)
+            for name, curve in curves.items()
+            if all(places.get(round) for round in curve.rounds)
+        }
+        if against:
+            yield Drawn(
+                "accuracy-by-megabytes",
+                plots.accuracy(against, "mean test accuracy", note, step="MB to and from a client so far"),
+                "Test accuracy by traffic",
+                "Mean test accuracy against the tensors sent to and from a client until then (1 MB = 10⁶ bytes).",
+            )
+    rows = {
+        group.name: [float(one.accuracy.value or 0.0) for one in group.devices.values()]
+        for group in report.groups
+    }
+    if any(len(values) > 1 for values in rows.values()):
+        yield Drawn(
+            "clients",
+            plots.clients(rows, "test accuracy", f"{plots.BOX}; {seed}."),
+            "Test accuracy of each client",
+            "Each client's test accuracy on its own test samples.",
+        )
+    if labels := _curves(report.labels, {}):
+        note = f"Mean over {_clients(labels)} whose head is auto; band: ±1 std over them."
+        yield Drawn(
+            "labels",
+            plots.accuracy(labels, "held-out accuracy", note, step="labels per class"),
+            "Held-out accuracy by labels per class",
+            "Held-out accuracy of each kind of head against the number of labels per class.",
+        )
+
+
+def _curves(curves: Mapping[str, Points], after: Mapping[str, float]) -> dict[str, Curve]:
+    """The curves of more than one point."""
+    drawn = {}
+    for name, points in curves.items():
+        measured = [
+            (at, mean.value, std.value or 0.0, n.value or 0)
+            for at, mean, std, n in points
+            if mean.value is not None
+        ]
+        if len(measured) > 1:
+            places, means, stds, clients = zip(*measured, strict=True)
+            drawn[name] = Curve(places, np.array(means), np.array(stds), after.get(name), clients)
+    return drawn
+
+
+def _clients(curves: Mapping[str, Curve]) -> str:
+    """How many clients the points of the curves are over."""
+    found = [n for curve in curves.values() for n in curve.clients]
+    if min(found) == max(found):
+        return f"n = {found[0]} clients"
+    few = any(curve.faded.any() for curve in curves.values())
+    return f"n = {min(found)} to {max(found)} clients" + few * f", faded below {LEAST_SHARE * max(found):g}"
 
 
 def inlined(drawn: Drawn) -> Markup:
@@ -102,7 +185,7 @@ def markdown(content: RunReport) -> str:
     gained = [
         [
             group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), units.points(gain.difference.value),
-            gains.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
+            facts.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
         ]
         for group in content.groups
         for gain in group.gains
@@ -115,7 +198,7 @@ def markdown(content: RunReport) -> str:
     totals = [
         f"- {name.replace('_', ' ')}: {TOTALS[name](one.value)}" for name, one in content.totals.items()
     ]
-    messages = [f"- {one.message}: {one.content}" for one in content.egress] or ["- nothing"]
+    messages = [f"- {name}: {contents}" for name, contents in content.egress.items()] or ["- nothing"]
     sent = [[one.device, str(one.bytes_up), str(one.statistics_bytes)] for one in content.sent]
     worse = [[str(one.round), one.outcome, one.why, one.named or "none"] for one in content.worse]
     changed = [[name, one.value, one.default] for name, one in content.changed.items()]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from edge_fl.data import partition
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl_lab import features, trained
-from edge_fl_lab.report import figures, page, plots, style
+from edge_fl_lab.report import page, plots, style
 from edge_fl_lab.report.plots import Points
 from edge_fl_lab.trained import TrainedRun
 from edge_fl_server.runs.results import Results
@@ -38,17 +37,13 @@ SAME = 0.9995
 """CKA similarity above which all clients have the same extractor."""
 
 
-class RunPlots(NamedTuple):
-    """The written files, and the figures that the run lacks by reason."""
+def of_run(results: Results) -> tuple[list[Path], dict[str, list[str]]]:
+    """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features.
 
-    files: list[Path]
-    absent: dict[str, list[str]]
-
-
-def of_run(results: Results) -> RunPlots:
-    """Draw the figures of a run: those of its report, and, with its data and checkpoint on this machine, its labels and features."""
+    Returns the written files, and the figures that the run lacks by reason.
+    """
     why = ABSENT
-    drawn = {one.name: one.figure for one in figures.of_report(page.report(results))}
+    drawn = {one.name: one.figure for one in page.figures_of(page.report(results))}
     try:
         run = trained.load(results)
     except (ArtefactError, InputError) as error:
@@ -63,7 +58,7 @@ def of_run(results: Results) -> RunPlots:
         if name not in drawn:
             absent.setdefault(why[name], []).append(name)
     files = [path for name, picture in drawn.items() for path in style.save(picture, results.plots, name)]
-    return RunPlots(files, absent)
+    return files, absent
 
 
 def _of_trained(run: TrainedRun) -> dict[str, Figure]:

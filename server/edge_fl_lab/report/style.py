@@ -12,9 +12,7 @@ import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
 
-from edge_fl.errors import RunError
 from edge_fl.files import atomic
-from edge_fl.files.paths import text
 
 COLOURS = tuple("#0077bb #dd7711 #332288 #8c8c8c #7a1f00 #bb4400 #111111".split())
 """At least 3:1 on white; far apart from each other to colour-blind readers, too."""
@@ -28,6 +26,8 @@ COLUMN = 3.3
 """Width in inches of one column of a paper."""
 LEAST_POINTS = 7
 """The smallest font."""
+UNCHANGED = "the run's numbers are unchanged"
+"""What happens if a figure or report cannot be written."""
 NOTE_LETTERS = 66  # of a note in one column
 
 RC: dict[str, Any] = {
@@ -126,16 +126,5 @@ def save(picture: Figure, folder: Path, name: str) -> list[Path]:
         held = io.BytesIO()
         with styled():
             picture.savefig(held, format=ending, metadata=metadata)
-        paths.append(write(folder / f"{name}.{ending}", held.getvalue()))
+        paths.append(atomic.save(folder / f"{name}.{ending}", held.getvalue(), UNCHANGED))
     return paths
-
-
-def write(path: Path, content: bytes | str) -> Path:
-    """Write a figure or a report and return its path. Raises RunError if it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, content)
-    except OSError as error:
-        found = f"{text(path)}: cannot be written ({error.strerror})"
-        raise RunError(found, consequence="the run's numbers are unchanged") from error
-    return path

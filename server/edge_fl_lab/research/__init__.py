@@ -13,8 +13,7 @@ from __future__ import annotations
 from edge_fl.console import extras
 
 try:
-    from edge_fl_lab.research.calls import Comparison, compare, run
-    from edge_fl_lab.research.result import Result
+    from edge_fl_lab.research.calls import Comparison, Result, compare, run
 except ModuleNotFoundError as error:
     raise ImportError(f"edge_fl_lab.research {extras.hint(error) or error}") from error
 

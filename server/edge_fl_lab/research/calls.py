@@ -2,28 +2,162 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from numpy.typing import ArrayLike
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
 
+from edge_fl import metrics
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
-from edge_fl.errors import RunError
+from edge_fl.console.units import percent
+from edge_fl.data import arrays
+from edge_fl.errors import ConfigError, DataError, InputError, RunError, nearest
+from edge_fl.learn.batches import in_batches
+from edge_fl.learn.tree import Parts, to_device
+from edge_fl.methods.contract import steps
+from edge_fl.metrics import Summary
 from edge_fl_lab.compare import comparison, grid, summary, tables
+from edge_fl_lab.recipe_changes import flat, with_method
 from edge_fl_lab.report import page
-from edge_fl_lab.research.data import Clients, Data
-from edge_fl_lab.research.result import Result, ResultHooks
-from edge_fl_lab.research.settings import Settings, recipe_of, require_importable
+from edge_fl_lab.research.data import Clients, Data, nothing_run
+from edge_fl_lab.trained import TrainedRun
+from edge_fl_server import recipes, training
 from edge_fl_server.orchestrate import run as orchestrator
-from edge_fl_server.orchestrate.execution import simulate
-from edge_fl_server.recipes.recipe import Recipe
+from edge_fl_server.orchestrate.execution import RunResult, simulate, torch_device
+from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.training import studies
+from edge_fl_server.training.engines.processes import environment
+from edge_fl_server.training.rounds import FinalResult, RoundResult, RunHooks
+from edge_fl_server.training.studies import Study
+
+Values = NDArray[np.float64]
+ACCURACIES = (metrics.PERSONAL_AFTER, metrics.PERSONAL_BEFORE, metrics.GLOBAL_TEST)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The result of one run.
+
+    `clients` are the names of all clients, ascending; `metrics` maps each metric after the last round and the final personalisation to one
+    value per client (NaN where it was not measured), `summary` to mean, std and bottom decile over clients. `rounds` has one dict per
+    round: duration, traffic and the metrics' means. `trained` is the trained model with its data, `folder` that of the results, if one was
+    requested. `note` says why the run ended early, if it did.
+    """
+
+    trained: TrainedRun
+    clients: tuple[str, ...]
+    metrics: Mapping[str, Values]
+    summary: Mapping[str, Summary]
+    rounds: list[dict[str, Any]]
+    engine: str
+    folder: Path | None = None
+    note: str = ""
+    _evaluated: Mapping[int, Mapping[str, Mapping[str, float]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.trained.recipe.method.name
+
+    @property
+    def accuracy(self) -> Values:
+        """Test accuracy of each client's own model, after the final personalisation; else of the global model."""
+        return next(self.metrics[name] for name in ACCURACIES if name in self.metrics)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row per client, evaluated round and metric, with the final metrics in the last round: `pandas.DataFrame(result.rows())`."""
+        return [
+            {"method": self.method, "seed": self.trained.recipe.seed, "client": client, "round": round, "metric": name, "value": value}
+            for round, reports in sorted(self._evaluated.items())
+            for client, report in sorted(reports.items())
+            for name, value in report.items()
+        ]  # fmt: skip
+
+    @nothing_run()
+    def predict(self, client: str, images: ArrayLike) -> NDArray[np.int64]:
+        """Predict the class ids of images with a client's own model. Raises DataError."""
+        run = self.trained
+        if client not in run.personal:
+            raise DataError(f"client {client!r} did not train{nearest(client, run.personal)}")
+        pixels = arrays.pixels(np.asarray(images), "images")
+        if pixels.shape[1:] != run.study.dataset.samples.shape:
+            raise DataError(
+                f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}"
+            )
+        device = torch_device(run.recipe.device)
+        own = to_device(run.personal[client], device)
+        down = steps.broadcast(run.method, run.shared, client)
+        x = torch.from_numpy(pixels).to(device)
+        logits = in_batches(lambda batch: steps.predict(run.method, down, own, batch), x)
+        classes: NDArray[np.int64] = logits.argmax(1).cpu().numpy()
+        return classes
+
+    def __repr__(self) -> str:
+        own = self.accuracy[np.isfinite(self.accuracy)]
+        lowest = metrics.summarise(own.tolist()).bottom_decile
+        return (
+            f"{self.method}: mean accuracy {percent(own.mean())}, bottom decile {percent(lowest)} (clients: {len(self.clients)},"
+            f" rounds: {len(self.rounds)}, engine: {self.engine})"
+        )
+
+
+class _ResultHooks(RunHooks):
+    """Collect the rounds and the trained model of a run."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, Any]] = []
+        self.engine = ""
+        self.personal: dict[str, Parts] = {}
+        self.final: FinalResult | None = None
+
+    def after_round(self, result: RoundResult, clients: training.clients.Clients) -> None:
+        means = metrics.summarise_reports(list(result.metrics.values()))
+        self.rounds.append({
+            "round": result.round,
+            "seconds": result.seconds,
+            "bytes_down": result.bytes_down,
+            "bytes_up": result.bytes_up,
+            "clients": len(result.responded),
+            **{name: summary.mean for name, summary in means.items()},
+        })  # fmt: skip
+
+    def after_final(self, result: FinalResult, clients: training.clients.Clients) -> None:
+        self.engine, self.final = clients.engine, result
+        self.personal = dict(clients.personal_state())
+
+    def result(self, study: Study, outcome: RunResult, folder: Path | None = None) -> Result:
+        """The result of the run."""
+        if self.final is None:
+            raise InputError("the run did not reach its final personalisation")
+        last = outcome.reports()
+        names = dict.fromkeys(name for report in last.values() for name in report)
+        clients = tuple(sorted(last))
+        return Result(
+            trained=TrainedRun(study.recipe, study, self.final.method, self.final.shared, self.personal),
+            clients=clients,
+            metrics={
+                name: np.array([last[client].get(name, np.nan) for client in clients]) for name in names
+            },
+            summary=outcome.last(),
+            rounds=self.rounds,
+            engine=self.engine,
+            folder=folder,
+            note=str(outcome.exhausted or ""),
+            _evaluated={**outcome.evaluated, max(self.final.round, 0): last},
+        )
+
+
+MAIN = "__main__:"
+Settings = Mapping[str, Any] | Sequence[str]
 
 
 def run(
@@ -61,15 +195,15 @@ def run(
     """
     data = Data(images, labels, test, clients)
     given = {"rounds": rounds, "seed": seed, "engine": engine or None}
-    base = recipe_of(recipe, method, data, partition, model, given, settings)
-    hooks = ResultHooks()
+    base = _recipe(recipe, method, data, partition, model, given, settings)
+    hooks = _ResultHooks()
     if folder is None:
         study = data.study(base)
-        with _quiet(not progress), Progress() as shown:
+        with _shown(progress), Progress() as shown:
             outcome = simulate(study, hooks, shown, shown.print)
-        return hooks.result(study, outcome, None)
+        return hooks.result(study, outcome)
     saved = data.saved(base, Path(folder))
-    with _quiet(not progress):
+    with _shown(progress):
         results, outcome = orchestrator.run(saved, Path(folder), hooks=hooks)
         page.write(results)
     return hooks.result(studies.prepare(saved), outcome, results.path)
@@ -115,15 +249,15 @@ def compare(
     Raises InputError, before anything starts, for data or settings that do not fit; RunError if a run fails.
     """
     data = Data(images, labels, test, clients)
-    base = recipe_of(recipe, "", data, partition, model, {"rounds": rounds}, settings)
+    base = _recipe(recipe, "", data, partition, model, {"rounds": rounds}, settings)
     for method in methods:
         grid.parse_method(method)
     if jobs > 1:
-        require_importable(base.model.name, f"jobs = {jobs}")
+        _require_importable(base.model.name, f"jobs = {jobs}")
     with TemporaryDirectory(prefix="edge-fl-") as temporary:
         place = Path(folder or temporary)
         cells = grid.cells(data.saved(base, place), methods, seeds=seeds)
-        with _quiet(not progress):
+        with _shown(progress):
             results = comparison.run(cells, place, jobs)
     if failed := [cell for cell in cells if results[cell.key].failure]:
         raise RunError(
@@ -140,16 +274,72 @@ def compare(
     )
 
 
-@contextmanager
-def _quiet(wanted: bool) -> Iterator[None]:
-    """Print no progress in the block."""
-    before = os.environ.get(QUIET)
-    if wanted:
-        os.environ[QUIET] = "1"
-    try:
-        yield
-    finally:
-        if wanted:
-            os.environ.pop(QUIET)
-            if before is not None:
-                os.environ[QUIET] = before
+def _shown(progress: bool) -> AbstractContextManager[None]:
+    """Print progress in the block only if it is wanted."""
+    return environment({} if progress else {QUIET: "1"})
+
+
+@nothing_run()
+def _recipe(
+    base: str | Path | Recipe,
+    method: str,
+    data: Data,
+    partition: str,
+    model: str | type,
+    given: Mapping[str, Any],
+    settings: Settings,
+) -> Recipe:
+    """The recipe `base` with a method ("fedcrc:tau=0.9"; none: the recipe's), the data's and other settings. Raises InputError."""
+    recipe = (
+        base if isinstance(base, Recipe) else recipes.find(str(base)) if base else Recipe(name="research")
+    )
+    name = model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+    own = {**data.settings(), "model.name": name or None, **given, "source": "simulated"}
+    changes = [
+        *_formatted(own),
+        *(grid.parse_partition(partition) if partition else ()),
+        *_formatted(settings),
+    ]
+    if method:
+        name, options = grid.parse_method(method)
+        recipe = with_method(recipe, name)
+        changes += grid.parse_settings(method)
+        changes += _formatted({f"method.options.{key}": value for key, value in options.items()})
+    recipe = with_settings(recipe, changes)
+    if recipe.source != "simulated":
+        raise ConfigError(f"source = {recipe.source!r}, expected simulated")
+    return _importable(recipe)
+
+
+def _importable(recipe: Recipe) -> Recipe:
+    """The recipe with an engine that can build its model. Raises ConfigError."""
+    if recipe.model.name.startswith(MAIN) and recipe.engine == "auto":
+        return msgspec.structs.replace(recipe, engine="sequential")
+    if recipe.engine in ("pool", "ray"):
+        _require_importable(recipe.model.name, f"engine {recipe.engine!r}")
+    return recipe
+
+
+@nothing_run()
+def _require_importable(model: str, processes: str) -> None:
+    """Raise ConfigError for a model of the script or notebook, which other processes cannot import."""
+    if model.startswith(MAIN):
+        raise ConfigError(
+            f"model {model.removeprefix(MAIN)} is defined in this script or notebook, which the processes of {processes} cannot"
+            " import; expected a model in a module of its own, or a single process"
+        )
+
+
+def _formatted(settings: Settings) -> list[str]:
+    """Settings as "key=value"; values of None are left out."""
+    if isinstance(settings, str):
+        raise ConfigError(f"settings {settings!r}: expected a dict, or a list of 'key=value'")
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    given = {key: value for key, value in flat(settings).items() if value is not None}
+    return [f"{key}={json.dumps(value, default=_plain)}" for key, value in given.items()]
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy number or array, or a path, as JSON knows them."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)

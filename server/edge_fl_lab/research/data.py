@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,16 +18,25 @@ from edge_fl.data import arrays, datasets, npz, partition, split_file
 from edge_fl.data.partition import DataConfig, Split
 from edge_fl.data.samples import Array, Dataset, Indices, Samples
 from edge_fl.data.split_file import SETS, Rows
-from edge_fl.errors import DataError
+from edge_fl.errors import DataError, InputError
 from edge_fl.seeds import generator
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.training import studies
 from edge_fl_server.training.studies import Study
 
-NOTHING_RUN = "nothing was run"
 Clients = int | str | Path | Split | ArrayLike | None
 """Their number, the client of each sample, or a split: an object or a file (`edge-fl simulate --save-split`)."""
+
+
+@contextmanager
+def nothing_run() -> Iterator[None]:
+    """Errors of the block say that nothing was run."""
+    try:
+        yield
+    except InputError as error:
+        error.consequence = "nothing was run"
+        raise
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,9 @@ class Data:
 
     def study(self, recipe: Recipe) -> Study:
         """Load or check the data, and split them over the clients. Raises DataError; warns of classes that cannot be learned."""
-        dataset = self._dataset(recipe.data)
-        study = studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
+        with nothing_run():
+            dataset = self._dataset(recipe.data)
+            study = studies.of_dataset(recipe, dataset, self._rows(dataset, recipe))
         for line in partition.gaps(dataset, study.split):
             warnings.warn(line, stacklevel=3)
         return study
@@ -83,25 +94,21 @@ class Data:
         if isinstance(self.images, str):
             if self.labels is not None or self.test is not None:
                 raise DataError(
-                    f"dataset {self.images!r} with labels or test samples, expected either a name or arrays",
-                    NOTHING_RUN,
+                    f"dataset {self.images!r} with labels or test samples, expected either a name or arrays"
                 )
             return datasets.load(settings.dataset, Path(settings.data_dir))
         if self.labels is None:
-            raise DataError(
-                "arrays: images without labels, expected both, or the name of a dataset", NOTHING_RUN
-            )
+            raise DataError("arrays: images without labels, expected both, or the name of a dataset")
         parts = [_samples("arrays", self.images, self.labels)]
         if self.test is not None:
             if len(self.test) not in (2, 3):
                 raise DataError(
-                    f"test: {len(self.test)} values, expected (images, labels) or (images, labels, clients)",
-                    NOTHING_RUN,
+                    f"test: {len(self.test)} values, expected (images, labels) or (images, labels, clients)"
                 )
             parts.append(_samples("test arrays", *self.test[:2]))
         if len({part.shape for part in parts}) > 1:
             shapes = " and ".join(str(list(part.shape)) for part in parts)
-            raise DataError(f"arrays and test arrays: images of {shapes}, expected one shape", NOTHING_RUN)
+            raise DataError(f"arrays and test arrays: images of {shapes}, expected one shape")
         x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
         classes = tuple(map(str, range(int(y.max()) + 1)))
         held_out = None if self.test is None else np.repeat([False, True], [len(part) for part in parts])
@@ -112,8 +119,7 @@ class Data:
         if isinstance(self.clients, Split):
             if self.clients.samples != len(dataset.samples):
                 raise DataError(
-                    f"clients: a split of {self.clients.samples} samples for {len(dataset.samples)}",
-                    NOTHING_RUN,
+                    f"clients: a split of {self.clients.samples} samples for {len(dataset.samples)}"
                 )
             sets = [getattr(self.clients, part) for part in SETS]
             return {
@@ -144,8 +150,7 @@ class Data:
         if self.test is not None:
             if len(self.test) != 3:
                 raise DataError(
-                    "test: no clients, expected (images, labels, clients), because the other samples have clients",
-                    NOTHING_RUN,
+                    "test: no clients, expected (images, labels, clients), because the other samples have clients"
                 )
             ids = np.concatenate([ids, _ids("test clients", self.test[2], len(dataset.samples) - trained)])
         names = {
@@ -153,9 +158,7 @@ class Data:
         }
         for name in names.values():
             if not split_file.CLIENT.fullmatch(name):
-                raise DataError(
-                    f"client {name!r}, expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'", NOTHING_RUN
-                )
+                raise DataError(f"client {name!r}, expected 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
         return {
             name: np.flatnonzero(ids == id) for id, name in sorted(names.items(), key=lambda pair: pair[1])
         }
@@ -165,27 +168,21 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
     try:
         x, y = np.asarray(images), np.asarray(labels)
     except ValueError as error:
-        raise DataError(
-            f"{where}: not an array ({error}); expected images of one shape", NOTHING_RUN
-        ) from error
+        raise DataError(f"{where}: not an array ({error}); expected images of one shape") from error
     if not len(np.atleast_1d(y)):
-        raise DataError(f"{where}: no samples", NOTHING_RUN)
-    try:
-        ids = arrays.class_ids(y, where)
-        return arrays.samples(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
-    except DataError as error:
-        raise DataError(error.message, NOTHING_RUN) from None
+        raise DataError(f"{where}: no samples")
+    ids = arrays.class_ids(y, where)
+    return arrays.samples(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
 
 
 def _ids(what: str, clients: Any, samples: int) -> Array:
     ids = np.asarray(clients)
     if isinstance(clients, bool) or ids.shape != (samples,) or ids.dtype.kind not in "iuU":
         raise DataError(
-            f"{what}: {ids.dtype} {list(ids.shape)}, expected a number or name for each of the {samples} samples",
-            NOTHING_RUN,
+            f"{what}: {ids.dtype} {list(ids.shape)}, expected a number or name for each of the {samples} samples"
         )
     if ids.dtype.kind in "iu" and ids.min() < 0:
-        raise DataError(f"{what}: {ids.min()} at index {ids.argmin()}, expected 0 or more", NOTHING_RUN)
+        raise DataError(f"{what}: {ids.min()} at index {ids.argmin()}, expected 0 or more")
     return ids
 
 
@@ -208,8 +205,7 @@ def _sets(
 def _require(client: str, kind: str, count: int, least: int) -> None:
     if count < least:
         raise DataError(
-            f"client {client}: {count} {kind}samples, expected {least} or more; use fewer clients or another partition",
-            NOTHING_RUN,
+            f"client {client}: {count} {kind}samples, expected {least} or more; use fewer clients or another partition"
         )
 
 

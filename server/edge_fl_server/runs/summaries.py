@@ -18,26 +18,37 @@ K = TypeVar("K")
 
 
 class Paired(Struct, frozen=True):
-    """Mean difference of an accuracy (0..1) over the `n` clients that have both values, with its 95 % interval; NaN for one client."""
+    """Mean difference of an accuracy (0..1) over the `n` clients that have both values, with its 95 % interval; NaN for one client.
+
+    `before` and `after` are the means of these clients.
+    """
 
     mean: float
     low: float
     high: float
     n: int
+    before: float = nan
+    after: float = nan
 
 
 def paired(before: Mapping[K, float], after: Mapping[K, float]) -> Paired | None:
     """The mean of `after` minus `before` over the clients that both have, with Student's interval; None without a common client."""
-    found = list(differences(before, after).values())
-    return Paired(float(np.mean(found)), *metrics.interval(found), len(found)) if found else None
+    by_client = differences(before, after)
+    if not by_client:
+        return None
+    found = list(by_client.values())
+    means = (float(np.mean([values[client] for client in by_client])) for values in (before, after))
+    return Paired(float(np.mean(found)), *metrics.interval(found), len(found), *means)
 
 
-def of_differences(n: int, mean: float, mean_square: float) -> Paired | None:
-    """As `paired`, from the number, mean and mean square of the differences, as a database sums them."""
+def of_differences(
+    n: int, mean: float, mean_square: float, before: float = nan, after: float = nan
+) -> Paired | None:
+    """As `paired`, from the number, mean and mean square of the differences and both means, as a database sums them."""
     if n < 2:
-        return Paired(mean, nan, nan, n) if n else None
+        return Paired(mean, nan, nan, n, before, after) if n else None
     std = sqrt(max(mean_square - mean**2, 0.0) * n / (n - 1))
-    return Paired(mean, *metrics.interval_around(mean, std, n), n)
+    return Paired(mean, *metrics.interval_around(mean, std, n), n, before, after)
 
 
 def differences(before: Mapping[K, float], after: Mapping[K, float]) -> dict[K, float]:

@@ -15,10 +15,8 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_console.alerts import stored, watcher
-from edge_fl_console.alerts.channels import Channel
-from edge_fl_console.alerts.rules import RulePlace
-from edge_fl_console.alerts.settings import AlertSettings, Rule
-from edge_fl_console.alerts.watcher import Evaluator, Sender
+from edge_fl_console.alerts.rules import AlertSettings, Rule, RulePlace
+from edge_fl_console.alerts.watcher import Channel, Evaluator, Sender
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.tables import DeviceRecord

@@ -9,7 +9,7 @@ import pytest
 from edge_fl.errors import ConfigError
 from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_console.alerts import rules, settings
+from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
 from edge_fl_server.registry import Database, devices, fleets, reports, rollouts
 from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord
@@ -169,17 +169,17 @@ def test_a_mistake_in_the_settings_names_its_place(text: str, message: str, tmp_
     path = tmp_path / "alerts.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        settings.load(path, Database.open(), "main")
+        rules.load(path, Database.open(), "main")
 
 
 def test_rules_have_defaults_and_a_kind_may_have_several(tmp_path: Path) -> None:
     path = tmp_path / "alerts.toml"
-    assert settings.load(path, Database.open(), "main").rules.keys() == KINDS.keys()
+    assert rules.load(path, Database.open(), "main").rules.keys() == KINDS.keys()
     path.write_text(
         "[channels]\na = 'json://h'\nb = 'json://i'\n[rules.drift]\nenabled = false\n"
         "[rules.berlin]\nkind = 'silent'\nlimit = 60\nwhere = 'site=berlin'\nchannels = ['a']"
     )
-    found = settings.load(path, Database.open(), "main")
+    found = rules.load(path, Database.open(), "main")
     assert found.rules.keys() == KINDS.keys() - {"drift"} | {"berlin"}
     assert (found.limit("berlin"), found.limit("silent")) == (60, 3600)
     assert found.rules_of("a") - found.rules_of("b") == {"berlin"}

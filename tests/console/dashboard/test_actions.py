@@ -11,8 +11,7 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.dashboard import actions
 from edge_fl_console.dashboard.auth import PageAccess
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import releases as releases_page
-from edge_fl_console.dashboard.queries import releases
+from edge_fl_console.dashboard.pages import releases
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, audit, devices, fleets, rollouts
 from edge_fl_server.registry import rollouts as released
@@ -72,10 +71,10 @@ def test_without_a_server_the_answer_names_the_command_that_acts_now(context: Pa
         "Roll-back to release 1 requested; waiting for a server."
         f" To act now: edge-fl release rollback 1 --home {context.home}"
     )
-    shown = releases_page.current(releases.page(context.db, "main"), context.command)
+    shown = releases.current(releases.read(context.db, "main"), context.command)
     assert "waiting for a server" in shown and answer.partition("To act now: ")[2] in shown
     fleets.begin(context.db, "main", 1)
-    shown = releases_page.current(releases.page(context.db, "main"), context.command)
+    shown = releases.current(releases.read(context.db, "main"), context.command)
     assert "waiting" not in shown and "To act now" not in shown
     number = rollouts.current(context.db, "main").number
     answer = actions.ACTIONS["abort"].do(context, str(number))
@@ -84,7 +83,7 @@ def test_without_a_server_the_answer_names_the_command_that_acts_now(context: Pa
 
 def test_a_first_release_has_neither_abort_nor_roll_back(context: PageContext) -> None:
     number = rollouts.begin(context.db, "main", 3)
-    shown = releases_page.current(releases.page(context.db, "main"))
+    shown = releases.current(releases.read(context.db, "main"))
     assert f"pause:{number}" in shown and "abort:" not in shown and "rollback:" not in shown
     for name in ("abort", "rollback"):
         for part in (actions.ACTIONS[name].ask, actions.ACTIONS[name].do):
@@ -95,18 +94,18 @@ def test_a_first_release_has_neither_abort_nor_roll_back(context: PageContext) -
 def test_the_release_in_service_is_not_rolled_out_again(context: PageContext) -> None:
     with pytest.raises(InputError, match="release 2: the fleet serves it already"):
         actions.start(context, "2")
-    page = releases.page(context.db, "main", frozenset({1, 2}))
+    page = releases.read(context.db, "main", frozenset({1, 2}))
     assert (page.served, page.back, page.releases[2].startable) == (2, 1, False)
-    assert 'data-act="start:1"' in releases_page.current(page)
+    assert 'data-act="start:1"' in releases.current(page)
 
 
 def test_without_server_and_files_no_release_can_be_rolled_out(context: PageContext) -> None:
     assert context.kept() is None
-    page = releases.page(context.db, "main", context.kept())
+    page = releases.read(context.db, "main", context.kept())
     assert (page.back, page.releases[1].startable) == (0, False)
-    assert "start:" not in releases_page.current(page)
+    assert "start:" not in releases.current(page)
     fleets.begin(context.db, "main", 1)  # which has the files
-    assert 'data-act="start:1"' in releases_page.current(releases.page(context.db, "main", context.kept()))
+    assert 'data-act="start:1"' in releases.current(releases.read(context.db, "main", context.kept()))
 
 
 def test_the_way_back_remains_when_the_command_repeats_a_roll_out(context: PageContext) -> None:

@@ -29,15 +29,9 @@ from edge_fl.wire.messages import Capability
 from edge_fl_console.dashboard import actions, charts, parts, prometheus
 from edge_fl_console.dashboard.auth import LoginMiddleware
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import data as data_page
-from edge_fl_console.dashboard.pages import device as device_page
-from edge_fl_console.dashboard.pages import fleet as fleet_page
-from edge_fl_console.dashboard.pages import log as log_page
-from edge_fl_console.dashboard.pages import releases as releases_page
-from edge_fl_console.dashboard.pages import run as run_page
+from edge_fl_console.dashboard.pages import data, device, fleet, log, releases, run
+from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_console.dashboard.parts import PageColumn
-from edge_fl_console.dashboard.queries import data, device, fleet, log, releases, run
-from edge_fl_console.dashboard.queries.fleet import FleetQuery
 from edge_fl_console.dashboard.serve import DashboardSettings
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
@@ -55,10 +49,10 @@ def db(tmp_path: Path) -> Database:
 
 
 def test_a_page_of_the_fleet_is_sorted_and_cut_by_the_database(db: Database) -> None:
-    first = fleet.page(db, "main", FleetQuery(sort="device"), per_page=50)
+    first = fleet.read(db, "main", FleetQuery(sort="device"), per_page=50)
     assert [row.device for row in first.rows] == [filled.name(n) for n in range(50)]
     assert (first.matches, first.total, first.pages) == (120, 120, 3)
-    last = fleet.page(db, "main", FleetQuery(sort="device", page=99), per_page=50)
+    last = fleet.read(db, "main", FleetQuery(sort="device", page=99), per_page=50)
     assert (last.page, len(last.rows)) == (2, 20)
 
 
@@ -67,13 +61,13 @@ def cells(columns: Sequence[PageColumn], rows: Iterable[Any]) -> str:
     return " ".join(str(cell) for row in parts.cells(columns, rows) for cell in row.values())
 
 
-@pytest.mark.parametrize("sort", [column.name for column in fleet_page.COLUMNS if column.sortable])
+@pytest.mark.parametrize("sort", [column.name for column in fleet.COLUMNS if column.sortable])
 def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
     _report_today(db)
     for down in (False, True):
         found = [
             getattr(row, sort)
-            for row in fleet.page(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
+            for row in fleet.read(db, "main", FleetQuery(sort=sort, down=down), per_page=200).rows
         ]
         known = [value for value in found if value is not None]
         assert known == sorted(known, reverse=down) == found[: len(known)]  # those without a value come last
@@ -102,31 +96,31 @@ def _report_today(db: Database) -> None:
 
 
 def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: Database) -> None:
-    assert "epsilon" not in fleet_page.visible(fleet.page(db, "main", FleetQuery()))
+    assert "epsilon" not in fleet.visible(fleet.read(db, "main", FleetQuery()))
     _report_today(db)
-    found = fleet.page(db, "main", FleetQuery(sort="device"))
+    found = fleet.read(db, "main", FleetQuery(sort="device"))
     assert [row.epsilon for row in found.rows[:6]] == [None, 0.25, None, 0.75, None, 1.25]
-    assert "epsilon" in fleet_page.visible(found) and " 1.25" in cells(fleet_page.COLUMNS, found.rows)
+    assert "epsilon" in fleet.visible(found) and " 1.25" in cells(fleet.COLUMNS, found.rows)
 
 
 def test_search_and_filters_narrow_the_fleet(db: Database) -> None:
-    assert fleet.page(db, "main", FleetQuery(search="0011")).matches == 11
-    assert fleet.page(db, "main", FleetQuery(search="%")).matches == 0
-    lost = fleet.page(db, "main", FleetQuery(status="lost"))
+    assert fleet.read(db, "main", FleetQuery(search="0011")).matches == 11
+    assert fleet.read(db, "main", FleetQuery(search="%")).matches == 0
+    lost = fleet.read(db, "main", FleetQuery(status="lost"))
     assert {row.status for row in lost.rows} == {"lost"} and lost.by_status["ready"] == 83
-    assert {row.tier for row in fleet.page(db, "main", FleetQuery(tier="full")).rows} == {"full"}
+    assert {row.tier for row in fleet.read(db, "main", FleetQuery(tier="full")).rows} == {"full"}
 
 
 def test_a_selector_narrows_the_fleet_and_a_wrong_one_is_named(db: Database) -> None:
-    found = fleet.page(db, "main", FleetQuery(where="tier=full and not status=lost"))
+    found = fleet.read(db, "main", FleetQuery(where="tier=full and not status=lost"))
     assert {(row.tier, row.status) for row in found.rows} == {("full", "ready")} and not found.wrong
-    wrong = fleet.page(db, "main", FleetQuery(where="tier=full and"))
-    assert wrong.matches == 0 and "position 14: ends" in fleet_page.note(wrong)
+    wrong = fleet.read(db, "main", FleetQuery(where="tier=full and"))
+    assert wrong.matches == 0 and "position 14: ends" in fleet.note(wrong)
 
 
 def test_a_row_shows_the_newest_report(db: Database) -> None:
-    row = fleet.page(db, "main", FleetQuery(search="pi-00004")).rows[0]
-    report = device.page(db, "main", "pi-00004")
+    row = fleet.read(db, "main", FleetQuery(search="pi-00004")).rows[0]
+    report = device.read(db, "main", "pi-00004")
     assert report is not None
     assert (row.before, row.after) == (report.reports[0].before, report.reports[0].after)
     assert report.reports[0].release == 3
@@ -137,21 +131,19 @@ def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     devices.record(
         db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(capability))]
     )
-    found = fleet.page(db, "main", FleetQuery(search="pi-x"))
-    assert found.rows[0].drift == 1.24 and "1.2 σ" in cells(fleet_page.COLUMNS, found.rows)
-    assert not any(row.drift for row in fleet.page(db, "main", FleetQuery(search="pi-0")).rows)
+    found = fleet.read(db, "main", FleetQuery(search="pi-x"))
+    assert found.rows[0].drift == 1.24 and "1.2 σ" in cells(fleet.COLUMNS, found.rows)
+    assert not any(row.drift for row in fleet.read(db, "main", FleetQuery(search="pi-0")).rows)
 
 
 def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Database) -> None:
     seven, six = filled.name(7), filled.name(6)
-    (row,) = fleet.page(db, "main", FleetQuery(search="quarantined")).rows
+    (row,) = fleet.read(db, "main", FleetQuery(search="quarantined")).rows
     assert (row.device, row.standing, row.outlier_score) == (seven, "quarantined", 22.8)
-    assert '<span class="text-bad">22.8</span>' in cells(fleet_page.COLUMNS, [row])
-    assert [row.device for row in fleet.page(db, "main", FleetQuery(search="revoked")).rows] == [six]
-    shown = {name: device.page(db, "main", name) for name in (seven, six)}
-    texts = {
-        name: device_page.title(page) + device_page.summary(page) for name, page in shown.items() if page
-    }
+    assert '<span class="text-bad">22.8</span>' in cells(fleet.COLUMNS, [row])
+    assert [row.device for row in fleet.read(db, "main", FleetQuery(search="revoked")).rows] == [six]
+    shown = {name: device.read(db, "main", name) for name in (seven, six)}
+    texts = {name: device.title(page) + device.summary(page) for name, page in shown.items() if page}
     assert (
         "the last one because its update is much larger than allowed; to count its reports again: edge-fl fleet admit pi-00007"
         in texts[seven]
@@ -161,15 +153,15 @@ def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Datab
 
 def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
     devices.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
-    shown = device.page(db, "main", "pi-x")
-    assert shown and "put pictures into one folder per class" in device_page.title(shown)
+    shown = device.read(db, "main", "pi-x")
+    assert shown and "put pictures into one folder per class" in device.title(shown)
 
 
 def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
     query = FleetQuery("pi", "blocked", "lost", "head", "after", True, 3, "site=berlin")
-    pairs = dict(parse_qsl(fleet_page.address_of(query)))
-    assert fleet_page.query_of(pairs) == query
-    assert fleet_page.query_of({"page": "x"}) == FleetQuery()
+    pairs = dict(parse_qsl(fleet.address_of(query)))
+    assert fleet.query_of(pairs) == query
+    assert fleet.query_of({"page": "x"}) == FleetQuery()
 
 
 def test_text_from_a_device_is_escaped(db: Database) -> None:
@@ -178,37 +170,37 @@ def test_text_from_a_device_is_escaped(db: Database) -> None:
     devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
     reports.accept(db, report)
-    found, shown = fleet.page(db, "main", FleetQuery(search="pi-x")), device.page(db, "main", "pi-x")
+    found, shown = fleet.read(db, "main", FleetQuery(search="pi-x")), device.read(db, "main", "pi-x")
     assert shown is not None
-    drawn = cells(fleet_page.COLUMNS, found.rows) + cells(device_page.REPORTS, shown.reports)
-    drawn += device_page.title(shown) + device_page.summary(shown) + device_page.description(shown)
+    drawn = cells(fleet.COLUMNS, found.rows) + cells(device.REPORTS, shown.reports)
+    drawn += device.title(shown) + device.summary(shown) + device.description(shown)
     assert "<script" not in drawn and drawn.count("&lt;script&gt;") >= 7
 
 
 def test_a_device_that_chose_its_head_shows_accuracy_by_labels(db: Database) -> None:
-    shown = device.page(db, "main", filled.name(0))
-    assert shown is not None and device_page.cold_start(shown) is None
+    shown = device.read(db, "main", filled.name(0))
+    assert shown is not None and device.cold_start(shown) is None
     measured = {metrics.at_labels(labels, "nearest"): labels / 20 for labels in (1, 5, 10)}
     chosen = replace(shown.reports[0], metrics=measured)
-    chart = device_page.cold_start(replace(shown, reports=(chosen,)))
+    chart = device.cold_start(replace(shown, reports=(chosen,)))
     assert chart is not None and chart.options["xAxis"]["data"] == ["1", "5", "10"]
     (line,) = chart.options["series"]
     assert (line["name"], line["data"]) == ("nearest", [5.0, 25.0, 50.0])
 
 
 def test_a_run_shows_its_spread_and_its_dropped_and_rejected_reports(db: Database) -> None:
-    page = run.page(db, "main")
+    page = run.read(db, "main")
     assert page is not None and page.run.run == "toy-1"
     assert page.rounds[2].rejected == {"norm": 1} and page.rounds[3].dropped == {"timed_out": 1}
-    assert page.current == {"queued": 11, "succeeded": 9} and "9 of 20" in run_page.summary(page)
-    shown = cells(run_page.ROUNDS, page.rounds)
+    assert page.current == {"queued": 11, "succeeded": 9} and "9 of 20" in run.summary(page)
+    shown = cells(run.ROUNDS, page.rounds)
     assert "1 timed out" in shown and "1 norm" in shown
-    assert 'data-act="stop:toy-1"' in run_page.title(page)
+    assert 'data-act="stop:toy-1"' in run.title(page)
 
 
 def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
-    page = run.page(db, "main")
-    chart = run_page.curves(page) if page else None
+    page = run.read(db, "main")
+    chart = run.curves(page) if page else None
     assert chart is not None
     low, band, line = chart.options["series"][:3]
     mean = 0.93 - 0.5 * 0.75
@@ -217,26 +209,26 @@ def test_a_chart_has_a_band_of_one_std_around_each_mean(db: Database) -> None:
 
 
 def test_a_completed_run_shows_the_metrics_of_its_final_personalisation(db: Database) -> None:
-    page = run.page(db, "main")
+    page = run.read(db, "main")
     tile = '<dd class="big">97.5<div class="quiet">n = 20, final</div></dd>'
-    assert page is not None and tile not in run_page.summary(page)
+    assert page is not None and tile not in run.summary(page)
     final = replace(page, final={metrics.PERSONAL_AFTER: Summary(0.975, 0.97, 0.01, 0.9, 20)})
-    assert tile in run_page.summary(final)
+    assert tile in run.summary(final)
 
 
 def test_missing_runs_and_devices_have_an_empty_state(db: Database) -> None:
-    assert run.page(db, "main", "nothing") is None and device.page(db, "main", "pi-none") is None
-    assert "No run yet" in run_page.absent("") and "Unknown run" in run_page.absent("nothing")
-    assert "Unknown device" in device_page.absent("pi-none")
+    assert run.read(db, "main", "nothing") is None and device.read(db, "main", "pi-none") is None
+    assert "No run yet" in run.absent("") and "Unknown run" in run.absent("nothing")
+    assert "Unknown device" in device.absent("pi-none")
 
 
 def test_an_empty_registry_has_a_page_of_every_kind() -> None:
     db = Database.open()
-    assert "No device yet" in fleet_page.note(fleet.page(db, "main", FleetQuery()))
-    assert "No release yet" in releases_page.current(releases.page(db, "main"))
-    assert "No data reported yet" in data_page.body(data.page(db, "main"))
-    assert log.newest(db, "main") == () and "No events" in log_page.NOTE
-    assert run.page(db, "main") is None
+    assert "No device yet" in fleet.note(fleet.read(db, "main", FleetQuery()))
+    assert "No release yet" in releases.current(releases.read(db, "main"))
+    assert "No data reported yet" in data.body(data.read(db, "main"))
+    assert log.newest(db, "main") == () and "No events" in log.NOTE
+    assert run.read(db, "main") is None
 
 
 def test_the_area_of_a_dot_is_its_count() -> None:
@@ -274,10 +266,10 @@ def test_actions_write_the_desired_state(db: Database) -> None:
 
 def test_a_roll_out_under_way_shows_its_stages_and_its_buttons(db: Database) -> None:
     number = rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 0.25, 1.0]})
-    shown = releases_page.current(releases.page(db, "main"))
+    shown = releases.current(releases.read(db, "main"))
     assert "stage 1 of 3, up to 5% of the fleet" in shown and f'data-act="rollback:{number}"' in shown
     rollouts.steer(db, number, "paused")
-    waiting = releases_page.current(releases.page(db, "main"))
+    waiting = releases.current(releases.read(db, "main"))
     assert "pause requested; waiting for a server" in waiting and "edge-fl release pause" in waiting
     assert "data-act" not in waiting
 

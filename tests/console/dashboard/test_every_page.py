@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 from sqlalchemy import inspect, text
 
-from edge_fl_console.dashboard.queries.fleet import PER_PAGE
-from edge_fl_console.dashboard.site import ROUTES
+from edge_fl_console.dashboard.pages.fleet import PER_PAGE
+from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, fleets
 from tests.browsing import LOOKS, dashboard, visiting
 from tests.console.dashboard import filled

@@ -8,10 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl_console.dashboard import charts, prometheus
-from edge_fl_console.dashboard.pages import device as device_page
-from edge_fl_console.dashboard.pages import releases as releases_page
-from edge_fl_console.dashboard.pages import run as run_page
-from edge_fl_console.dashboard.queries import device, releases, run
+from edge_fl_console.dashboard.pages import device, releases, run
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import (
@@ -49,12 +46,12 @@ def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db:
     for number in range(1, 7):
         head(db, f"pi-{number}", "r", 0.9)
     head(db, "pi-6", "refit", 0.93)
-    page = releases.page(db, "main")
+    page = releases.read(db, "main")
     found = page.releases[2].reports
-    assert (found.devices, found.measured, found.paired) == (7, 7, 1)  # the newest report of each device
-    assert (found.paired_before, found.paired_after) == (1.0, 1.0)
+    assert (found.devices, found.measured, found.gain.n) == (7, 7, 1)  # the newest report of each device
+    assert (found.gain.before, found.gain.after) == (1.0, 1.0)
     assert found.after == pytest.approx((1 + 5 * 0.9 + 0.93) / 7)
-    shown = releases_page.current(page)
+    shown = releases.current(page)
     assert (
         "100.0 → 100.0 " in shown and "(n = 1)" in shown and "(n = 7)" in shown and "100.0 → 9" not in shown
     )
@@ -65,7 +62,7 @@ def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database
     able = {"tier": "head"}
     rows = [DeviceRecord("main", f"pi-{n}", "ready", release=2 * (n < 3), capability=able) for n in range(12)]
     devices.record(db, rows)
-    assert (releases.page(db, "main").releases[2].running, releases.page(db, "main").releases[2].part) == (
+    assert (releases.read(db, "main").releases[2].running, releases.read(db, "main").releases[2].part) == (
         3,
         0.25,
     )
@@ -81,8 +78,8 @@ def rounds_of(db: Database, clients: dict[int, int], mean: float = 0.9) -> None:
 
 def test_a_mean_over_few_clients_is_no_point_of_the_line(db: Database) -> None:
     rounds_of(db, {1: 27, 2: 25, 3: 2})
-    page = run.page(db, "main")
-    chart = run_page.curves(page) if page else None
+    page = run.read(db, "main")
+    chart = run.curves(page) if page else None
     assert chart is not None
     line, apart = chart.options["series"]
     assert line["data"] == [90.0, 90.0, None] and apart["data"] == [None, None, 100.0]
@@ -126,29 +123,29 @@ def test_a_device_is_compared_with_the_others_on_its_release(
         reports.accept(
             db, ReportRecord("main", f"pi-{number}", "r", "toy", 1, "head", has, values, None, own, 2)
         )
-    page = device.page(db, "main", "pi-0")
+    page = device.read(db, "main", "pi-0")
     assert page is not None and page.median_samples == 90
-    shown = device_page.standing(page)
+    shown = device.comparison(page)
     mean = (after + 3 * 0.95) / 4
     assert f"{100 * after:.1f} % of 27 test images (one image is 3.7 points)" in shown and expected in shown
     assert f"release 2: {100 * mean:.1f} % (n = 4)" in shown and "in 1 of 2 classes" in shown
-    best = device.page(db, "main", "pi-1")
-    assert best is not None and "cause" not in device_page.standing(best)
+    best = device.read(db, "main", "pi-1")
+    assert best is not None and "cause" not in device.comparison(best)
 
 
 def test_a_run_that_ended_before_a_round_waits_for_none(db: Database) -> None:
-    page = run.page(db, "main")
-    assert page is not None and "appear here as soon as" in run_page.summary(page)
+    page = run.read(db, "main")
+    assert page is not None and "appear here as soon as" in run.summary(page)
     runs.end(db, "toy", "failed", "no device")
-    page = run.page(db, "main")
-    assert page is not None and "ended before its first round" in run_page.summary(page)
+    page = run.read(db, "main")
+    assert page is not None and "ended before its first round" in run.summary(page)
 
 
 def test_the_headline_is_the_newest_evaluated_round_with_its_clients(db: Database) -> None:
     rounds_of(db, {1: 27, 2: 26, 3: 0})
-    page = run.page(db, "main")
+    page = run.read(db, "main")
     assert page is not None
-    shown = run_page.summary(page)
+    shown = run.summary(page)
     assert '90.0<div class="quiet">n = 26, round 2</div>' in shown
 
 
@@ -171,10 +168,10 @@ def test_a_device_that_was_requested_again_counts_once(db: Database) -> None:
     runs.add_requests(db, [RequestRecord("main", name, "t-2-0", "toy", 2, "train") for name in names])
     runs.settle_requests(db, "main", "t-2-0", "timed_out")
     runs.add_requests(db, [RequestRecord("main", name, "t-2-1", "toy", 2, "train") for name in names])
-    page = run.page(db, "main")
+    page = run.read(db, "main")
     assert page is not None
     assert page.rounds[0].dropped == {"timed_out": 5}
-    assert page.current == {"queued": 6} and "0 of 6" in run_page.summary(page)
+    assert page.current == {"queued": 6} and "0 of 6" in run.summary(page)
 
 
 def test_metrics_for_prometheus_are_of_the_last_evaluated_round_with_their_clients(db: Database) -> None:

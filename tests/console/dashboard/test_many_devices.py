@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edge_fl_console.dashboard.pages import fleet
-from edge_fl_console.dashboard.site import ROUTES
+from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, tables
 from tests.browsing import Dashboard, dashboard, visiting
 from tests.console.dashboard import filled

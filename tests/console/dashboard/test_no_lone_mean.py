@@ -21,13 +21,12 @@ from nicegui.page import page as page_of
 
 from edge_fl import metrics
 from edge_fl_console.dashboard.live import PageBoard, PageContext
-from edge_fl_console.dashboard.pages import device
-from edge_fl_console.dashboard.pages import fleet as fleet_page
-from edge_fl_console.dashboard.site import ROUTES
+from edge_fl_console.dashboard.pages import device, fleet
+from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RoundRecord, RunRecord
 
-PAGES = [path for path, (_, build) in ROUTES.items() if build not in (fleet_page.build, device.build)]
+PAGES = [path for path, (_, build) in ROUTES.items() if build not in (fleet.build, device.build)]
 """All but those whose rows and tiles are of single devices."""
 ITEMS = {"p", "li", "td", "h1", "h2", "dl"}
 """Elements whose text is one statement; so is each child of <dl>."""

@@ -11,12 +11,8 @@ from edge_fl import metrics
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import fleet as fleet_page
-from edge_fl_console.dashboard.pages import log as log_page
-from edge_fl_console.dashboard.pages import overview as overview_page
-from edge_fl_console.dashboard.pages import run as run_page
-from edge_fl_console.dashboard.queries import fleet, log, overview, releases, run
-from edge_fl_console.dashboard.queries.fleet import FleetQuery
+from edge_fl_console.dashboard.pages import fleet, log, overview, releases, run
+from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_server.registry import Database, devices, fleets, reports, rollouts, runs, tables
 from edge_fl_server.registry.tables import (
     DeviceRecord,
@@ -52,8 +48,8 @@ def measured(db: Database, device: str, kind: str, round: int, values: Mapping[s
 
 
 def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) -> None:
-    page = overview.page(db, "main")
-    found = {item.link: item.text for item in overview_page.items(page)}
+    page = overview.read(db, "main")
+    found = {item.link: item.text for item in overview.items(page)}
     assert found == {
         "/log": "No server seen yet",
         "/fleet?only=quarantined": "1 device in quarantine, whose reports do not count",
@@ -66,18 +62,18 @@ def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) ->
         connection.execute(
             update(tables.devices).where(tables.devices.c.quarantine != "").values(status="lost")
         )
-    assert sum(overview.page(db, "main").health.values()) == 9  # it counts once
-    shown = overview_page.health(page, PageContext(db, "other").command("server up"))
+    assert sum(overview.read(db, "main").health.values()) == 9  # it counts once
+    shown = overview.health(page, PageContext(db, "other").command("server up"))
     assert "edge-fl server up --fleet other" in shown and "4 × enospc: the card is full" in shown
 
 
 def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -> None:
-    before = list(overview_page.items(overview.page(db, "main")))
+    before = list(overview.items(overview.read(db, "main")))
     texts = {"pi-1": "disk 400 MB free", "pi-2": "disk 90 MB free"}
     raised = [("disk", name, text) for name, text in texts.items()]
     raised += [("silent", "pi-3", "lost"), ("decile", "release 3", "bottom decile 80.0 %")]
     stored.update_active(db, "main", raised, (), 1)
-    found = list(overview_page.items(overview.page(db, "main")))[len(before) :]
+    found = list(overview.items(overview.read(db, "main")))[len(before) :]
     assert [(item.text, item.link, item.detail) for item in found] == [
         ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),
         ("Alert disk: pi-1 and 1 more", "/fleet", "disk 400 MB free"),
@@ -85,12 +81,12 @@ def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -
 
 
 def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> None:
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
 
     def texts(low: float, high: float, *, rolled_back: bool = False) -> list[str]:
-        found = Paired((low + high) / 2, low, high, 8)
-        change = releases.Change(3, 2, rolled_back, 0.95, 0.91, found)
-        return [item.text for item in overview_page.items(replace(page, change=change))]
+        found = Paired((low + high) / 2, low, high, 8, 0.95, 0.91)
+        change = releases.Change(3, 2, rolled_back, found)
+        return [item.text for item in overview.items(replace(page, change=change))]
 
     assert "Release 3 is worse than release 2" in texts(-0.07, -0.004)
     for other in (texts(-0.07, 0.004), texts(-0.07, -0.004, rolled_back=True)):
@@ -98,18 +94,18 @@ def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> 
 
 
 def test_without_the_files_of_its_releases_a_server_cannot_be_started_here(db: Database) -> None:
-    page = overview.page(db, "main")
-    assert "cannot be continued" in overview_page.health(page, elsewhere=True)
-    assert "cannot be continued" not in overview_page.health(page)
+    page = overview.read(db, "main")
+    assert "cannot be continued" in overview.health(page, elsewhere=True)
+    assert "cannot be continued" not in overview.health(page)
 
 
 def test_a_healthy_fleet_says_so(tmp_path: Path) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
     devices.record(db, [DeviceRecord("main", "pi-0", "ready")])
     fleets.begin(db, "main", 1)
-    shown = overview_page.health(overview.page(db, "main"))
+    shown = overview.health(overview.read(db, "main"))
     assert "Nothing needs attention: 1 device, and a server is online." in shown
-    empty = overview_page.summary(overview.page(db, "other"), "other")
+    empty = overview.summary(overview.read(db, "other"), "other")
     assert "Fleet other has no device and no run. This registry has devices of: main" in empty
 
 
@@ -118,14 +114,14 @@ def test_a_gain_is_over_the_devices_that_measured_both(db: Database) -> None:
         measured(db, device, "evaluation", 9, {GLOBAL: shared, BEFORE: own})
     measured(db, "pi-3", "evaluation", 9, {GLOBAL: 0.1})
     measured(db, "pi-0", "evaluation", 8, {GLOBAL: 0.0, BEFORE: 1.0})  # an earlier round
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
     assert page.full is not None and (page.full.run, page.full.round) == ("toy-1", 9)
     (gain,) = page.full.gains
     assert (gain.baseline, gain.found.n) == (GLOBAL, 3)
-    assert (gain.before, gain.after) == (pytest.approx(0.6), pytest.approx(2.5 / 3))
+    assert (gain.found.before, gain.found.after) == (pytest.approx(0.6), pytest.approx(2.5 / 3))
     low, high = metrics.interval([0.3, 0.1, 0.3])
     assert (gain.found.mean, gain.found.low, gain.found.high) == pytest.approx((0.7 / 3, low, high))
-    shown = overview_page.gained(page)
+    shown = overview.gained(page)
     assert "+23.3 points" in shown and "n = 3" in shown and "60.0 → 83.3" in shown
     assert "not distinguishable from chance" in shown and "Local-only baseline: not measured" in shown
 
@@ -134,10 +130,10 @@ def test_the_final_personalisation_and_local_only_are_compared_where_known(db: D
     for device in ("pi-0", "pi-1"):
         measured(db, device, "evaluation", 12, {BEFORE: 0.8, LOCAL: 0.6})
         measured(db, device, "personal", 12, {AFTER: 0.9})
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
     assert page.full is not None
     assert [gain.baseline for gain in page.full.gains] == [LOCAL, BEFORE]
-    assert "Local-only baseline" not in overview_page.gained(page)
+    assert "Local-only baseline" not in overview.gained(page)
 
 
 def test_sums_of_a_database_give_the_same_interval_as_the_values() -> None:
@@ -155,33 +151,33 @@ def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) ->
         releases.head_reports(db, "main")  # what it knows by now is no obstacle
         reports.accept(db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9))
     found = releases.head_reports(db, "main")[9]
-    assert (found.paired_before, found.paired_after, found.after) == (0.9, 0.95, 0.96)
+    assert (found.gain.before, found.gain.after, found.after) == (0.9, 0.95, 0.96)
 
 
 def test_the_list_begins_with_what_needs_attention_and_can_be_narrowed(db: Database) -> None:
-    page = fleet.page(db, "main", FleetQuery())
+    page = fleet.read(db, "main", FleetQuery())
     statuses = [row.standing or row.status for row in page.rows]
     assert statuses[:9] == ["quarantined", *["alert"] * 4, *["lost"] * 4] and "lost" not in statuses[9:]
     assert page.by_only == {"attention": 9, "blocked": 2, "quarantined": 1, "revoked": 1}
-    assert fleet.page(db, "main", FleetQuery(only="attention")).matches == 9
-    blocked = fleet.page(db, "main", FleetQuery(only="blocked")).rows
+    assert fleet.read(db, "main", FleetQuery(only="attention")).matches == 9
+    blocked = fleet.read(db, "main", FleetQuery(only="blocked")).rows
     assert {row.device: row.standing for row in blocked} == {
         filled.name(6): "revoked",
         filled.name(7): "quarantined",
     }
-    assert fleet.page(db, "main", FleetQuery(only="anything")).matches == 40
+    assert fleet.read(db, "main", FleetQuery(only="anything")).matches == 40
 
 
 def test_a_row_gives_the_reason_and_the_buttons(db: Database) -> None:
-    (row,) = fleet.page(db, "main", FleetQuery(only="quarantined")).rows
-    assert fleet_page.message(row) == (
+    (row,) = fleet.read(db, "main", FleetQuery(only="quarantined")).rows
+    assert fleet.message(row) == (
         "3 reports rejected, the last one because its update is much larger than allowed;"
         " its newest update differs strongly from the others'"
     )
-    (cells,) = parts.cells(fleet_page.COLUMNS, [row])
+    (cells,) = parts.cells(fleet.COLUMNS, [row])
     assert "admit:pi-00007" in cells["attention"] and "revoke:pi-00007" in cells["attention"]
-    (row,) = fleet.page(db, "main", FleetQuery(only="revoked")).rows
-    assert "edge-fl fleet enrol pi-00006" in fleet_page.message(row)
+    (row,) = fleet.read(db, "main", FleetQuery(only="revoked")).rows
+    assert "edge-fl fleet enrol pi-00006" in fleet.message(row)
 
 
 def test_the_log_groups_equal_events(db: Database) -> None:
@@ -194,13 +190,13 @@ def test_the_log_groups_equal_events(db: Database) -> None:
     events = log.newest(db, "main")
     (rejected,) = (event for event in events if event.subject == "pi-x")
     assert (rejected.times, rejected.first < rejected.at) == (5, True)
-    assert "its update is much larger than allowed (norm): an update of norm 904" in log_page.text(rejected)
-    assert "5 times since" in log_page.text(rejected)
+    assert "its update is much larger than allowed (norm): an update of norm 904" in log.text(rejected)
+    assert "5 times since" in log.text(rejected)
     (late,) = (event for event in events if event.text.startswith("evaluate"))
-    assert (late.times, late.subjects) == (5, 3) and "and 2 more" in log_page.subject(late)
+    assert (late.times, late.subjects) == (5, 3) and "and 2 more" in log.subject(late)
     rounds = {event.text: event.times for event in events if event.kind == "round"}
     assert rounds == {"rounds 5–12: 7 of 7 responded": filled.ROUNDS - 4, "rounds 1–4: 6 of 7 responded": 4}
-    shown = [log_page.text(event) for event in events if event.kind == "round"]
+    shown = [log.text(event) for event in events if event.kind == "round"]
     assert all("times" not in text and "since" in text for text in shown)
 
 
@@ -209,7 +205,7 @@ def test_the_log_has_one_event_for_the_messages_of_many_devices_that_somebody_re
         detail = "state is older than one received before"
         reports.reject(db, RejectionRecord("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail))
     (replayed,) = (event for event in log.newest(db, "main") if event.text.startswith("replayed"))
-    assert (replayed.times, replayed.subjects) == (50, 50) and "and 49 more" in log_page.subject(replayed)
+    assert (replayed.times, replayed.subjects) == (50, 50) and "and 49 more" in log.subject(replayed)
 
 
 def test_a_paused_roll_out_is_a_warning_and_a_replaced_one_is_not_red(db: Database) -> None:
@@ -223,10 +219,10 @@ def test_a_paused_roll_out_is_a_warning_and_a_replaced_one_is_not_red(db: Databa
         event.text.partition(":")[0]: event for event in log.newest(db, "main") if event.kind == "roll-out"
     }
     assert (found["paused"].level, found["replaced"].level) == ("warning", "info")
-    assert log_page.text(found["replaced"]) == "replaced by release 4"
+    assert log.text(found["replaced"]) == "replaced by release 4"
     assert "bad" not in parts.word("replaced") and "warn" in parts.word("paused")
-    page = overview.page(db, "main")
-    assert "The roll-out of release 4 is paused" in {item.text for item in overview_page.items(page)}
+    page = overview.read(db, "main")
+    assert "The roll-out of release 4 is paused" in {item.text for item in overview.items(page)}
 
 
 def test_full_and_head_only_devices_have_separate_means(db: Database, tmp_path: Path) -> None:
@@ -234,19 +230,19 @@ def test_full_and_head_only_devices_have_separate_means(db: Database, tmp_path: 
     with (tmp_path / round_metrics.FILE).open("ab") as file:
         summary = metrics.summarise_reports(list(clients.values()))
         file.write(round_metrics.encode(RoundMetrics(round=12, final=True, metrics=summary, clients=clients)))
-    page = run.page(db, "main")
+    page = run.read(db, "main")
     assert page is not None and (page.final[AFTER].mean, page.heads[AFTER].mean) == (0.9, 0.6)
-    shown = run_page.summary(page)
+    shown = run.summary(page)
     assert '90.0<div class="quiet">n = 1, final' in shown and '60.0<div class="quiet">n = 2' in shown
 
 
 def test_a_round_without_evaluation_says_so(db: Database) -> None:
     runs.begin(db, RunRecord("toy-2", "main", "fedavg", "digits", "fleet", 2, ""))
     runs.record_round(db, RoundRecord("toy-2", 1, 3, 3, 1.0))
-    page = run.page(db, "main", "toy-2")
+    page = run.read(db, "main", "toy-2")
     assert page is not None
-    (cells,) = parts.cells(run_page.ROUNDS, page.rounds)
-    assert "not evaluated" in cells["personal"] and "global" not in run_page.visible(page)
+    (cells,) = parts.cells(run.ROUNDS, page.rounds)
+    assert "not evaluated" in cells["personal"] and "global" not in run.visible(page)
 
 
 def test_the_state_of_the_server_is_in_plain_words(db: Database) -> None:
@@ -259,7 +255,7 @@ def test_the_state_of_the_server_is_in_plain_words(db: Database) -> None:
 def test_full_devices_without_a_baseline_show_their_mean_and_no_gain(db: Database) -> None:
     for device, own in (("pi-0", 0.9), ("pi-1", 0.8)):
         measured(db, device, "personal", 12, {AFTER: own})
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
     assert page.full is not None and (page.full.n, page.full.gains) == (2, ())
-    shown = overview_page.gained(page)
+    shown = overview.gained(page)
     assert '85.0 % <span class="quiet">(n = 2)</span>,' in shown and "no shared model to compare" in shown

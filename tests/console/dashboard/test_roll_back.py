@@ -15,10 +15,8 @@ from edge_fl.wire.roles import Person
 from edge_fl_console.dashboard import actions, parts
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.live import PageBoard
-from edge_fl_console.dashboard.pages import overview as overview_page
-from edge_fl_console.dashboard.pages import releases as releases_page
-from edge_fl_console.dashboard.queries import fleet, log, overview, releases
-from edge_fl_console.dashboard.queries.fleet import FleetQuery
+from edge_fl_console.dashboard.pages import fleet, log, overview, releases
+from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_server.registry import Database, audit, devices, reports, rollouts, runs
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
@@ -72,29 +70,29 @@ def roll_back(db: Database) -> RolloutRecord:
 
 
 def test_a_release_is_compared_with_the_one_that_its_numbers_were_measured_against(db: Database) -> None:
-    shown = overview_page.changed(overview.page(db, "main"))
+    shown = overview.changed(overview.read(db, "main"))
     assert "release 3 compared with release 2" in shown and "96.0 → 96.0" in shown
     roll_back(db)
-    change = overview.page(db, "main").change
+    change = overview.read(db, "main").change
     assert (change.release, change.other, change.rolled_back) == (2, 3, True)
-    assert (change.before, change.after) == (pytest.approx(0.96), pytest.approx(0.96))
+    assert (change.found.before, change.found.after) == (pytest.approx(0.96), pytest.approx(0.96))
     reported(db, "pi-0", "refit", 2, 0.96, 0.94)
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
     assert page.change.found and page.change.found.mean == pytest.approx(-0.01)
-    shown = overview_page.changed(page)
+    shown = overview.changed(page)
     assert "release 2 compared with release 3" in shown and "96.0 → 95.0" in shown
     assert "rolled back from release 3 to 2, last accuracy on each" in shown and "93.5" not in shown
-    shown = releases_page.current(releases.page(db, "main"))
+    shown = releases.current(releases.read(db, "main"))
     assert "Release 3 → 2, last accuracy on each" in shown and "96.0 → 95.0" in shown and "93.5" not in shown
-    (second,) = (row for row in releases.page(db, "main").releases.values() if row.record.release == 2)
-    (cells,) = parts.cells(releases_page.RELEASES, [second])
-    assert "release 1:" in cells["reports.paired_after"] and "93.5 → 96.0" in cells["reports.paired_after"]
+    (second,) = (row for row in releases.read(db, "main").releases.values() if row.record.release == 2)
+    (cells,) = parts.cells(releases.RELEASES, [second])
+    assert "release 1:" in cells["reports.gain"] and "93.5 → 96.0" in cells["reports.gain"]
 
 
 def test_a_roll_back_is_recorded_with_who_asked_for_it(db: Database) -> None:
     roll_back(db)
-    page = releases.page(db, "main")
-    newest, *others = parts.cells(releases_page.ROLLOUTS, page.rollouts)
+    page = releases.read(db, "main")
+    newest, *others = parts.cells(releases.ROLLOUTS, page.rollouts)
     assert (newest["asked_by"], newest["record.explanation"]) == (
         "anna",
         "rolled back from release 3 to 2; 2 of 2 devices succeeded",
@@ -105,9 +103,9 @@ def test_a_roll_back_is_recorded_with_who_asked_for_it(db: Database) -> None:
     assert told[0] == "rolled back from release 3 to 2: 2 of 2 devices succeeded; asked by anna"
     assert told[1] == "completed: 2 of 2 devices succeeded"
     completed(db, rollouts.begin(db, "main", 3, previous=2))
-    page = releases.page(db, "main")
+    page = releases.read(db, "main")
     assert not any(row.rolled_back for row in page.releases.values())
-    assert "release 3 compared with release 2" in overview_page.changed(overview.page(db, "main"))
+    assert "release 3 compared with release 2" in overview.changed(overview.read(db, "main"))
 
 
 def test_a_roll_out_that_is_rolled_back_before_its_end_says_from_where_to_where(db: Database) -> None:
@@ -119,21 +117,21 @@ def test_a_roll_out_that_is_rolled_back_before_its_end_says_from_where_to_where(
     rollouts.advance(db, record, state="rolled_back", reason="by hand")
     (newest, *_) = log.newest(db, "main")
     assert newest.text == "rolled back from release 4 to 3: by hand; asked by anna"
-    change = overview.page(db, "main").change
+    change = overview.read(db, "main").change
     assert (change.release, change.other, change.rolled_back, change.found) == (3, 4, True, None)
-    shown = overview_page.changed(overview.page(db, "main"))
+    shown = overview.changed(overview.read(db, "main"))
     assert "Rolled back from release 4 to 3. Not measured yet" in shown
 
 
 def test_a_stored_report_that_is_sent_again_has_no_before(db: Database) -> None:
     roll_back(db)
-    rows = fleet.page(db, "main", FleetQuery()).rows
+    rows = fleet.read(db, "main", FleetQuery()).rows
     assert {row.device: (row.before, row.after) for row in rows} == {
         "pi-0": (None, 0.96),
         "pi-1": (None, 0.96),
     }
     reported(db, "pi-0", "refit", 2, 0.96, 0.94)  # a new fit measures it
-    (row,) = fleet.page(db, "main", FleetQuery(search="pi-0")).rows
+    (row,) = fleet.read(db, "main", FleetQuery(search="pi-0")).rows
     assert (row.before, row.after) == (0.96, 0.94)
 
 
@@ -142,17 +140,17 @@ def test_a_simulated_local_only_baseline_of_the_run_is_shown(db: Database, tmp_p
     devices.record(db, [DeviceRecord("main", "full", "ready", capability={"tier": "full"})])
     own = {metrics.PERSONAL_AFTER: 0.9}
     reports.accept(db, ReportRecord("main", "full", "p", "toy", 3, "personal", 9, own))
-    assert "Local-only baseline: not measured" in overview_page.gained(overview.page(db, "main"))
+    assert "Local-only baseline: not measured" in overview.gained(overview.read(db, "main"))
     local = {"full": 0.8, "pi-0": 0.7, "pi-1": 0.6}
     clients = {name: {**own, metrics.LOCAL_ONLY: accuracy} for name, accuracy in local.items()}
     line = RoundMetrics(round=3, final=True, clients=clients)
     (tmp_path / round_metrics.FILE).write_bytes(round_metrics.encode(line))
     runs.end(db, "toy", "completed", "")
-    page = overview.page(db, "main")
+    page = overview.read(db, "main")
     assert page.full and page.full.heads
     assert [(gain.baseline, gain.simulated) for gain in page.full.gains] == [(metrics.LOCAL_ONLY, True)]
-    assert (page.full.heads.before, page.full.heads.found.n) == (pytest.approx(0.65), 2)
-    shown = overview_page.gained(page)
+    assert (page.full.heads.found.before, page.full.heads.found.n) == (pytest.approx(0.65), 2)
+    shown = overview.gained(page)
     assert "Head-only devices: personal models compared with" in shown and "(simulated)" in shown
     assert "not measured" not in shown and "release" not in shown
 

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from edge_fl.errors import ConfigError
 from edge_fl_broker.mosquitto import free_port
-from edge_fl_console.dashboard import single_sign_on
+from edge_fl_console.dashboard import auth
 from edge_fl_server.registry import Database
 from tests.browsing import dashboard
 
@@ -182,9 +182,9 @@ def test_a_claim_of_the_provider_gives_the_roles(tmp_path: Path) -> None:
 
 
 def test_a_wrong_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(single_sign_on.SECRET, raising=False)
+    monkeypatch.delenv(auth.SECRET, raising=False)
     good = write(tmp_path, "https://idp.example", "https://fleet.example")
-    settings, secret = single_sign_on.read(good)
+    settings, secret = auth.oidc_settings(good)
     assert (settings.roles["operator"], secret) == (("fleet", "on-call"), SECRET)
     wrong = {
         "role_s": good.read_text().replace("viewer", "boss"),
@@ -196,7 +196,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for text in wrong.values():
         (path := tmp_path / "wrong.toml").write_text(text)
         with pytest.raises(ConfigError, match=r"--oidc.*wrong.toml|wrong.toml: not TOML"):
-            single_sign_on.read(path)
+            auth.oidc_settings(path)
     path.write_text(wrong["no secret"])
-    monkeypatch.setenv(single_sign_on.SECRET, "from the environment")
-    assert single_sign_on.read(path)[1] == "from the environment"
+    monkeypatch.setenv(auth.SECRET, "from the environment")
+    assert auth.oidc_settings(path)[1] == "from the environment"

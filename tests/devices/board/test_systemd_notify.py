@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_devices.board.systemd_notify import Notifier
 from edge_fl_devices.runtime import runner as runners
-from edge_fl_devices.runtime.runner import Runner
+from edge_fl_devices.runtime.runner import Notifier, Runner
 
 
 @pytest.fixture

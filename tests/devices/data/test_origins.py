@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from edge_fl.data import grouping, pictures
-from edge_fl_devices.data import origins
-from edge_fl_devices.data.origins import Origin, grouped
+from edge_fl_devices.data import picture_index
+from edge_fl_devices.data.picture_index import Origin, grouped
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -25,7 +25,7 @@ def picture(path: Path, taken: str = "", at_s: float = NOON, size: tuple[int, in
 
 
 def origin(path: Path) -> Origin:
-    return origins.origin(path, pictures.header(path))
+    return picture_index.origin(path, pictures.header(path))
 
 
 def numbers(*given: Origin) -> list[int]:

@@ -23,10 +23,10 @@ from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.load import collect
 from edge_fl_devices.data.picture_index import SUFFIX, PictureFacts, PictureIndex
 from edge_fl_devices.data.spec import DataSpec
-from edge_fl_devices.features.cache import FeatureCache
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest
 from edge_fl_devices.features.client_features import LoadedFeatures
-from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.features.local_loader import LocalFeatureLoader, read_features
+from edge_fl_devices.storage.rows import RowFile
 from edge_fl_devices.storage.slots import InstalledRelease
 from tests.devices.graphs import WEIGHTS, graph, manifest_for, on_disk
 from tests.devices.opened import Opened
@@ -105,10 +105,9 @@ def test_only_new_changed_and_unreadable_pictures_are_opened(
     after = features(config, release)
     assert opened() == {"new.png", "3.png"}
     assert after.fingerprint != before.fingerprint
-    known = FeatureCache(Path(config.folder) / load.FEATURES).read(
-        release.manifest.extractor.sha256, WEIGHTS.shape[1]
-    )
-    assert len(known.rows) == 19  # not those of pictures that are gone
+    file = Path(config.folder) / load.FEATURES / f"{release.manifest.extractor.sha256}.rows"
+    known, _ = read_features(RowFile(file), WEIGHTS.shape[1])
+    assert len(known) == 19  # not those of pictures that are gone
 
 
 def test_a_picture_that_moves_to_another_class_is_not_decoded_again(

@@ -23,7 +23,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl_devices.config import DeviceConfig, convert
 from edge_fl_devices.data import load, record, sources
 from edge_fl_devices.data.load import ImageStream, collect
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.doctor import status
 

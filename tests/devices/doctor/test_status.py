@@ -7,7 +7,7 @@ import msgspec
 from edge_fl.secure.floors import SumFloors
 from edge_fl_devices.config import DeviceConfig, remember
 from edge_fl_devices.doctor import status
-from edge_fl_devices.storage.sums import FILE, SumRecord
+from edge_fl_devices.storage.store import SUMS, SumRecord
 
 
 def shown(folder: Path) -> dict[str, object]:
@@ -23,8 +23,8 @@ def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp
     assert shown(tmp_path)[floors] == demanded
     remember(msgspec.structs.replace(config, uploads=False))
     assert shown(tmp_path)[floors] == "none: uploads = false"
-    (tmp_path / FILE).parent.mkdir()
-    (tmp_path / FILE).write_bytes(
+    (tmp_path / SUMS).parent.mkdir()
+    (tmp_path / SUMS).write_bytes(
         msgspec.json.encode(SumRecord("s-7", 20, "below_floor: minimum 3 (sum s-8)"))
     )
     assert shown(tmp_path)["last sum"] == "s-7"

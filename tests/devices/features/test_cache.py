@@ -11,10 +11,16 @@ from numpy.typing import NDArray
 
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl_devices.data.split import key
-from edge_fl_devices.features.cache import FeatureCache, KnownFeatures
 from edge_fl_devices.features.client_features import LoadedFeatures
 from edge_fl_devices.features.extractor import Extractor
-from edge_fl_devices.features.local_loader import FEATURES, LATENCY_RUNS, LocalFeatureLoader
+from edge_fl_devices.features.local_loader import (
+    FEATURES,
+    LATENCY_RUNS,
+    LocalFeatureLoader,
+    encoded,
+    read_features,
+)
+from edge_fl_devices.storage.rows import RowFile
 from edge_fl_devices.storage.slots import InstalledRelease
 from tests.devices.graphs import WEIGHTS, graph, images, manifest_for, on_disk
 
@@ -105,21 +111,20 @@ def test_images_that_are_gone_leave_the_cache_with_the_next_extraction(tmp_path:
     release, x = installed(tmp_path), images(12)
     for part in (x[:9], x[3:]):
         loaded(tmp_path, release, part)
-    rows = FeatureCache(tmp_path / FEATURES).read(release.manifest.extractor.sha256, WEIGHTS.shape[1]).rows
+    file = RowFile(tmp_path / FEATURES / f"{release.manifest.extractor.sha256}.rows")
+    rows, _ = read_features(file, WEIGHTS.shape[1])
     assert set(rows) == {key(image) for image in x[3:]}
 
 
 def test_the_cache_keeps_the_extractors_used_last(tmp_path: Path) -> None:
-    cache, known = (
-        FeatureCache(tmp_path / "cache", entries=2),
-        KnownFeatures({bytes(32): np.ones(3, np.float32)}),
-    )
-    for name, used_s in (("a", 1), ("b", 2)):
-        cache.write(name, known)
-        os.utime(tmp_path / "cache" / f"{name}.rows", (used_s, used_s))
-    assert cache.read("a", 3).rows
-    cache.write("c", known)
-    assert [name for name in "abc" if cache.read(name, 3).rows] == ["a", "c"]
+    a, b, c = (RowFile(tmp_path / "cache" / f"{name}.rows") for name in "abc")
+    for file, used_s in ((a, 1), (b, 2)):
+        file.replace([b"row"])
+        os.utime(file.path, (used_s, used_s))
+    assert [*a.read()]
+    c.replace([b"row"])
+    c.evict(2)
+    assert [file.path.name for file in (a, b, c) if [*file.read()]] == ["a.rows", "c.rows"]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x93NUMPY", b"\x80\x04pickle", b"x" * 500, None])
@@ -133,18 +138,20 @@ def test_a_damaged_cache_file_is_computed_again(
     extracted.clear()
     assert np.array_equal(train(loaded(tmp_path, release, x)), good)
     assert (
-        sum(extracted) == (9 if garbage is not None else 5) + LATENCY_RUNS
+        sum(extracted) == (9 if garbage is not None else 4) + LATENCY_RUNS
     )  # whole rows before the end count
     extracted.clear()
     assert np.array_equal(train(loaded(tmp_path, release, x)), good) and not extracted
 
 
 def test_features_of_another_size_or_that_are_not_finite_are_not_used(tmp_path: Path) -> None:
-    cache = FeatureCache(tmp_path / "cache")
-    cache.write("a", KnownFeatures({bytes(32): np.ones(3, np.float32)}, 2.0))
-    assert cache.read("a", 3).latency_ms == 2.0 and not cache.read("a", 4).rows
-    cache.write("a", KnownFeatures({bytes(32): np.full(3, np.nan, np.float32)}))
-    assert not cache.read("a", 3).rows
+    file = RowFile(tmp_path / "cache" / "a.rows")
+    file.replace(encoded({bytes(32): np.ones(3, np.float32)}, 2.0))
+    known, latency_ms = read_features(file, 3)
+    assert [*known] == [bytes(32)] and latency_ms == 2.0 and not read_features(file, 4)[0]
+    file.append(encoded({bytes(32): np.full(3, np.nan, np.float32), b"k" * 32: np.ones(3, np.float32)}, 1.0))
+    known, latency_ms = read_features(file, 3)
+    assert {*known} == {bytes(32), b"k" * 32} and np.isfinite(known[bytes(32)]).all() and latency_ms == 1.0
 
 
 def test_features_are_for_their_owner_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -22,8 +21,7 @@ from edge_fl_devices.data.location import Snapshot, snapshot
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader, FeatureRequest, Inspection
 from edge_fl_devices.features.onnx_runtime import Runtime
-from edge_fl_devices.runtime.inspector import Inspector, as_counted_last, inspect_board, measured
-from edge_fl_devices.runtime.monitor import COUNTING
+from edge_fl_devices.runtime.monitor import COUNTING, Board, as_counted_last, inspect_board, measured
 
 PHOTOS, PHOTO_SIZE, MAX_MB = 40, (4000, 3000), 120
 PEAK = """
@@ -127,17 +125,12 @@ def test_a_board_is_measured_once_its_child_no_longer_fails(config: DeviceConfig
         (Path(config.data) / name).mkdir(parents=True)
         Image.new("L", (8, 8), 100).save(Path(config.data) / name / "0.png")
     unmeasured = as_counted_last(config, measured(config, None))
-    device = SimpleNamespace(state=SimpleNamespace(capability=unmeasured))
     lines: list[str] = []
+    tiers: list[str] = []
     with closing(feature_children()) as children:
-        inspect = Inspector(
-            config,
-            device,  # type: ignore[arg-type]
-            ChildFeatureLoader(config, children),
-            lambda board: measured(config, board),
-            lines.append,
-        )
-        found = inspect(snapshot(config.data))
+        board = Board(config, None, ChildFeatureLoader(config, children), tiers.append, lines.append)
+        found = board.inspect(unmeasured, snapshot(config.data))
+    assert tiers == ["head", "head"] and board.runtime().max_opset == found.max_opset
     assert unmeasured.max_opset == 0 and unmeasured.notes[-1] == COUNTING
     assert found.max_opset >= 17 and found.onnxruntime and found.samples_per_class == [1, 1]
     assert found.notes[0] == "head: limited by its owner" and found.notes[1].startswith("measured: ")

@@ -10,7 +10,7 @@ from edge_fl.console.progress import Progress
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features import child_loader
 from edge_fl_devices.features.child_loader import ReadingProgress
-from edge_fl_devices.runtime.maintenance import StatusDisplay
+from edge_fl_devices.runtime.run_device import StatusDisplay
 
 NOON_S = time.mktime((2026, 6, 1, 12, 0, 0, 0, 0, -1))
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from edge_fl.errors import ConfigError, DataError
+from edge_fl.files import atomic
 from edge_fl.fleet.settings import (
     DEFAULTS,
     ActualSetting,
@@ -19,7 +20,6 @@ from edge_fl.fleet.settings import (
 from edge_fl.wire.topics import Address
 from edge_fl_devices.agent.events import Received
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.remote import settings
 from edge_fl_devices.remote.settings import LOCAL, RETURN_S, TRIAL_S, RemoteSettings
 
 ADDRESS = Address("settings", "pi-1")
@@ -188,7 +188,7 @@ def test_settings_that_the_disk_does_not_take_are_not_accepted(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk:
-        disk.setattr(settings.atomic, "write", full)
+        disk.setattr(atomic, "write", full)
         assert receive(remote, 1, keep=5).why == "disk"
     assert not remote.restart_due
     assert receive(remote, 1, keep=5).why == "" and remote.restart_due

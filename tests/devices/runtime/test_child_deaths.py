@@ -17,11 +17,11 @@ from edge_fl_devices.doctor import status
 from edge_fl_devices.features.child_loader import ChildFeatureLoader
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.install import canary
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter
 from tests.devices.deadly import deadly
 from tests.devices.images import X, Y
@@ -63,7 +63,7 @@ def device(
     for number in range(pictures):
         picture(site.folder, number)
     config = DeviceConfig("pi-01", str(site.folder / "images"), folder=str(site.home))
-    worker = head_worker(
+    worker = HeadWorker(
         "pi-01",
         Store(site.home),
         FitSettings("nearest", cross_validate_below=100),
@@ -73,7 +73,7 @@ def device(
         limits=FEW,
         check=check,
     )
-    return start(
+    return Device(
         "pi-01", TOPICS, Capability("head", "x86_64", "3.12", samples=8), worker, limits=FEW, fetching=FAST
     )
 

@@ -15,7 +15,7 @@ from edge_fl.fleet.settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
 from edge_fl_devices.agent.effects import Job
-from edge_fl_devices.agent.state import LIMITS, AgentState
+from edge_fl_devices.agent.state import LIMITS
 from edge_fl_devices.agent.step import step
 from edge_fl_devices.board.health import CALM_S, Readings
 from edge_fl_devices.board.usage import Meter
@@ -23,8 +23,7 @@ from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import record
 from edge_fl_devices.data.current import CurrentData
 from edge_fl_devices.data.location import Snapshot
-from edge_fl_devices.data.report import DataReport
-from edge_fl_devices.data.spec import DataSpec
+from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.features import drift
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.monitor import DeviceMonitor
@@ -59,7 +58,7 @@ class Board:
 
     def __post_init__(self) -> None:
         can = Capability(self.tier, "test", "3", max_opset=9, notes=["full: torch", "measured"])  # type: ignore[arg-type]
-        self.device = Device(AgentState("pi-01", "boot", TOPICS, can), Idle("pi-01", Store(self.home)))
+        self.device = Device("pi-01", TOPICS, can, Idle("pi-01", Store(self.home)))
         config = DeviceConfig(
             "pi-01", str(self.home / "images"), folder=str(self.home), budget=self.budget, refit_every_s=100
         )
@@ -114,7 +113,7 @@ def test_the_class_list_of_a_release_is_counted_without_another_fit(
     assert board.heard == []  # nothing was counted yet
     skipped, hints = {f"{OUTSIDE}, nearest 'horse'": 8}, ("folder 'hourse' is not a class",)
     report = DataReport(("cat", "horse"), (5, 0), skipped, hints)
-    record.remember(board.home, report, DataSpec(("cat", "horse")))
+    record.remember(board.home, report, ("cat", "horse"))
     board.monitor.check_count()
     (changed,) = board.heard
     assert isinstance(changed, events.DataChanged) and not board.device.state.refit

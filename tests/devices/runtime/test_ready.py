@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl_devices.data import record
-from edge_fl_devices.data.record import DataRecord
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataRecord, DataReport
 from tests.devices.images import picture
 from tests.devices.opened import Opened
 from tests.power import Disk, fill

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
-from edge_fl_devices.runtime import device
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.simulated.fleet_status import LiveTable, table_rows
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
@@ -21,10 +21,10 @@ class Idle(Worker):
         raise AssertionError
 
 
-def fleet(folder: Path, count: int) -> list[device.Device]:
+def fleet(folder: Path, count: int) -> list[Device]:
     can = Capability("head", "test", "3", samples=5, head="svm")
     names = [f"d{number:02d}" for number in range(count)]
-    return [device.start(n, Topics("main"), can, Idle(n, Store(folder / n))) for n in names]
+    return [Device(n, Topics("main"), can, Idle(n, Store(folder / n))) for n in names]
 
 
 def test_failures_come_first_and_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError
 from edge_fl.release.agent import AgentRelease, AgentWheel
 from edge_fl_devices.config import UpdateConfig
-from edge_fl_devices.update import environment, plan
+from edge_fl_devices.update import environment
 from edge_fl_devices.update.environment import Distribution
 from edge_fl_devices.update.updater import postponed
 
@@ -28,7 +28,7 @@ def wheel(file: str, *requires: str, python: str = ">=3.11") -> AgentWheel:
 
 def needed(*wheels: AgentWheel) -> list[str]:
     release = AgentRelease(7, "1.1", list(wheels))
-    return [one.file for one in plan.needed(release, FACTORY, TAGS, "3.11.2")]
+    return [one.file for one in environment.needed(release, FACTORY, TAGS, "3.11.2")]
 
 
 def refused(*wheels: AgentWheel) -> str:
@@ -69,19 +69,19 @@ def test_a_missing_dependency_is_refused_by_name() -> None:
 def test_an_older_version_is_refused_unless_it_is_signed_as_a_downgrade() -> None:
     old = AgentRelease(7, "0.9", [AGENT])
     with pytest.raises(ArtefactError, match=r"version 0\.9, 1\.0 runs here") as caught:
-        plan.require_allowed(old, "1.0", withdrawn=False)
+        environment.require_allowed(old, "1.0", withdrawn=False)
     assert caught.value.why == "downgrade"
-    plan.require_allowed(old, "1.0", withdrawn=True)
-    plan.require_allowed(AgentRelease(7, "0.9", [AGENT], downgrade=True), "1.0", withdrawn=False)
-    plan.require_allowed(AgentRelease(7, "1.0", [AGENT]), "1.0", withdrawn=False)
+    environment.require_allowed(old, "1.0", withdrawn=True)
+    environment.require_allowed(AgentRelease(7, "0.9", [AGENT], downgrade=True), "1.0", withdrawn=False)
+    environment.require_allowed(AgentRelease(7, "1.0", [AGENT]), "1.0", withdrawn=False)
 
 
 def test_a_withdrawn_release_is_refused_unless_the_device_returns_from_another_one() -> None:
     held_back = AgentRelease(7, "1.1", [AGENT], withdrawn=True)
     with pytest.raises(ArtefactError, match="agent release 7: withdrawn") as caught:
-        plan.require_allowed(held_back, "1.0", withdrawn=False)
+        environment.require_allowed(held_back, "1.0", withdrawn=False)
     assert caught.value.why == "withdrawn"
-    plan.require_allowed(held_back, "1.0", withdrawn=True)
+    environment.require_allowed(held_back, "1.0", withdrawn=True)
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ from edge_fl_devices.agent.effects import Fit, Train
 from edge_fl_devices.agent.events import Failed, Finished
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.features.onnx_runtime import Runtime
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.full import FullWorker
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_devices.workers.worker import attempt
 from tests.devices.scripted import TOPICS, ScriptedServer, running
@@ -250,7 +250,7 @@ def test_a_device_without_samples_reports_no_data(tmp_path: Path) -> None:
 
 
 def full_device(folder: Path) -> Device:
-    return start("pi-01", TOPICS, Capability("full", "x86_64", "3.12", samples=11), worker(folder))
+    return Device("pi-01", TOPICS, Capability("full", "x86_64", "3.12", samples=11), worker(folder))
 
 
 def test_two_rounds_over_a_broker_send_the_shared_part_and_nothing_else(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_full_device_trains_and_fits_heads_and_a_head_only_one_does_not_train(
     loader = LocalFeatureLoader(lambda classes, input: DATA, tmp_path)
     store = Store(tmp_path)
     head, both = (
-        head_worker(
+        HeadWorker(
             "pi-01",
             store,
             FitSettings("nearest"),

@@ -19,12 +19,12 @@ from edge_fl_devices.child import decode, encode
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet, LoadedFeatures
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
-from edge_fl_devices.runtime.device import Device, start
+from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.comparison import is_worse
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from tests.devices import graphs
 from tests.devices.scripted import TOPICS, running
@@ -58,7 +58,7 @@ def guarded(
     folder: Path, fitter: Counting, holding: list[ClientData], kind: str = "nearest", below: int = 0
 ) -> Device:
     loader = LocalFeatureLoader(lambda classes, input: holding[0], folder)
-    worker = head_worker(
+    worker = HeadWorker(
         "pi-01",
         Store(folder),
         FitSettings(kind, cross_validate_below=below),
@@ -69,7 +69,7 @@ def guarded(
         check=lambda installed: None,
         limits=QUICK,
     )
-    return start("pi-01", TOPICS, Capability("head", "t", "3"), worker, limits=QUICK, fetching=FAST)
+    return Device("pi-01", TOPICS, Capability("head", "t", "3"), worker, limits=QUICK, fetching=FAST)
 
 
 def blind() -> bytes:

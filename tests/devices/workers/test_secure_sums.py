@@ -16,7 +16,7 @@ from edge_fl.failures import Failure
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
 from edge_fl_broker.provision.authority import Authority
-from edge_fl_devices.storage.sums import FILE, SumRecord, read
+from edge_fl_devices.storage.store import SUMS, Store, SumRecord
 from edge_fl_devices.workers.secure_sums import SumParticipant
 from tests.fuzz.valid import structs
 
@@ -46,7 +46,7 @@ class Vectors:
 
 
 def participant(folder: Path, vectors: Vectors | None = None, identity: Path | None = None) -> SumParticipant:
-    return SumParticipant("pi-1", "main", identity, vectors or Vectors(), folder)
+    return SumParticipant("pi-1", "main", identity, vectors or Vectors(), Store(folder))
 
 
 def reply(sums: SumParticipant, step: SumStep, number: int = 0, rejected: str = "") -> SumReply | None:
@@ -89,7 +89,7 @@ def test_a_device_without_a_vector_declines(
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     assert reply(participant(tmp_path, Vectors(offered)), opening("s")) == declined("s", why)
-    assert read(tmp_path).declined.startswith(why) != (why == "nothing")
+    assert Store(tmp_path).sums().declined.startswith(why) != (why == "nothing")
 
 
 def test_an_unreadable_identity_is_reported_and_the_device_declines(
@@ -107,7 +107,7 @@ def test_a_vector_is_recorded_as_that_of_its_sum_before_it_leaves(tmp_path: Path
     assert reply(sums, opening("s")) and not vectors.committed
     answer = sums.answer(SumStep("s", "peers", keys=COHORT))
     assert answer.reply and answer.reply.stage == "vector" and answer.payload
-    assert vectors.committed == [("s", True)] and read(tmp_path).id == "s"
+    assert vectors.committed == [("s", True)] and Store(tmp_path).sums().id == "s"
 
 
 @pytest.mark.parametrize("where", ["worker", "record"])
@@ -118,7 +118,7 @@ def test_a_vector_that_cannot_be_recorded_does_not_leave_then_or_later(tmp_path:
     if where == "worker":
         vectors.fails = ArtefactError("no space", Failure.ENOSPC)
     else:
-        (tmp_path / FILE).mkdir(parents=True)
+        (tmp_path / SUMS).mkdir(parents=True)
     peers = SumStep("s", "peers", keys=COHORT)
     assert sums.answer(peers).payload == b""
     vectors.fails = None
@@ -170,7 +170,7 @@ def test_a_device_that_has_sent_more_than_its_folder_knows_writes_its_pictures_o
     sums = participant(tmp_path, vectors)
     assert reply(sums, opening("b", last=20), 22) == declined("b", "restored")
     assert vectors.committed == [("b", False)]
-    assert read(tmp_path).number == 20
+    assert Store(tmp_path).sums().number == 20
     assert reply(sums, opening("c", last=20), 23) == SumReply("c", "keys", keys=SumKeys())
     # an unsigned statement proves nothing
     assert reply(sums, opening("d", last=30)) == SumReply("d", "keys", keys=SumKeys())
@@ -213,22 +213,24 @@ def test_terms_below_the_owners_floors_are_declined_by_name(
     tmp_path: Path, floors: Any, terms: Any, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     vectors = Vectors()
-    sums = SumParticipant("pi-1", "main", None, vectors, tmp_path, SumFloors(**floors))
+    sums = SumParticipant("pi-1", "main", None, vectors, Store(tmp_path), SumFloors(**floors))
     assert reply(sums, opening("s", replace(REQUEST, **terms))) == declined("s", "below_floor")
-    assert text in caplog.text and text in read(tmp_path).declined
+    assert text in caplog.text and text in Store(tmp_path).sums().declined
 
 
 def test_terms_at_the_floors_are_accepted(tmp_path: Path) -> None:
     floors = SumFloors(8, 0.75, 2.0, 1.0)
     request = replace(REQUEST, minimum=8, threshold=0.75, clip=2.0, noise_multiplier=1.0)
-    assert reply(SumParticipant("pi-1", "main", None, Vectors(), tmp_path, floors), opening("s", request))
+    assert reply(
+        SumParticipant("pi-1", "main", None, Vectors(), Store(tmp_path), floors), opening("s", request)
+    )
 
 
 def test_a_sum_that_follows_clears_why_the_device_took_no_part(tmp_path: Path) -> None:
     sums = participant(tmp_path)
     assert reply(sums, opening("s", replace(REQUEST, minimum=3))) == declined("s", "below_floor")
     assert reply(sums, opening("t")) and sums.answer(SumStep("t", "peers", keys=COHORT)).payload
-    assert read(tmp_path) == SumRecord("t")
+    assert Store(tmp_path).sums() == SumRecord("t")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,10 +12,10 @@ from edge_fl.console.progress import Count
 from edge_fl.console.tables import Table
 from edge_fl.errors import ConfigError, InputError, MethodError
 from edge_fl.metrics import LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, Summary
-from edge_fl_lab.compare import cell_runs, comparison, jobs, paper, summary, tables
+from edge_fl_lab.compare import cell_runs, comparison, paper, summary, tables
 from edge_fl_lab.compare.cell_runs import CellResult, Point
+from edge_fl_lab.compare.comparison import CellProgress, about
 from edge_fl_lab.compare.grid import ALWAYS, Cell, cells, parse_method
-from edge_fl_lab.compare.progress import CellProgress, about
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server import recipes
 from edge_fl_server.recipes.recipe import Recipe, with_settings
@@ -143,10 +143,10 @@ def test_child_processes_give_the_same_numbers_and_a_dead_one_fails_only_its_cel
     (tmp_path / "good.py").write_text("from edge_fl.models.cnn import tiny as build\n")
     found: dict[str, CellResult] = {}
     counts: list[Count] = []
-    jobs.run(
+    comparison.run_all(
         [deadly, good], tmp_path / "children", 2, "", lambda m: found.update({m.label: m}), counts.append
     )
-    assert found["deadly"].failure == jobs.DIED.format("was ended by SIGSEGV (segmentation fault)")
+    assert found["deadly"].failure == comparison.DIED.format("was ended by SIGSEGV (segmentation fault)")
     assert cell_runs.read(deadly, tmp_path / "children") is None  # it may do better next time
     rounds = [(count.done, count.of) for count in counts if count.stage == str(good)]
     assert rounds[-1] == (1, 1) and (TINY.rounds, TINY.rounds) in rounds and (0, TINY.rounds) in rounds
@@ -179,7 +179,7 @@ def test_numbers_are_means_and_stds_over_seeds_with_the_same_clients_under_local
     assert rows["fedrep"].numbers[PERSONAL_AFTER].mean == pytest.approx(0.7)
     assert rows["fedrep"].numbers[PERSONAL_AFTER].std == pytest.approx(0.1)
     assert rows["fedrep"].numbers[LOCAL_ONLY].mean == pytest.approx(0.6)
-    assert rows["fedrep"].seeds == [0, 1]
+    assert list(rows["fedrep"].keys) == [0, 1]
 
 
 def test_bytes_until_a_target_count_every_round_before_it() -> None:

@@ -15,7 +15,7 @@ from edge_fl import cli
 from edge_fl.data import npz
 from edge_fl.errors import DataError, MethodError
 from edge_fl.methods import METHODS
-from edge_fl_lab.compare import cell_runs, comparison, inputs
+from edge_fl_lab.compare import cell_runs, comparison
 from edge_fl_lab.compare.grid import Cell, cells
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 
@@ -27,7 +27,7 @@ TINY = with_settings(
 
 
 def test_every_place_whose_code_affects_numbers_exists() -> None:
-    assert not [place for place in inputs.PLACES if not (ROOT / "server" / place).exists()]
+    assert not [place for place in cell_runs.PLACES if not (ROOT / "server" / place).exists()]
 
 
 def written(folder: Path) -> dict[str, int]:
@@ -36,7 +36,7 @@ def written(folder: Path) -> dict[str, int]:
 
 def forget() -> None:
     """Forget what a process remembers of sources and data, as a new process does."""
-    for remembered in (inputs._source, inputs._framework, inputs._data, cell_runs._dataset):
+    for remembered in (cell_runs._source, cell_runs._framework, cell_runs._data, cell_runs._dataset):
         remembered.cache_clear()
 
 
@@ -147,10 +147,10 @@ def test_a_result_without_its_inputs_is_run_again(tmp_path: Path) -> None:
 
 
 def test_the_source_of_a_method_is_its_file_and_those_of_methods_that_it_imports() -> None:
-    assert inputs._imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
-    assert "edge_fl.methods.fedrir_networks" in inputs._imported(("edge_fl.methods.fedrir",))
+    assert cell_runs._imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
+    assert "edge_fl.methods.fedrir_networks" in cell_runs._imported(("edge_fl.methods.fedrir",))
     for method in METHODS.values():
-        assert method.__module__ in inputs._imported((method.__module__,))
+        assert method.__module__ in cell_runs._imported((method.__module__,))
 
 
 def test_invalid_models_methods_and_data_are_reported_before_the_first_cell(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from edge_fl import cli
 from edge_fl.errors import InputError, MethodError
 from edge_fl.methods import METHODS
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary
-from edge_fl_lab.compare import paired, summary, tuned, tuning
+from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_VALIDATION_AFTER, Summary, summarise_reports
+from edge_fl_lab.compare import summary, tables, tuning
 from edge_fl_lab.compare.cell_runs import CellResult, Point
 from edge_fl_lab.compare.grid import Cell, cells
 from edge_fl_lab.compare.tuning import Tuning
@@ -29,10 +29,10 @@ SMALL = [*COMMAND, "model.options={feature_dim=8, width=4}"]
 
 def trained(cell: Cell, validation: float, clients: Mapping[str, float] | None = None) -> CellResult:
     reports = {client: {PERSONAL_AFTER: value} for client, value in (clients or {}).items()}
-    summary = Summary(validation, validation, 0.0, validation, 3)
-    return CellResult(
-        cell.key, cell.label, cell.recipe, last={PERSONAL_VALIDATION_AFTER: summary}, clients=reports
-    )
+    last = {PERSONAL_VALIDATION_AFTER: Summary(validation, validation, 0.0, validation, 3)}
+    if reports:
+        last |= summarise_reports(list(reports.values()))
+    return CellResult(cell.key, cell.label, cell.recipe, last=last, clients=reports)
 
 
 def search(
@@ -63,7 +63,7 @@ def test_the_documented_values_are_those_of_the_methods() -> None:
         name: re.findall(r"`(\w+)` ([^;]+)", text) for name, text in rows if name not in ("method", "---")
     }
     assert stated == {
-        name: [(key, ", ".join(map(tuned.value_text, values))) for key, values in method.grid.items()]
+        name: [(key, ", ".join(map(tables.value_text, values))) for key, values in method.grid.items()]
         for name, method in {**METHODS, "+ft": FineTuned}.items()
     }
 
@@ -153,21 +153,18 @@ def test_wrong_input_is_one_line_and_nothing_starts(
 
 
 def test_differences_are_paired_by_client_with_students_t_over_three_seeds() -> None:
-    (cell, *_) = cells(TINY, [])
-    theirs = {seed: trained(cell, 0.5, {"c0": 0.5, "c1": 0.9}) for seed in (0, 1, 2)}
-    ours = {seed: trained(cell, 0.5, {"c0": 0.6 + seed / 10, "c1": 1.0 + seed / 10}) for seed in (0, 1, 2)}
-    found = paired.difference("local", theirs, ours)
+    theirs = {seed: {"c0": 0.5, "c1": 0.9} for seed in (0, 1, 2)}
+    ours = {seed: {"c0": 0.6 + seed / 10, "c1": 1.0 + seed / 10} for seed in (0, 1, 2)}
+    found = summary.difference("local", theirs, ours)
     assert found is not None and (found.over, found.seeds, found.pairs) == ("seeds", 3, 6)
     assert found.by_seed == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3})
     assert (found.mean, found.low, found.high) == pytest.approx(
         (0.2, 0.2 - 0.248414, 0.2 + 0.248414), abs=1e-6
     )  # t 4.302653
-    two = paired.difference(
-        "local", {0: theirs[0]}, {0: trained(cell, 0.5, {"c0": 0.6, "c1": 0.9, "c9": 0.0})}
-    )
+    two = summary.difference("local", {0: theirs[0]}, {0: {"c0": 0.6, "c1": 0.9, "c9": 0.0}})
     assert two is not None and (two.over, two.pairs) == ("clients", 2)
     assert (two.mean, two.high) == pytest.approx((0.05, 0.05 + 0.05 * 12.706205))
-    assert paired.difference("local", theirs, {7: ours[0]}) is None
+    assert summary.difference("local", theirs, {7: ours[0]}) is None
 
 
 def test_the_baseline_is_the_best_one_on_validation_data() -> None:
@@ -176,12 +173,14 @@ def test_the_baseline_is_the_best_one_on_validation_data() -> None:
     test = {"local": 0.9, "fedavg": 0.5, "fedavg+ft": 0.7, "fedrep": 0.6}
     results = {cell.key: trained(cell, validation[cell.label], {"c0": test[cell.label]}) for cell in grid}
     same = tuning.search(grid, lambda some: {c.key: trained(c, 0.5) for c in some}, 2)
-    rows = {row.method: row for row in tuned.rows(same, grid, tuning.tuned(grid, same), results)}
+    found = summary.rows(tuning.tuned(grid, same), results)
+    tuned = [tables.TunedRow(*each) for each in zip(same, found, summary.rows(grid, results), strict=True)]
+    rows = {row.method: row for row in found}
     assert rows["fedavg"].difference is None
-    found = rows["fedrep"].difference
-    assert found is not None and (found.baseline, found.mean) == ("fedavg", pytest.approx(0.1))
-    (table,) = tuned.tables(list(rows.values()), [], grid)
-    assert dict(zip(table.headings, table.rows[-1], strict=True)) == {
+    gain = rows["fedrep"].difference
+    assert gain is not None and (gain.baseline, gain.mean) == ("fedavg", pytest.approx(0.1))
+    (table,) = tables.tuned_tables(tuned, grid)
+    assert dict(zip(table.headings[:5], table.rows[-1], strict=False)) == {
         "method": "fedrep",
         "tuned to": "lr 0.05, head_epochs 4",
         "tuned": "60.00",
@@ -213,7 +212,8 @@ def test_a_tuned_comparison_is_saved_and_a_second_call_runs_nothing(
     assert "| fedavg+ft | lr " in (tmp_path / "table.md").read_text()
     records = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
     assert (
-        records[0]["chosen"] == tuned.values_text(local["chosen"]) and float(records[1]["device_seconds"]) > 0
+        records[0]["chosen"] == tables.values_text(local["chosen"])
+        and float(records[1]["device_seconds"]) > 0
     )
     lines = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
     assert [line["round"] for line in lines] == ["1", "final"] * 3

@@ -16,7 +16,7 @@ from edge_fl.metrics import summarise_reports
 from edge_fl_lab import features
 from edge_fl_lab.compare import comparison
 from edge_fl_lab.compare.grid import cells
-from edge_fl_lab.report import comparison_plots, figures, page, plots, run_plots, style
+from edge_fl_lab.report import comparison_page, page, plots, run_plots, style
 from edge_fl_lab.report.plots import Curve, Mark, Points
 from edge_fl_server.recipes.recipe import Recipe, with_settings
 from edge_fl_server.runs.results import Results
@@ -192,7 +192,7 @@ def test_a_curve_says_its_clients_and_fades_where_few_measured_it(tmp_path: Path
             results.append_round(
                 RoundMetrics(round=round, metrics=summarise_reports(list(found.values())), clients=found)
             )
-    drawn = next(figures.of_report(page.report(results))).figure
+    drawn = next(page.figures_of(page.report(results))).figure
     faint, full = drawn.axes[0].get_lines()
     assert faint.get_alpha() == plots.FADED and len(faint.get_xdata()) == 3
     assert np.isnan(full.get_ydata()).tolist() == [False, False, True]
@@ -204,7 +204,7 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     grid = cells(base, ["ditto"])
     found = comparison.run(grid, tmp_path)
     counts: list[Count] = []
-    paths = comparison_plots.save(grid, found, tmp_path, counts.append)
+    paths = comparison_page.save(grid, found, tmp_path, counts.append)
     saved = [count for count in counts if count.stage == "plots"]
     assert [count.done for count in saved] == list(range(1, saved[-1].of + 1)) and 3 * len(saved) == len(
         paths
@@ -222,12 +222,12 @@ def test_a_comparison_is_drawn_with_every_method_in_it(tmp_path: Path) -> None:
     ):
         assert {f"digits-dirichlet-0.3-{what}.{ending}" for ending in ("pdf", "svg", "png")} <= names
     assert not any("accuracy." in name for name in names)  # a single round is no curve
-    final = next(comparison_plots.of_cells(grid, found, tmp_path))
+    final = next(comparison_page.of_cells(grid, found, tmp_path))
     labels = [label.get_text() for label in final.figure.axes[0].get_yticklabels()]
     assert final.name.endswith("-final") and labels == ["local", "fedavg", "fedavg+ft", "ditto"]
     note = final.figure.get_supxlabel()
     assert note == "Mean over 1 seed of 3 clients; bars: 95 % CI over clients."
-    assert list(comparison_plots.of_cells(grid[:1], found, tmp_path)) == []  # one method is no comparison
+    assert list(comparison_page.of_cells(grid[:1], found, tmp_path)) == []  # one method is no comparison
 
 
 def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_client_with_its_own_extractor_is_seen_through_it(tmp_path: Path) -> N
     base = with_settings(Recipe(), ["data.clients=3", "rounds=1", *SMALL])
     grid = {cell.label: cell for cell in cells(base, ["ditto"])}
     comparison.run(list(grid.values()), tmp_path)
-    seen = {label: comparison_plots.cell_runs.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
+    seen = {label: comparison_page.cell_runs.read_probe(cell.key, tmp_path) for label, cell in grid.items()}
     fedavg, tuned, ditto = seen["fedavg"], seen["fedavg+ft"], seen["ditto"]
     assert fedavg and tuned and ditto
     assert np.array_equal(fedavg.y, ditto.y) and np.array_equal(fedavg.client, ditto.client)

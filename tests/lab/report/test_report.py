@@ -15,7 +15,7 @@ from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.methods.contract.tiers import of_method
 from edge_fl.metrics import Summary
 from edge_fl_lab import catalogue
-from edge_fl_lab.report import facts, gains, page, sent
+from edge_fl_lab.report import facts, page
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
@@ -129,7 +129,7 @@ def test_the_final_personalisation_is_last_and_no_round_is_selected_by_its_test_
     assert best.round == 1 + int(np.argmax(validation))
     (group,) = report.groups
     lowest = min(group.devices, key=lambda name: group.devices[name].accuracy.value or 0.0)
-    assert group.worst[0] == lowest and len(group.worst) == gains.WORST
+    assert group.worst[0] == lowest and len(group.worst) == facts.WORST
     assert group.devices[lowest].test_samples.value == 20 + CLIENTS.index(lowest)
 
 
@@ -142,10 +142,10 @@ def test_accuracy_by_labels_is_a_curve_and_not_a_row_of_the_table(report: facts.
 
 def test_the_report_lists_the_messages_of_the_egress_manifest() -> None:
     manifests = of_method(catalogue.sample("fedkd"))
-    found = {one.message: one.content for one in sent.messages("fleet", manifests)}
+    found = facts.messages("fleet", manifests)
     assert found["update report of full devices"] == "tensors of: change, change.export_norm"
     assert "metrics" in found["rpt"] and metrics.PERSONAL_AFTER in found["numbers in a report"]
-    assert sent.messages("simulated", manifests) == ()
+    assert facts.messages("simulated", manifests) == {}
 
 
 def test_epsilon_is_the_largest_over_clients_and_not_an_accuracy(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_report_states_compression_and_noise() -> None:
         compression=CompressionConfig("topk"),
         privacy=PrivacyConfig(2.0, 0.5, budget=8.0),
     )
-    found = {one.message: one.content for one in sent.messages("fleet", of_method(method))}
+    found = facts.messages("fleet", of_method(method))
     assert found["encoding of full devices"] == (
         "compression topk of 0.1 of the values; clipped to 0.5, noise multiplier 2, budget per device epsilon 8 at delta 1e-05"
     )

@@ -23,7 +23,7 @@ from edge_fl_devices.agent.outbox import Parcel
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.data.decoding_marker import FATAL
 from edge_fl_devices.data.load import streamer
-from edge_fl_devices.data.origins import Origin
+from edge_fl_devices.data.picture_index import Origin
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
@@ -31,7 +31,7 @@ from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers.fits import FitSettings
-from edge_fl_devices.workers.head import head_worker
+from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.labelling import learner
 from edge_fl_maker.labelling.feature_rows import FeatureRows, read, read_groups
@@ -225,7 +225,7 @@ def test_a_device_may_start_often_before_its_first_label(tmp_path: Path) -> None
     config = device(tmp_path)
     home = Path(config.folder)
     for _ in range(5):
-        worker = head_worker(
+        worker = HeadWorker(
             "pi",
             Store(home),
             FitSettings("logistic"),

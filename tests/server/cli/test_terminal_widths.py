@@ -24,8 +24,7 @@ from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_devices.data.record import DataRecord
-from edge_fl_devices.data.report import DataReport
+from edge_fl_devices.data.record import DataRecord, DataReport
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, devices
 from edge_fl_server.registry.tables import DeviceRecord

@@ -8,8 +8,8 @@ import pytest
 from edge_fl import metrics
 from edge_fl.console import tables
 from edge_fl.data import npz
+from edge_fl_lab import recommend
 from edge_fl_lab.compare.cell_runs import CellResult
-from edge_fl_lab.recommend import choose, evidence
 from tools.study import cli, findings, images, runs, settings
 from tools.study.settings import Setting
 from tools.study.work import Run
@@ -34,7 +34,7 @@ def test_a_sample_of_the_study_ends_in_evidence_that_answers(
     cli.main([*options, "--out", str(tmp_path)])
     shown = capsys.readouterr().out
     assert "| 8 | DualFed: both heads above the global one |" in shown
-    found = evidence.load(tmp_path / "evidence.json")
+    found = recommend.load(tmp_path / "evidence.json")
     assert set(found.full) == set(METHODS)
     assert set(found.head) == {
         "pixels",
@@ -44,7 +44,7 @@ def test_a_sample_of_the_study_ends_in_evidence_that_answers(
         "dualfed",
     }  # local and fedproto export nothing
     assert [setting.partition for setting in found.settings] == list(settings.PARTITIONS["digits"])
-    assert choose.recommend(found, "head", 6, 20).method in found.head
+    assert recommend.recommend(found, "head", 6, 20).method in found.head
     stored = {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*.json")}
     cli.main([*options, "--out", str(tmp_path)])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("cells/*.json")} == stored
@@ -110,13 +110,13 @@ def test_a_verdict_follows_from_the_intervals(first: list[float], second: list[f
     ]
     [verdict] = [v for v in findings.verdicts(runs_) if v.claim.text == "FedCRL above FedProto"]
     assert verdict.words == words
-    assert verdict.overall is not None and verdict.overall.federations == 6
+    assert verdict.overall is not None and verdict.overall.n == 6
 
 
 @pytest.mark.parametrize("tier", ["full", "head"])
-def test_the_documented_accuracies_are_those_of_the_shipped_evidence(tier: evidence.Tier) -> None:
+def test_the_documented_accuracies_are_those_of_the_shipped_evidence(tier: recommend.Tier) -> None:
     page = (Path(__file__).parents[3] / "docs" / "choosing-a-method.md").read_text()
-    lines = tables.markdown(cli.accuracies(evidence.load(), tier)).strip().splitlines()
+    lines = tables.markdown(cli.accuracies(recommend.load(), tier)).strip().splitlines()
     assert "\n".join(line for line in lines if line.startswith("|")) in page
 
 

@@ -1,1 +1,1 @@
-"""The dashboard's pages, a module each: the parts of a page, and functions from values to their markup, rows and charts."""
+"""The dashboard's pages, a module each: `read` gives a frozen struct from the registry, `build` shows it."""

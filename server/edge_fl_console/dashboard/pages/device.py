@@ -1,29 +1,94 @@
 """One device: its description, its accuracy over time, its requests, reports and rejections."""
 
 from functools import partial
+from typing import Any
 
+from msgspec import Struct
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
+from sqlalchemy import func, select
 
-from edge_fl.console.formatting import (
-    clock,
-    escape,
-    mean,
-    number,
-    positive,
-    seconds,
-    share,
-    since,
-    size,
-)
+from edge_fl.console.formatting import clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
 from edge_fl.metrics import TEST_SAMPLES, by_labels
-from edge_fl_console.dashboard import charts, reasons
+from edge_fl_console.dashboard import charts, standing
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard
+from edge_fl_console.dashboard.pages.releases import HeadReports, head_reports
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
-from edge_fl_console.dashboard.queries import device
-from edge_fl_console.dashboard.queries.device import DevicePage
-from edge_fl_server.mqtt.devices.remote_settings import shown
+from edge_fl_server.mqtt.devices import remote_settings
+from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
+from edge_fl_server.registry import Database
+from edge_fl_server.registry.devices import desired_settings, of_fleet
+from edge_fl_server.registry.tables import (
+    DeviceRecord,
+    RejectionRecord,
+    ReportRecord,
+    RequestRecord,
+    devices,
+    rejections,
+    reports,
+    requests,
+)
+
+NEWEST = 60
+
+
+class DevicePage(Struct, frozen=True):
+    """A device and up to `NEWEST` reports, requests and rejected reports, each the newest first; `fleet` are all reports on its release.
+
+    `median_samples` is that of the fleet's devices with data (0: none). `settings`: those that were set, or are not at their defaults.
+    """
+
+    record: DeviceRecord
+    reports: tuple[ReportRecord, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
+    rejections: tuple[RejectionRecord, ...] = ()
+    fleet: HeadReports = HeadReports()
+    median_samples: int = 0
+    settings: tuple[SettingRow, ...] = ()
+
+    @property
+    def able(self) -> dict[str, Any]:
+        """The capability of the device; empty if it has sent none."""
+        return self.record.capability or {}
+
+    @property
+    def measured(self) -> ReportRecord | None:
+        """The newest report with an accuracy."""
+        return next((report for report in self.reports if report.after is not None), None)
+
+
+def read(db: Database, fleet: str, device: str) -> DevicePage | None:
+    """A device of the fleet; None if it never connected."""
+    records = db.find(_of(devices, fleet, device), DeviceRecord)
+    if not records:
+        return None
+    desired = desired_settings(db, fleet, device=device).get(device, remote_settings.NO_SETTINGS)
+    return DevicePage(
+        records[0],
+        tuple(db.find(_of(reports, fleet, device, "received_at"), ReportRecord)),
+        tuple(db.find(_of(requests, fleet, device, "requested_at"), RequestRecord)),
+        tuple(db.find(_of(rejections, fleet, device, "number"), RejectionRecord)),
+        head_reports(db, fleet).get(records[0].release, HeadReports()),
+        _median_samples(db, fleet),
+        tuple(remote_settings.rows(desired, records[0].capability)),
+    )
+
+
+def _median_samples(db: Database, fleet: str) -> int:
+    """The lower median of the samples of a fleet's devices."""
+    samples = devices.c.capability["samples"].as_integer()
+    mine = of_fleet(fleet) & (samples > 0)
+    with db.reading() as connection:
+        count = connection.execute(select(func.count()).select_from(devices).where(mine)).scalar_one()
+        middle = select(samples).where(mine).order_by(samples).limit(1).offset(max(count - 1, 0) // 2)
+        return int(connection.execute(middle).scalar() or 0)
+
+
+def _of(table: Any, fleet: str, device: str, order: str = "") -> Any:
+    query = select(table).where(table.c.fleet == fleet, table.c.device == device)
+    return query.order_by(table.c[order].desc()).limit(NEWEST) if order else query
+
 
 DESCRIPTION = {
     "machine": "Machine",
@@ -71,7 +136,7 @@ REJECTIONS = (
     PageColumn("Received, UTC", "received_at", clock),
     PageColumn("Run", "run"),
     PageColumn("Round", "round", positive),
-    PageColumn("Reason", "reason", lambda reason: escape(reasons.rejected(reason))),
+    PageColumn("Reason", "reason", lambda reason: escape(standing.rejected(reason))),
     PageColumn("Detail", "detail"),
 )
 
@@ -81,10 +146,10 @@ def title(page: DevicePage) -> str:
     record = page.record
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
     alarms = [
-        f"{reasons.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
+        f"{standing.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
         if Failure.of(record.why)
         else record.why,
-        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {reasons.quarantined(record.blocked_why)}"
+        f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {standing.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
     ]
@@ -118,12 +183,11 @@ def summary(page: DevicePage) -> str:
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),
-        },
-        big=True,
+        }
     )
 
 
-def standing(page: DevicePage) -> str:
+def comparison(page: DevicePage) -> str:
     """How the device's accuracy compares with that of all devices on its release, and the likely cause where it is lower."""
     newest = page.measured
     if newest is None or newest.after is None or page.fleet.after is None:
@@ -172,7 +236,9 @@ def description(page: DevicePage) -> str:
         "Dropped messages": number(page.record.dropped),
     }
     notes = "".join(f"<li>{escape(note)}</li>" for note in able.get("notes", ()))
-    return f"<h2>Description</h2>{facts(shown)}" + (f'<ul class="notes">{notes}</ul>' if notes else "")
+    return f"<h2>Description</h2>{facts(shown, big=False)}" + (
+        f'<ul class="notes">{notes}</ul>' if notes else ""
+    )
 
 
 def history(page: DevicePage) -> Chart | None:
@@ -205,9 +271,9 @@ def spread(page: DevicePage) -> Chart | None:
 
 def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
-    find = partial(device.page, board.context.db, board.context.fleet, address["id"])
+    find = partial(read, board.context.db, board.context.fleet, address["id"])
     board.html(find, title, absent(address["id"]))
-    board.html(find, lambda page: summary(page) + standing(page))
+    board.html(find, lambda page: summary(page) + comparison(page))
     board.chart(find, history, "Accuracy, % by report (UTC)")
     board.chart(find, cold_start, "Held-out accuracy, % by labels per class")
     board.chart(find, spread, "Samples by class")

@@ -1,23 +1,190 @@
 """The overview: what needs attention, what personalisation gains, what changed last."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from itertools import groupby
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
 
 from msgspec import Struct
 from nicegui import ui
+from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, share
+from edge_fl.console.formatting import NOTHING, clock, escape, number, share
 from edge_fl.console.units import counted
+from edge_fl_console.alerts import stored
+from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
-from edge_fl_console.dashboard.pages import log
-from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, run_link, word
-from edge_fl_console.dashboard.queries import overview
-from edge_fl_console.dashboard.queries.overview import FleetGain, FullDevices, Overview
-from edge_fl_console.dashboard.reasons import alerted
-from edge_fl_server.registry.tables import AlertRecord
+from edge_fl_console.dashboard.pages import log, releases
+from edge_fl_console.dashboard.pages.log import Event
+from edge_fl_console.dashboard.pages.releases import Change, HeadReports
+from edge_fl_console.dashboard.pages.run import head_only_devices
+from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
+from edge_fl_console.dashboard.standing import alerted
+from edge_fl_server.registry import Database, rollouts, runs
+from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.fleets import Presence, presence
+from edge_fl_server.registry.tables import (
+    AlertRecord,
+    RolloutRecord,
+    RoundRecord,
+    RunRecord,
+    devices,
+    reports,
+)
+from edge_fl_server.runs import round_metrics
+from edge_fl_server.runs.summaries import Paired, is_enough, paired
+
+EVENTS = 8
+RUNS = 5  # newest runs, among which the last evaluated one is looked for
+MEASURING = ("evaluation", "personal")
+Measured = Mapping[str, Mapping[str, float]]
+"""Device -> metric -> value."""
+EMPTY: Measured = MappingProxyType({})
+
+
+class FleetGain(Struct, frozen=True):
+    """The personal accuracy of devices compared with a baseline on the same ones.
+
+    `simulated`: the baseline was not measured by the devices, but simulated on their data.
+    """
+
+    baseline: str
+    found: Paired
+    simulated: bool = False
+
+
+class FullDevices(Struct, frozen=True):
+    """The mean personal accuracy of `n` full devices in the newest evaluated round of a run, and its gains over baselines.
+
+    `heads` is the gain of head-only devices in the run's final personalisation, where the run has a local-only baseline for them.
+    """
+
+    run: str
+    round: int
+    personal: float | None
+    n: int
+    gains: tuple[FleetGain, ...]
+    heads: FleetGain | None = None
+
+
+class Overview(Struct, frozen=True):
+    """A fleet of `total` devices. `health` counts those that need attention by group, `whys` those in alert by reason; `raised` are the
+    active alerts of rules.
+
+    `served` is the release in service (0: none), `change` that of accuracy by it; `heads` are the reports on it. `run` is the newest
+    run, `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
+    """
+
+    server: Presence
+    total: int
+    by_status: dict[str, int]
+    health: dict[str, int]
+    whys: dict[str, int]
+    raised: tuple[AlertRecord, ...]
+    served: int
+    change: Change
+    head_devices: int
+    running: int
+    heads: HeadReports
+    full: FullDevices | None
+    run: RunRecord | None
+    reached: RoundRecord | None
+    rollout: RolloutRecord | None
+    agents: RolloutRecord | None
+    events: tuple[Event, ...]
+    fleets: tuple[str, ...] = ()
+
+
+def read(db: Database, fleet: str) -> Overview:
+    """The overview of a fleet. Raises RunError when the registry does not respond."""
+    by_status, alerted = standing.by_status(db, fleet), of_fleet(fleet) & standing.GROUPS["alert"]
+    whys = select(devices.c.why, func.count()).where(alerted).group_by(devices.c.why)
+    others = [] if by_status else db.rows(select(devices.c.fleet).distinct())
+    served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
+    moving = standing.on_release(db, fleet, served)
+    rounds = runs.rounds_of(db, known[0].run) if known else []
+    return Overview(
+        server=presence(db, fleet),
+        total=sum(by_status.values()),
+        by_status=by_status,
+        health=standing.needing_attention(db, fleet),
+        whys=db.pairs(whys),
+        raised=tuple(stored.active(db, fleet)),
+        served=served,
+        change=releases.change(db, fleet, served),
+        head_devices=moving["running"] + moving["others"],
+        running=moving["running"],
+        heads=releases.head_reports(db, fleet).get(served, HeadReports()),
+        full=next((found for run in known if (found := _full_devices(db, run))), None),
+        run=known[0] if known else None,
+        reached=rounds[-1] if rounds else None,
+        rollout=rollouts.current(db, fleet),
+        agents=next(iter(rollouts.listed(db, fleet, "agent")), None),
+        events=log.newest(db, fleet, without=("round",), most=EVENTS),
+        fleets=tuple(row.fleet for row in others),
+    )
+
+
+def full_devices(
+    run: str, round: int, measured: Measured, final: Measured = EMPTY, heads: Collection[str] = ()
+) -> FullDevices:
+    """The personal accuracy of these devices, compared with each baseline that was measured on the devices that have both.
+
+    `final` is the final line of the run, of all devices, of which `heads` are head-only; its local-only accuracies are the baseline of
+    devices that measured none.
+    """
+    after = _of(measured, metrics.PERSONAL_AFTER)
+    enough = after and is_enough(len(after), len(_of(measured, metrics.PERSONAL_BEFORE)))
+    best = metrics.PERSONAL_AFTER if enough else metrics.PERSONAL_BEFORE
+    personal = _of(measured, best)
+    others = {baseline: _of(measured, baseline) for baseline in BASELINES if baseline != best}
+    found = [_fleet_gain(baseline, other, personal) for baseline, other in others.items()]
+    local = _of(final, metrics.LOCAL_ONLY)
+    if not others[metrics.LOCAL_ONLY]:
+        found.insert(0, _fleet_gain(metrics.LOCAL_ONLY, local, personal, simulated=True))
+    of_heads = _of({name: one for name, one in final.items() if name in heads}, metrics.PERSONAL_AFTER)
+    gain_of_heads = _fleet_gain(metrics.LOCAL_ONLY, local, of_heads, simulated=True)
+    accuracy = fmean(personal.values()) if personal else None
+    gains = tuple(gain for gain in found if gain)
+    return FullDevices(run, round, accuracy, len(personal), gains, gain_of_heads)
+
+
+def _fleet_gain(
+    baseline: str, other: Mapping[str, float], personal: Mapping[str, float], *, simulated: bool = False
+) -> FleetGain | None:
+    found = paired(other, personal)
+    return FleetGain(baseline, found, simulated) if found else None
+
+
+def _of(measured: Measured, metric: str) -> dict[str, float]:
+    """The finite values of a metric."""
+    found = {device: values[metric] for device, values in measured.items() if metric in values}
+    return {device: value for device, value in found.items() if isfinite(value)}
+
+
+def _full_devices(db: Database, record: RunRecord) -> FullDevices | None:
+    """The newest evaluated round of a run; None if no device has evaluated."""
+    report, run = reports.c, record.run
+    evaluated = (report.run == run) & report.kind.in_(MEASURING) & (report.error == "")
+    newest = select(func.max(report.round)).where(evaluated)
+    with db.reading() as connection:
+        round = connection.execute(newest).scalar()
+        if round is None:
+            return None
+        rows = select(report.device, report.metrics).where(evaluated, report.round == round)
+        measured: dict[str, dict[str, float]] = {}
+        for device, values in connection.execute(rows.order_by(report.received_at)):
+            measured.setdefault(device, {}).update(values)
+    ended = record.state != "running"  # only then the file has a final line
+    lines = round_metrics.lines(Path(record.folder) / round_metrics.FILE) if ended else []
+    final = next((line.clients for line in reversed(lines) if line.final), EMPTY)
+    return full_devices(run, round, measured, final, head_only_devices(db, record.fleet) if final else ())
+
 
 BASELINES = {
     metrics.LOCAL_ONLY: "training on the device's own data alone",
@@ -128,7 +295,9 @@ def gained(page: Overview) -> str:
         )
     if page.full and page.full.heads:
         rows.append(_gain("Head-only devices", page.full.heads, page.full))
-    local = page.full and (page.full.heads or any(_is_local(one) for one in page.full.gains))
+    local = page.full and (
+        page.full.heads or any(one.baseline == metrics.LOCAL_ONLY for one in page.full.gains)
+    )
     if not rows:
         rows.append(
             "<li>Not measured yet: it takes devices that measured their personal model and a baseline on the same images.</li>"
@@ -141,17 +310,16 @@ def gained(page: Overview) -> str:
     return f'<h2>Personalisation gain</h2><ul class="sheet padded items">{"".join(rows)}</ul>'
 
 
-def _is_local(one: FleetGain) -> bool:
-    return one.baseline == metrics.LOCAL_ONLY
-
-
 def _gain(who: str, one: FleetGain, full: FullDevices) -> str:
-    means = f"{share(one.before)} → {mean(one.after, one.found.n)}"
-    baseline = BASELINES[one.baseline] + (" (simulated)" if one.simulated else "")
+    what = f"{who}: personal models compared with {BASELINES[one.baseline]}{' (simulated)' * one.simulated}"
+    return _compared(one.found, what, f"; run {run_link(full.run)}, round {full.round}")
+
+
+def _compared(found: Paired, what: str, rest: str) -> str:
+    """A difference as an item of a list: `what` is compared, and the `rest` of the line with both means."""
     return (
-        f'<li><p class="big">{gain(one.found)}</p><p>{who}: personal models compared with {baseline},'
-        f" same devices: {meaning(one.found)}.</p>"
-        f'<p class="quiet">{means}, mean accuracy in %; run {run_link(full.run)}, round {full.round}</p></li>'
+        f'<li><p class="big">{gain(found)}</p><p>{what}, same devices: {meaning(found)}.</p>'
+        f'<p class="quiet">{means(found)}, mean accuracy in %{rest}</p></li>'
     )
 
 
@@ -166,12 +334,8 @@ def changed(page: Overview) -> str:
         text = f"{back[:1].upper()}{back[1:]}. " if back else ""
         rows = f"<li>{text}Not measured yet: it takes devices with an accuracy on release {page.served} and on {other}.</li>"
     else:
-        means = f"{share(change.before)} → {mean(change.after, found.n)}"
-        how = f"; {back}, last accuracy on each" if back else ""
-        rows = (
-            f'<li><p class="big">{gain(found)}</p><p>Head-only devices: release {page.served} compared with {other},'
-            f' same devices: {meaning(found)}.</p><p class="quiet">{means}, mean accuracy in %{how}</p></li>'
-        )
+        what = f"Head-only devices: release {page.served} compared with {other}"
+        rows = _compared(found, what, f"; {back}, last accuracy on each" if back else "")
     return f'<h2>Change by the release in service</h2><ul class="sheet padded items">{rows}</ul>'
 
 
@@ -189,8 +353,7 @@ def summary(page: Overview, fleet: str) -> str:
             "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
             "Release in service": _release(page),
             "Newest run": _run(page),
-        },
-        big=True,
+        }
     )
 
 
@@ -211,7 +374,7 @@ def _run(page: Overview) -> str:
 def build(board: PageBoard, _: Address) -> None:
     """Add the page's parts."""
     context = board.context
-    find = partial(overview.page, context.db, context.fleet)
+    find = partial(read, context.db, context.fleet)
     server_up = context.command("server up")
     elsewhere = context.kept() is None
     ui.html(heading("Overview"), sanitize=False)

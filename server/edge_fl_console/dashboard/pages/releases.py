@@ -1,11 +1,14 @@
 """Releases: the devices that run each of them, the current roll-out with its stages, and the buttons that control it."""
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
+from msgspec import Struct
 from nicegui import ui
+from sqlalchemy import case, func, select
 
 from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, share, size
+from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.actions import command_words
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import (
@@ -16,12 +19,186 @@ from edge_fl_console.dashboard.parts import (
     gain,
     heading,
     meaning,
+    means,
     run_link,
     word,
 )
-from edge_fl_console.dashboard.queries import releases
-from edge_fl_console.dashboard.queries.releases import HeadReports, ReleaseRow, ReleasesPage
-from edge_fl_server.registry.tables import RolloutRecord
+from edge_fl_server.registry import Database, audit, fleets, rollouts
+from edge_fl_server.registry import reports as registered_reports
+from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.fleets import Presence
+from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices, reports
+from edge_fl_server.runs.summaries import Paired, of_differences, paired
+
+NEWEST = 50
+
+
+class HeadReports(Struct, frozen=True):
+    """The reports of head-only devices on one release: number of devices, of failures, and accuracies, from the newest of each device.
+
+    `after` is the mean of `measured` devices. `gain` is of those that measured the model served before on the same images, too, in the
+    first such report: later ones compare with a head on the same release.
+    """
+
+    devices: int = 0
+    failed: int | None = None
+    measured: int = 0
+    after: float | None = None
+    gain: Paired | None = None
+
+
+class Change(Struct, frozen=True):
+    """The accuracy of the same devices on the release in service compared with that on another one.
+
+    The other one is the release before or, after a roll-back, the one that the fleet left (`rolled_back`; 0: unknown).
+    """
+
+    release: int
+    other: int = 0
+    rolled_back: bool = False
+    found: Paired | None = None
+
+
+class ReleaseRow(Struct, frozen=True):
+    """One release and the number of devices that run it, also as a part of all head-only devices.
+
+    `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
+    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again.
+    """
+
+    record: ReleaseRecord
+    running: int
+    part: float
+    reports: HeadReports
+    startable: bool
+    served: bool
+    older: bool
+    replaces: int
+    rolled_back: bool = False
+
+
+class RolloutRow(Struct, frozen=True):
+    """A roll-out and who asked for it ("": no person, or unknown)."""
+
+    record: RolloutRecord
+    asked_by: str = ""
+
+
+class ReleasesPage(Struct, frozen=True):
+    """Releases by number and roll-outs, the newest first, `agents` those of the agent's software; `heads` counts the head-only devices.
+
+    `back` is the release that a roll-back of the whole fleet returns (0: none, or a roll-out is under way). `change` is that by the
+    release in service.
+    """
+
+    releases: dict[int, ReleaseRow]
+    rollouts: tuple[RolloutRow, ...]
+    agents: tuple[RolloutRow, ...]
+    current: RolloutRecord | None
+    heads: int
+    served: int
+    back: int
+    server: Presence
+    change: Change
+
+
+def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> ReleasesPage:
+    """The releases and roll-outs of a fleet; `kept` are the releases whose files exist, None if that is unknown.
+
+    Then only a server that is online, which has them, can roll one out.
+    """
+    recent = tuple(rollouts.listed(db, fleet)[:NEWEST])
+    by_release = select(devices.c.release, func.count()).where(of_fleet(fleet), standing.HEAD_ONLY)
+    running = db.pairs(by_release.group_by(devices.c.release))
+    head_only = sum(running.values())
+    fitted = head_reports(db, fleet)
+    current = next((record for record in recent if record.state not in rollouts.OVER), None)
+    served = rollouts.served_release(db, fleet) or max(running, default=0)
+    replaces = {record.release: record.previous for record in recent if record.previous}
+    back = 0 if current else rollouts.previous_release(db, fleet, served)
+    server, left = fleets.presence(db, fleet), rollouts.rolled_back(recent)
+    usable = current is None and (kept is not None or server.online)
+    rows = {
+        record.release: ReleaseRow(
+            record,
+            running.get(record.release, 0),
+            min(running.get(record.release, 0) / max(head_only, 1), 1.0),
+            fitted.get(record.release, HeadReports()),
+            startable=usable and record.release != served and (kept is None or record.release in kept),
+            served=record.release == served,
+            older=record.release < served,
+            replaces=replaces.get(record.release, 0),
+            rolled_back=record.release in left,
+        )
+        for record in rollouts.releases_of(db, fleet)[:NEWEST]
+    }
+    if back not in rows or not rows[back].startable or back >= served:
+        back = 0
+    askers = audit.askers(db, fleet)
+    shown = tuple(RolloutRow(record, askers.get(record.number, "")) for record in recent)
+    agents = tuple(RolloutRow(record) for record in rollouts.listed(db, fleet, "agent")[:NEWEST])
+    by_service = change(db, fleet, served)
+    return ReleasesPage(rows, shown, agents, current, head_only, served, back, server, by_service)
+
+
+def change(db: Database, fleet: str, served: int) -> Change:
+    """The change of accuracy by the release in service."""
+    if left := rollouts.left_release(db, fleet, served):
+        old, new = (
+            _newest_accuracies(db, fleet, release, *_version(db, fleet)) for release in (left, served)
+        )
+        return Change(served, left, True, paired(old, new))
+    found = head_reports(db, fleet).get(served, HeadReports())
+    first = (record.previous for record in reversed(rollouts.listed(db, fleet)) if record.release == served)
+    other = next((release for release in first if release), 0)
+    return Change(served, other, False, found.gain)
+
+
+def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
+    """The reports of a fleet by release."""
+    return _head_reports(db, fleet, *_version(db, fleet))
+
+
+def _version(db: Database, fleet: str) -> tuple[int, str]:
+    """Changes with every report: open pages ask every 1.5 s, and reports are only added."""
+    version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
+    ((count, newest),) = db.rows(version)
+    return count, newest or ""
+
+
+@lru_cache(maxsize=8)
+def _newest_accuracies(
+    db: Database, fleet: str, release: int, count: int, newest_at: str
+) -> dict[str, float]:
+    return registered_reports.accuracies_on(db, fleet, release)
+
+
+@lru_cache(maxsize=4)
+def _head_reports(db: Database, fleet: str, count: int, newest_at: str) -> dict[int, HeadReports]:
+    report = reports.c
+    key = (report.release, report.device)
+    is_pair = report.before.is_not(None) & report.after.is_not(None)
+    newest = func.row_number().over(partition_by=key, order_by=(report.received_at.desc(), report.id.desc()))
+    first = func.row_number().over(
+        partition_by=key, order_by=(case((is_pair, 0), else_=1), report.received_at, report.id)
+    )
+    columns = (report.release, report.error, report.before, report.after)
+    mine = (report.fleet == fleet) & (report.kind == "head") & (report.release > 0)
+    each = select(*columns, newest.label("newest"), first.label("first")).where(mine).subquery()
+    current = each.c.newest == 1
+    pair = (each.c.first == 1) & each.c.before.is_not(None) & each.c.after.is_not(None)
+    gain = each.c.after - each.c.before
+    sums = (
+        func.count(case((current, 1))),
+        func.sum(case((current & (each.c.error != ""), 1), else_=0)),
+        func.count(case((current, each.c.after))),
+        func.avg(case((current, each.c.after))),
+        func.count(case((pair, 1))),
+        *(func.avg(case((pair, value))) for value in (gain, gain * gain, each.c.before, each.c.after)),
+    )
+    rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
+    return {row[0]: HeadReports(row[1], row[2], row[3], row[4], of_differences(*row[5:])) for row in rows}
+
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
 BUTTONS = {"running": (("pause", "Pause", ""),), "paused": (("resume", "Resume", "primary"),)}
@@ -57,23 +234,16 @@ def _accuracy(reports: HeadReports) -> str:
     return mean(reports.after, reports.measured)
 
 
-def _paired(reports: HeadReports) -> str:
-    """Means of the same devices with the model that they served before and with this release."""
-    if not reports.paired:
-        return NOTHING
-    return f"{share(reports.paired_before)} → {mean(reports.paired_after, reports.paired)}"
-
-
 def _replaces(row: ReleaseRow | None) -> str:
     return f"Release {row.replaces} → {row.record.release}" if row and row.replaces else "Before → after"
 
 
 def _compared(row: ReleaseRow) -> str:
-    """The means of the same devices, and below them the mean difference."""
-    if not row.reports.paired:
+    """The means of the same devices with the model served before and with this release, and below them the mean difference."""
+    if not row.reports.gain:
         return NOTHING
     before = f'<span class="quiet">release {row.replaces}:</span> ' if row.replaces else ""
-    return f"<p>{before}{_paired(row.reports)}</p><p>{gain(row.reports.gain)}</p>"
+    return f"<p>{before}{means(row.reports.gain)}</p><p>{gain(row.reports.gain)}</p>"
 
 
 def _origin(row: ReleaseRow) -> str:
@@ -97,7 +267,7 @@ RELEASES = (
     PageColumn("Running", "running", number, cell=_running),
     PageColumn("Failed", "reports.failed", number),
     PageColumn("Accuracy, mean %", "reports.after", share, cell=lambda row: _accuracy(row.reports)),
-    PageColumn("Same devices, before → after, %", "reports.paired_after", share, cell=_compared),
+    PageColumn("Same devices, before → after, %", "reports.gain", share, cell=_compared),
     PageColumn("Method", "record.method", minor=True),
     PageColumn("Run", "record.run", cell=_origin, minor=True),
     PageColumn("Size", "record.bytes", size, minor=True),
@@ -145,10 +315,9 @@ def current(page: ReleasesPage, command_of: Callable[[str], str] = "edge-fl {}".
             "Running": f"{row.running if row else 0:,} of {page.heads:,}",
             "Failed": number(reports.failed),
             "Accuracy, mean %": _accuracy(reports),
-            f"{_replaces(row)}, same devices, %": _paired(reports),
+            f"{_replaces(row)}, same devices, %": means(reports.gain),
             "Difference": gain(reports.gain),
-        },
-        big=True,
+        }
     )
     reason = f'<p class="quiet">{escape(record.reason)}</p>' if record.reason else ""
     rest = (
@@ -175,7 +344,6 @@ def _served(page: ReleasesPage) -> str:
         return head
     found, change = row.reports, page.change
     verdict = f'<div class="quiet">{meaning(change.found)}</div>' if change.found else ""
-    means = f"{share(change.before)} → {mean(change.after, change.found.n)}" if change.found else NOTHING
     names = f"Release {change.other} → {change.release}" if change.other else "Before → after"
     how = "last accuracy on each, " if change.rolled_back else ""
     shown = facts(
@@ -183,10 +351,9 @@ def _served(page: ReleasesPage) -> str:
             "Running": f"{row.running:,} of {page.heads:,}",
             "Failed": number(found.failed),
             "Accuracy, mean %": _accuracy(found),
-            f"{names}, {how}same devices, %": means,
+            f"{names}, {how}same devices, %": means(change.found),
             "Difference": gain(change.found) + verdict,
-        },
-        big=True,
+        }
     )
     return head + shown
 
@@ -195,7 +362,7 @@ def build(board: PageBoard, _: Address) -> None:
     """Add the page's parts."""
 
     def find() -> ReleasesPage:
-        return releases.page(board.context.db, board.context.fleet, board.context.kept())
+        return read(board.context.db, board.context.fleet, board.context.kept())
 
     ui.html(heading("Releases"), sanitize=False)
     board.html(find, partial(current, command_of=board.context.command))

@@ -1,28 +1,163 @@
-"""A run by round: accuracies as a chart and a table, clients that did not respond, rejected reports."""
+"""A run by round: accuracies as a chart and a table, clients that did not respond, rejected reports.
 
+Counts and means come from the registry, std and bottom decile from the run's folder where the dashboard can read it. A device that was
+requested several times in a round counts once: by its success, else by its newest request.
+"""
+
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
+from pathlib import Path
+
+from msgspec import Struct
+from sqlalchemy import case, func, select
 
 from edge_fl import metrics
-from edge_fl.console.formatting import (
-    NOTHING,
-    clock,
-    escape,
-    mean,
-    number,
-    positive,
-    seconds,
-    share,
-    size,
-)
+from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, seconds, share, size
+from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_reports
 from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, word
-from edge_fl_console.dashboard.queries import run
-from edge_fl_console.dashboard.queries.run import PERSONAL, MetricMean, RoundRow, RunPage
+from edge_fl_server.registry import Database, fleets, runs
+from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.tables import RoundRecord, RunRecord, devices, rejections, requests
+from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import too_few
+
+NEWEST_RUNS = 100
+PERSONAL = (PERSONAL_AFTER, PERSONAL_BEFORE)
+UNMEASURED = Summary(nan, nan, nan, nan, 0)
+DROPPED = case(
+    ((requests.c.state == "failed") & (requests.c.reason != ""), requests.c.reason),
+    (requests.c.state.in_(("failed", "timed_out", "cancelled")), requests.c.state),
+    else_="",
+)
+"""Why a request had no success; "" for all others."""
+
+
+class RoundRow(Struct, frozen=True):
+    """One round. `dropped` and `rejected` count by reason; `summaries` is empty if the run's folder cannot be read."""
+
+    record: RoundRecord
+    summaries: Mapping[str, Summary] = {}
+    dropped: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes transferred in both directions."""
+        return self.record.bytes_down + self.record.bytes_up
+
+    def mean(self, *names: str) -> Summary | None:
+        """The first of these metrics that was measured; of one that only the registry has, its mean and number of clients."""
+        for name in names:
+            if name in self.summaries:
+                return self.summaries[name]
+            if (value := self.record.metrics.get(name)) is not None:
+                return Summary(value, nan, nan, nan, self.record.clients.get(name, 0))
+        return None
+
+    @property
+    def spread(self) -> Summary:
+        """The summary of the personal accuracy; NaN where it is not known."""
+        return self.mean(*PERSONAL) or UNMEASURED
+
+
+class RunPage(Struct, frozen=True):
+    """A run, its rounds in order, and the fleet's runs, the newest first.
+
+    `current` counts the devices of the current round by state; `final` are the metrics of the final personalisation, `heads` those of
+    head-only devices, whose "before" is the model that they served before. `online`: a server is online.
+    """
+
+    run: RunRecord
+    rounds: tuple[RoundRow, ...]
+    others: tuple[RunRecord, ...]
+    current: dict[str, int] = {}
+    final: Mapping[str, Summary] = {}
+    heads: Mapping[str, Summary] = {}
+    online: bool = True
+
+    def newest(self, *names: str) -> tuple[Summary, str] | None:
+        """The first of these metrics in the final personalisation or else the newest round that measured one, and which it was."""
+        for name in names:
+            if name in self.final:
+                return self.final[name], "final"
+        for row in reversed(self.rounds):
+            if mean := row.mean(*names):
+                return mean, f"round {row.record.round}"
+        return None
+
+
+def read(db: Database, fleet: str, run: str = "") -> RunPage | None:
+    """A run of the fleet, by default the newest; None if there is none."""
+    known = runs.listed(db, fleet)[:NEWEST_RUNS]
+    record = next((one for one in known if run in ("", one.run)), None)
+    if record is None:
+        return None
+    lines = round_metrics.latest(round_metrics.lines(Path(record.folder) / round_metrics.FILE))
+    summaries = {line.round: line.metrics for line in lines if not line.final}
+    dropped, current = _requested(db, record.run)
+    rejected = _rejected(db, record.run)
+    rows = tuple(
+        RoundRow(
+            one,
+            summaries.get(one.round, {}),
+            dropped.get(one.round, {}),
+            rejected.get(one.round, {}),
+        )
+        for one in runs.rounds_of(db, record.run)
+    )
+    final = next((line.clients for line in lines if line.final), {})
+    head_only = head_only_devices(db, fleet) if final else frozenset()
+    return RunPage(
+        record,
+        rows,
+        tuple(known),
+        current,
+        final=summarise_reports([found for name, found in final.items() if name not in head_only]),
+        heads=summarise_reports([found for name, found in final.items() if name in head_only]),
+        online=fleets.presence(db, fleet).online,
+    )
+
+
+def head_only_devices(db: Database, fleet: str) -> frozenset[str]:
+    """The names of the head-only devices."""
+    heads = of_fleet(fleet) & (devices.c.capability["tier"].as_string() == "head")
+    return frozenset(row.device for row in db.rows(select(devices.c.device).where(heads)))
+
+
+def _rejected(db: Database, run: str) -> dict[int, dict[str, int]]:
+    """Round -> reason -> number of rejected reports."""
+    of_run = rejections.c.run == run
+    query = select(rejections.c.round, rejections.c.reason, func.count()).where(of_run)
+    counts: dict[int, dict[str, int]] = {}
+    for round, reason, count in db.rows(query.group_by(rejections.c.round, rejections.c.reason)):
+        counts.setdefault(round, {})[reason] = count
+    return counts
+
+
+def _requested(db: Database, run: str) -> tuple[dict[int, dict[str, int]], dict[str, int]]:
+    """Round -> reason -> devices without success, and state -> devices of the newest round."""
+    succeeded = case((requests.c.state == "succeeded", 0), else_=1)
+    place = func.row_number().over(
+        partition_by=(requests.c.round, requests.c.device),
+        order_by=(succeeded, requests.c.requested_at.desc(), requests.c.id.desc()),
+    )
+    columns = (requests.c.round, requests.c.state, DROPPED.label("reason"), place.label("place"))
+    each = select(*columns).where(requests.c.run == run).subquery()
+    query = select(each.c.round, each.c.state, each.c.reason, func.count()).where(each.c.place == 1)
+    dropped: dict[int, Counter[str]] = {}
+    states: dict[int, Counter[str]] = {}
+    for round, state, reason, count in db.rows(query.group_by(each.c.round, each.c.state, each.c.reason)):
+        states.setdefault(round, Counter())[state] += count
+        if reason:
+            dropped.setdefault(round, Counter())[reason] += count
+    newest = states[max(states)] if states else {}
+    return {round: dict(counts) for round, counts in dropped.items()}, dict(newest)
+
 
 CURVES = {
     metrics.PERSONAL_BEFORE: "personal, before final personalisation",
@@ -33,8 +168,8 @@ CURVES = {
 }
 
 
-def _mean(found: MetricMean | None) -> str:
-    return mean(found.value, found.clients) if found else NOTHING
+def _mean(found: Summary | None) -> str:
+    return mean(found.mean, found.clients) if found else NOTHING
 
 
 def _personal(row: RoundRow) -> str:
@@ -123,8 +258,7 @@ def summary(page: RunPage) -> str:
             **({"Head-only devices, mean %": _heads(page)} if metrics.PERSONAL_AFTER in page.heads else {}),
             "Bytes": size(sum(row.bytes for row in page.rounds)),
             **({"Devices done": done} if total and record.state == "running" else {}),
-        },
-        big=True,
+        }
     )
     if page.rounds:
         return shown
@@ -138,10 +272,10 @@ def curves(page: RunPage) -> Chart | None:
     drawn = []
     for metric, name in CURVES.items():
         found = {row.record.round: one for row in page.rounds if (one := row.mean(metric))}
-        found = {round: one for round, one in found.items() if isfinite(one.value)}
-        std = {row.record.round: row.summaries[metric].std for row in page.rounds if metric in row.summaries}
+        found = {round: one for round, one in found.items() if isfinite(one.mean)}
+        std = {round: one.std for round, one in found.items() if isfinite(one.std)}
         clients = {round: one.clients for round, one in found.items()}
-        values = {round: one.value for round, one in found.items()}
+        values = {round: one.mean for round, one in found.items()}
         drawn.append(ChartCurve(name, values, std, metric == metrics.LOCAL_ONLY, clients, too_few(clients)))
     return charts.lines(drawn, "round", 300)
 
@@ -157,7 +291,7 @@ def visible(page: RunPage) -> list[str]:
 
 def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
-    find = partial(run.page, board.context.db, board.context.fleet, address.get("id", ""))
+    find = partial(read, board.context.db, board.context.fleet, address.get("id", ""))
     board.html(find, title, absent(address.get("id", "")))
     board.html(find, summary)
     caption = "Mean accuracy, % by round; bands are one std over the n clients. Hollow: fewer than half as many clients as in other rounds"
@@ -181,5 +315,6 @@ def _headline(page: RunPage, *names: str) -> str:
     """The newest of these metrics, with its number of clients and its round."""
     if (found := page.newest(*names)) is None:
         return NOTHING
-    value, clients, when = found[0].value, found[0].clients, found[1]
-    return f'{share(value)}<div class="quiet">n = {number(clients) if clients else "?"}, {when}</div>'
+    newest, when = found
+    n = number(newest.clients) if newest.clients else "?"
+    return f'{share(newest.mean)}<div class="quiet">n = {n}, {when}</div>'

@@ -15,7 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker, util
@@ -30,7 +30,8 @@ from edge_fl.threads import once
 from edge_fl_server.training.engines import folders
 
 PRELOADED = ["edge_fl_server.training.engines.pool"]
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Environment variables with which a process computes in one thread; libraries read them when they are loaded."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 KEPT_BYTES = 1 << 30
 KILL_S = 5.0
@@ -103,7 +104,7 @@ def pool(workers: int) -> ProcessPoolExecutor:
         context = ForkServer()
         context.set_forkserver_preload(PRELOADED)
         try:
-            with one_thread_each():  # the fork server reads the environment here
+            with environment(ONE_THREAD):  # the fork server reads the environment here
                 _pools[workers] = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialise)
                 _pools[workers].submit(os.getpid).result(timeout=120)
         except BaseException:  # do not use a pool whose start was interrupted
@@ -266,10 +267,10 @@ def threads(number: int) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Make processes started in the block compute with one thread, by environment variables that libraries read when loaded."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the block, also for processes started in it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

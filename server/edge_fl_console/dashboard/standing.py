@@ -1,16 +1,18 @@
-"""Which devices need attention or are blocked, and which run a release: the counts behind health, filters and questions."""
+"""Which devices need attention or are blocked, and which run a release: counts in SQL, and the reasons in plain language."""
 
-from msgspec import Struct
+import re
+
 from sqlalchemy import ColumnElement, case, func, select
 
 from edge_fl.errors import InputError
+from edge_fl.failures import Failure
 from edge_fl.wire.messages import GONE
-from edge_fl_console.dashboard import reasons
 from edge_fl_server.registry import Database
 from edge_fl_server.registry import devices as registered
 from edge_fl_server.registry.devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
+_BECAUSE = re.compile(r"because of (\w+)")
 BLOCKED = STANDING != ""
 HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
 """Devices that receive releases."""
@@ -38,15 +40,6 @@ ONLY: dict[str, ColumnElement[bool]] = {
 """Filters of the list of devices."""
 
 
-class OnRelease(Struct, frozen=True):
-    """Head-only devices that run a release and that run another one, and those of both that are not connected."""
-
-    running: int
-    running_gone: int
-    others: int
-    others_gone: int
-
-
 def by_status(db: Database, fleet: str) -> dict[str, int]:
     """The number of devices by status, without removed ones."""
     query = select(devices.c.status, func.count()).where(of_fleet(fleet)).group_by(devices.c.status)
@@ -67,8 +60,8 @@ def counts(db: Database, fleet: str, groups: dict[str, ColumnElement[bool]]) -> 
     return dict(zip(groups, row, strict=True))
 
 
-def on_release(db: Database, fleet: str, release: int) -> OnRelease:
-    """The head-only devices by whether they run a release."""
+def on_release(db: Database, fleet: str, release: int) -> dict[str, int]:
+    """The head-only devices that are "running" a release, and the "others"; "running_gone" and "others_gone" are not connected."""
     running, gone = devices.c.release == release, devices.c.status.in_(GONE)
     groups = {
         "running": HEAD_ONLY & running,
@@ -76,7 +69,7 @@ def on_release(db: Database, fleet: str, release: int) -> OnRelease:
         "others": HEAD_ONLY & ~running,
         "others_gone": HEAD_ONLY & ~running & gone,
     }
-    return OnRelease(**counts(db, fleet, groups))
+    return counts(db, fleet, groups)
 
 
 def reason(db: Database, fleet: str, device: str) -> str:
@@ -84,4 +77,30 @@ def reason(db: Database, fleet: str, device: str) -> str:
     record = registered.get(db, fleet, device)
     if record is None or not record.quarantine:
         raise InputError(f"{device}: not in quarantine")
-    return f"It is in quarantine: {reasons.quarantined(record.quarantine)}."
+    return f"It is in quarantine: {quarantined(record.quarantine)}."
+
+
+def quarantined(why: str) -> str:
+    """The stored reason of a quarantine, with its failure word in plain language."""
+
+    def because(found: re.Match[str]) -> str:
+        return f"because {_rejection(found[1]) or found[1]}"
+
+    return _BECAUSE.sub(because, why)
+
+
+def rejected(reason: str) -> str:
+    """A rejection's failure word in plain language, and the word itself."""
+    meaning = _rejection(reason)
+    return f"{meaning} ({reason})" if meaning else reason
+
+
+def alerted(why: str) -> str:
+    """A failure word of a device, with its meaning and remedy; any other reason as it is."""
+    word = Failure.of(why)
+    return f"{why.replace('_', ' ')}: {word.explanation}" if word and word.stated else why.replace("_", " ")
+
+
+def _rejection(reason: str) -> str:
+    word = Failure.of(reason)
+    return word.rejection.meaning if word and word.rejection else ""

@@ -6,30 +6,70 @@ doubling farther than the nearest one, and at least `FEWEST`.
 The recommended method is not the one with the best mean, which may be due to one dataset, but the one with the smallest loss in its worst
 federations: the mean, over the worst quarter of the federations, of how far it stays behind the best method there. Methods that diverged
 in any of them do not qualify.
+
+The evidence is a study of tuned methods in simulated federations: `python -m tools.study` wrote evidence.json (docs/choosing-a-method.md).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import mul
+from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
 from edge_fl import metrics
-from edge_fl_lab.recommend.evidence import FINE_TUNED, LOCAL, PIXELS, FederationSetting, StudyEvidence, Tier
+from edge_fl.console import units
+from edge_fl.console.output import terminal_lines
+from edge_fl.console.tables import Table
+from edge_fl_server.runs.summaries import Paired
 
+Tier = Literal["full", "head"]
+LOCAL, PIXELS, FINE_TUNED = "local", "pixels", "fedavg+ft"
+"""The references: no sharing (head-only clients: a head on pixels, without any extractor), and FedAvg with fine-tuning."""
+
+FILE = Path(__file__).with_name("evidence.json")
 FEWEST = 4
 MARGIN = 0.5  # doublings
 WORST = 0.25  # share of the federations
+SHOWN = 6
+HEADINGS = ["method", "accuracy", "worst loss", "against {local}", "against fedavg+ft", "diverged"]
 
 
-class FederationDifference(Struct, frozen=True):
-    """Mean of paired differences in points, with its 95 % interval over `federations`."""
+class FederationSetting(Struct, frozen=True, forbid_unknown_fields=True):
+    """One kind of federation: `clients` train with `samples` training images each on average, `head_only` further clients do not."""
 
-    mean: float
-    low: float
-    high: float
-    federations: int
+    dataset: str
+    partition: str
+    clients: int
+    head_only: int
+    samples: float
+
+
+class StudyEvidence(Struct, frozen=True, forbid_unknown_fields=True):
+    """Mean accuracy over clients in per cent, by method, setting and seed (equal seeds for all methods); None where training diverged.
+
+    `full` is of the clients that trained, after the final personalisation; `head` of the head-only clients, with a head on the exported
+    extractor. `chosen` are each method's tuned values by dataset.
+    """
+
+    commit: str
+    budget: str
+    settings: list[FederationSetting]
+    full: dict[str, list[list[float | None]]]
+    head: dict[str, list[list[float | None]]]
+    chosen: dict[str, dict[str, str]]
+
+    def of(self, tier: Tier) -> Mapping[str, list[list[float | None]]]:
+        """The accuracies of a tier."""
+        return self.full if tier == "full" else self.head
+
+
+def load(path: Path = FILE) -> StudyEvidence:
+    """Read the evidence that is part of the package, or another file."""
+    return msgspec.json.decode(path.read_bytes(), type=StudyEvidence)
 
 
 class RankedMethod(Struct, frozen=True):
@@ -38,8 +78,8 @@ class RankedMethod(Struct, frozen=True):
     method: str
     accuracy: float
     worst_loss: float
-    to_local: FederationDifference | None
-    to_fine_tuned: FederationDifference | None
+    to_local: Paired | None
+    to_fine_tuned: Paired | None
     diverged: int
 
 
@@ -114,13 +154,13 @@ def ranked(found: dict[str, np.ndarray], local: str) -> list[RankedMethod]:
     return sorted(rows, key=lambda row: row.worst_loss)
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray) -> FederationDifference | None:
-    """Student's t interval of the paired differences of federations; None with fewer than two pairs."""
+def difference(ours: np.ndarray, theirs: np.ndarray) -> Paired | None:
+    """The mean difference of federations, in points as given, with Student's t interval; None with fewer than two pairs."""
     pairs = (ours - theirs)[np.isfinite(ours - theirs)]
     if len(pairs) < 2:
         return None
     low, high = metrics.interval(pairs.tolist())
-    return FederationDifference(float(pairs.mean()), low, high, len(pairs))
+    return Paired(float(pairs.mean()), low, high, len(pairs))
 
 
 def _distance(setting: FederationSetting, clients: int, samples: int) -> float:
@@ -150,3 +190,58 @@ def _out_of_range(evidence: StudyEvidence, clients: int, samples: int) -> list[s
         )
         if not min(known) <= asked <= max(known)
     ]
+
+
+def text(found: Recommendation) -> str:
+    """Several lines for a terminal."""
+    local = LOCAL if found.tier == "full" else PIXELS
+    best = {row.method: row for row in found.rows}[found.best_mean]
+    same = "which is also the best mean" if best.method == found.method else f"best mean: {best.method}"
+    nearest = ", ".join(
+        dict.fromkeys(f"{s.clients} clients with {s.samples:g} images" for s in found.settings)
+    )
+    headings = [heading.format(local=local) for heading in HEADINGS]
+    lines = [
+        f"recommended: {found.method}",
+        f"why: smallest loss against the best method in the worst quarter of the federations; {same}",
+        f"evidence: {found.federations} federations of {', '.join(dict.fromkeys(s.dataset for s in found.settings))}"
+        f" ({len(found.settings)} settings of different data or split), {found.evaluated_clients} clients; {nearest}",
+        f"distance: {_distance_text(found.doublings)}",
+        *(f"note: {note}" for note in found.notes),
+        "tuned values: " + "; ".join(f"{name}: {values}" for name, values in found.chosen.items()),
+        "",
+        *terminal_lines(Table(headings, [_cells(row) for row in _shown(found.rows)], numeric=headings[1:3])),
+        "",
+        "Differences in points with 95 % intervals over federations;"
+        f" {found.budget}; code of {found.commit}.",
+    ]
+    return "\n".join(lines)
+
+
+def difference_text(found: Paired | None) -> str:
+    """Mean and interval of a difference, such as "+1.2 (-0.3 to +2.7)"."""
+    return "-" if found is None else f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+
+
+def _shown(rows: list[RankedMethod]) -> list[RankedMethod]:
+    """The first ones, and the references."""
+    return [
+        row for number, row in enumerate(rows) if number < SHOWN or row.method in (LOCAL, PIXELS, FINE_TUNED)
+    ]
+
+
+def _cells(row: RankedMethod) -> list[str]:
+    return [
+        row.method,
+        units.percent(row.accuracy / 100),
+        f"{row.worst_loss:.1f}",
+        difference_text(row.to_local),
+        difference_text(row.to_fine_tuned),
+        str(row.diverged or "-"),
+    ]
+
+
+def _distance_text(doublings: float) -> str:
+    if doublings < 0.05:
+        return "the evidence has federations of this size"
+    return f"{doublings:g} doublings of clients and samples from the nearest federations; 0 is the same size"

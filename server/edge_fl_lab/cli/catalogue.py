@@ -1,0 +1,140 @@
+"""Commands on what there is to choose from: the groups `methods`, `models`, `heads`, `datasets` and `data`."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from edge_fl.console.output import Format, print_status, show_json, show_paths, show_table, show_text
+from edge_fl.console.tables import Column, Columns
+from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, argument, option
+
+DESCRIPTION = {"description": Column("description", prose=True)}
+
+
+def list_models(format: FormatOption = Format.TABLE) -> None:
+    """List the models for --model, with their options (--set model.options.NAME=VALUE) and the pretrained weights found here."""
+    from edge_fl_lab import catalogue
+
+    columns: Columns = {
+        "name": "name",
+        "options": Column("options", prose=True),
+        **DESCRIPTION,
+        "weights": "weights",
+    }
+    show_table(catalogue.models(), columns, format)
+
+
+def list_heads(format: FormatOption = Format.TABLE) -> None:
+    """List the heads for --head, those of installed packages included."""
+    from edge_fl_lab import catalogue
+
+    rows = catalogue.personal_heads()
+    show_table(rows, {"name": "name", "package": "package", **DESCRIPTION}, format)
+
+
+def list_datasets(
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"), format: FormatOption = Format.TABLE
+) -> None:
+    """List the datasets for --dataset: the known ones, and the .npz files in the data folder."""
+    from edge_fl.data import datasets
+
+    rows = [
+        {
+            "name": listing.name,
+            "available": listing.available,
+            "classes": len(listing.classes) or None,
+            "domains": ", ".join(listing.domains),
+            "where": listing.where,
+        }
+        for listing in datasets.listings(data_dir)
+    ]
+    prose = {key: Column(key, prose=True) for key in ("domains", "where")}
+    show_table(rows, {**{key: key for key in rows[0]}, **prose}, format)
+
+
+def list_methods(format: FormatOption = Format.TABLE) -> None:
+    """List every method: family, shared and personal parts, behaviour of head-only devices, paper."""
+    from edge_fl_lab.catalogue import COLUMNS, rows
+
+    columns = {key: Column(heading, prose=key != "name") for key, heading in COLUMNS.items()}
+    columns["citation"] = Column(COLUMNS["citation"], prose=True, rank=1)
+    show_table(rows(), columns, format)
+
+
+def show_method(
+    name: Annotated[str, argument("METHOD", "A method of 'edge-fl methods list'.")],
+    model: Annotated[str, option("--model MODEL", "Model for which bytes are counted.", TRAINING)] = "cnn2",
+    egress: Annotated[
+        bool, option("--egress", "Print only what may leave a device, by tier, as JSON.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show one method: hyper-parameters with range and source, shared parts, bytes per round, deviations from the paper."""
+    from edge_fl_lab import catalogue
+
+    if egress:
+        print(catalogue.egress_json(name))
+    elif format is Format.JSON:
+        show_json(catalogue.facts(name, model))
+    else:
+        show_text(catalogue.describe(name, model))
+
+
+def recommend_method(
+    clients: Annotated[int, option("--clients N", "Clients that train.", DATA, min=1)],
+    samples: Annotated[int, option("--samples N", "Training images of each of them, on average.", min=1)],
+    tier: Annotated[
+        Literal["full", "head"], option("--tier TIER", "Devices whose accuracy counts.")
+    ] = "full",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
+    from edge_fl_lab import recommend
+
+    found = recommend.recommend(recommend.load(), tier, clients, samples)
+    if format is Format.JSON:
+        show_json(found)
+    else:
+        show_text(recommend.text(found))
+
+
+def download(
+    name: Annotated[str, argument("NAME", "mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Download a dataset with torchvision, or convert its original files if they are already in the folder."""
+    from edge_fl_lab import dataset_files
+
+    show_paths({"data": dataset_files.download(name, data_dir)}, format)
+
+
+def convert(
+    folder: Annotated[
+        Path,
+        argument(
+            "FOLDER", "Folders of pictures by class, or a folder of PFLlib or LEAF with train and test."
+        ),
+    ],
+    name: Annotated[str, argument("NAME", "Name of the new dataset.")],
+    data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
+    size: Annotated[int, option("--size N", "Pixels per side of converted pictures.", min=8, max=1024)] = 224,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Convert pictures, or a dataset that PFLlib or LEAF split over clients, to an .npz file for --dataset.
+
+    A dataset that is split gets a file for --set data.split=FILE, too.
+    """
+    from edge_fl_lab import dataset_files
+
+    if dataset_files.holds_pictures(folder):
+        data, unusable, remarks = dataset_files.convert_pictures(folder, name, data_dir, size)
+        for remark in remarks:
+            print_status(remark)
+        if unusable:
+            print_status(f"{unusable} files that are no pictures, or damaged, are left out")
+        show_paths({"data": data}, format)
+        return
+    data, split, left_out = dataset_files.convert(folder, name, data_dir)
+    if left_out:
+        print_status(f"{left_out} clients without training or test samples are left out")
+    show_paths({"data": data, "split": split}, format)
