@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge_fl.cli import App
-from edge_fl.console.confirm import confirm
-from edge_fl.console.output import print_status
+from edge_fl.console.output import confirm, print_status
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
 from edge_fl.options import FOLDERS, YesOption, argument, option

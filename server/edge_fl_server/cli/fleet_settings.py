@@ -104,11 +104,11 @@ def _outcome(
 
 def _show_outcome(outcome: Mapping[tuple[str, str], Sequence[str]]) -> None:
     """Show which settings are in effect. Raises RunError if a device rejects a value."""
-    from edge_fl.data.arrays import shortened
+    from edge_fl.errors import shortened
     from edge_fl_server.mqtt.devices import settings_list
 
     for (setting, state), names in outcome.items():
-        print_status(f"{setting}: {state} ({shortened(names)})")
+        print_status(f"{setting}: {state} ({shortened(names, 10)})")
     rejected = {setting for setting, state in outcome if state not in settings_list.NO_FAULT}
     if rejected:
         raise RunError(

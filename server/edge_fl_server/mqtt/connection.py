@@ -23,9 +23,9 @@ from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.secure.signed import ForgedError
+from edge_fl.secure.signatures import ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
@@ -88,8 +88,14 @@ class ServerConnection:
         self._connect = connect
         self._takeover, self._yields = takeover, yields
         topics = self.topics
-        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"), topics.sums())
-        self._patterns = own if workers else (topics.up(),)  # workers receive the reports
+        own = (
+            topics.up("+", "state"),
+            topics.up("+", "meta"),
+            topics.up("+", "req"),
+            topics.up("+", "log"),
+            topics.up("+", "sum", "#"),
+        )
+        self._patterns = own if workers else (topics.up("+", "#"),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_connected: list[Callable[[bool], None]] = []
@@ -218,7 +224,7 @@ class ServerConnection:
         self._commands += 1
         command = Command(f"{self.boot}-{self._commands}", "rebirth")
         command = self.signed("cmd", device, command, lasts=True)
-        self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
+        self.publish(self.topics.down(device, "cmd"), command, expiry_s=self._limits.command_expiry_s)
 
     @property
     def ended(self) -> bool:
@@ -239,7 +245,7 @@ class ServerConnection:
             yields=self._yields,
             registry=self.registry,
         )
-        return Packet(self.topics.server_state(), encode(state), retain=True)
+        return Packet(self.topics.server("state"), encode(state), retain=True)
 
     def _deliver(self, event: Event) -> None:
         """Queue an event, on the transport's thread; a full queue makes the broker wait."""
@@ -280,7 +286,7 @@ class ServerConnection:
         if self.statements:
             self.statements.connected()
         # Subscribed first: a newer server's retained state must arrive before this one replaces it.
-        transport.subscribe(self.topics.server_state())
+        transport.subscribe(self.topics.server("state"))
         transport.publish(self._state(online=True))
         if fresh:
             for pattern in self._patterns:
@@ -293,7 +299,7 @@ class ServerConnection:
         while not self._closing.wait(self._limits.beat_s):
             if not self._lost:
                 beat = encode(Beat(self.boot, self.epoch))
-                self.publish_packet(Packet(self.topics.server_beat(), beat, qos=0))
+                self.publish_packet(Packet(self.topics.server("beat"), beat, qos=0))
 
     def _run_task(self, name: str, task: Callable[[], None]) -> None:
         self._tasks.discard(name)

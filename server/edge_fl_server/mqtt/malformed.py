@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 
 from edge_fl.errors import ProtocolError
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl_server.mqtt.device_text import one_line
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edge_fl.console.units import few
 from edge_fl.failures import Failure
-from edge_fl.secure.signed import ForgedError
+from edge_fl.secure.signatures import ForgedError
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.mqtt.older_messages import Standing
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
-from edge_fl.wire.diagnostics import Diagnostics, signed_content
+from edge_fl.wire.messages import Diagnostics, answer_content
 from edge_fl_server.mqtt.device_text import one_line
 from edge_fl_server.mqtt.devices.queries import QueryAnswer
 
@@ -53,7 +53,7 @@ def write(answer: QueryAnswer, fleet: str, out: Path | None = None) -> Path:
 
 def _files(answer: QueryAnswer, fleet: str) -> dict[str, bytes]:
     assert isinstance(answer.content, Diagnostics) and answer.reply.blob
-    content = signed_content(fleet, answer.device, answer.reply.id, answer.reply.blob.sha256)
+    content = answer_content(fleet, answer.device, answer.reply.id, answer.reply.blob.sha256)
     certificate = ""
     if answer.signed:
         pem = x509.load_der_x509_certificate(answer.reply.certificate).public_bytes(Encoding.PEM)

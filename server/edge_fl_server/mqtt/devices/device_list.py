@@ -18,8 +18,7 @@ from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
 from edge_fl.release.agent import UpdateStatus
-from edge_fl.secure.signatures import Authorities
-from edge_fl.secure.signed import ForgedError, require_stated
+from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.device_text import decode_cleaned
@@ -90,7 +89,7 @@ def devices(
     }
     signed: dict[str, str] = {}
     online = False
-    patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
+    patterns = [topics.server("state"), topics.up("+", "state"), topics.up("+", "meta")]
     retained = read_retained(connect, patterns, limits)
     if not retained and fleets is not None and fleet not in fleets:
         raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, fleets)}", "nothing was listed")

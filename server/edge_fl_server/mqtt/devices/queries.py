@@ -27,14 +27,17 @@ from edge_fl.errors import (
 )
 from edge_fl.failures import Failure
 from edge_fl.secure.signatures import Authorities, require_signed
-from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import (
     GONE,
     MAX_ANSWER_BYTES,
+    QUERY_ANSWERS,
     DeviceState,
+    Diagnostics,
+    Logs,
     Query,
     QueryReply,
+    answer_content,
     decode,
     encode,
 )
@@ -133,12 +136,12 @@ class _Conversation:
     def hold(self, transport: Transport, authorities: Authorities, deadline_s: float) -> QueryAnswer:
         transport.wait_connected(CONNECT_S)
         topics, device = self._topics, self._device
-        chunks = topics.query_chunk(device, self._query.id, "+")
-        for topic in (topics.query_reply(device), chunks, topics.state(device)):
+        chunks = topics.up(device, "query", self._query.id, "+")
+        for topic in (topics.up(device, "query"), chunks, topics.up(device, "state")):
             transport.subscribe(topic)
         self._listen(SETTLE_S, lambda: self._state is not None)
         self._require_present()
-        topic, expiry_s = topics.query(device), max(1, round(deadline_s))
+        topic, expiry_s = topics.down(device, "query"), max(1, round(deadline_s))
         transport.publish(Packet(topic, encode(self._query), expiry_s=expiry_s))
         transport.drain(CONNECT_S)
         if reason := getattr(transport, "denied", {}).get(topic):
@@ -208,7 +211,7 @@ class _Conversation:
             raise RunError(f"{name}: no answer: {known}", "nothing was read")
         if reply.blob.bytes > MAX_ANSWER_BYTES:
             raise ProtocolError(f"{name}: an answer of {reply.blob.bytes} bytes, at most {MAX_ANSWER_BYTES}")
-        content = signed_content(self._topics.fleet, name, self._query.id, reply.blob.sha256)
+        content = answer_content(self._topics.fleet, name, self._query.id, reply.blob.sha256)
         try:
             if authorities:
                 require_signed(reply.certificate, name, content, reply.signature, authorities)
@@ -216,7 +219,7 @@ class _Conversation:
             for index, chunk in self._chunks.items():
                 assembly.add(index, chunk)
             payload = assembly.join()
-            answer = decode(payload, ANSWERS[self._query.what])
+            answer = decode(payload, QUERY_ANSWERS[self._query.what])
         except IdentityError as error:
             raise TrustError(f"the answer of {error.message}", consequence="it was not used") from error
         except EdgeFLError as error:

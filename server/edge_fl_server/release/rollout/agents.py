@@ -74,7 +74,9 @@ class AgentRollout:
             return
         if status.id != update.id and not self._has_been_asked(device, update):
             self._asked[device] = self._connection.signed("agent", device, update)
-            self._connection.publish(self._connection.topics.agent(device), self._asked[device], retain=True)
+            self._connection.publish(
+                self._connection.topics.down(device, "agent"), self._asked[device], retain=True
+            )
 
     def _has_been_asked(self, device: str, update: AgentUpdate) -> bool:
         """Whether this server has asked for the update, with a key that devices still trust."""

@@ -21,8 +21,8 @@ from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
+from edge_fl.logs import Outage
 from edge_fl.methods.contract.method import Method
-from edge_fl.outage import Outage
 from edge_fl.release.manifests import Manifest, blobs, extends
 from edge_fl.wire.egress import HEAD_NUMBERS
 from edge_fl.wire.messages import Report, Request
