@@ -8,11 +8,10 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit code. Ctrl-C while modules load also gives one line, and none while the interpreter ends."""
-    for name in (
-        "stdout",
-        "stderr",
-    ):  # closed by the shell (>&-): its descriptor must not become another file's
-        if getattr(sys, name) is None:
+    for name in ("stdout", "stderr"):
+        if (
+            getattr(sys, name) is None
+        ):  # closed by the shell (>&-): its descriptor must not become another file's
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # nothing that is printed ends a command

@@ -26,8 +26,8 @@ from edge_fl.console.help import CONTEXT, Group, HelpCommand
 from edge_fl.console.output import QUIET
 from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
-from edge_fl.interrupts import interrupting
 from edge_fl.options import Expanded, option
+from edge_fl.signals import interrupting
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -208,9 +208,8 @@ def _exit_code(error: BaseException, app: App, arguments: Sequence[str]) -> int:
             return _fail(f"out of memory: {error}; no result", EdgeFLError.exit_code)
         case OSError() if lost := _flush(sys.stdout, probe="\n"):
             return _output_lost(lost)
-        case PermissionError() if isinstance(
-            error.filename, (str, bytes)
-        ):  # a folder on the way may be closed
+        case PermissionError() if isinstance(error.filename, (str, bytes)):
+            # a folder on the way may be closed
             from edge_fl.files.accounts import not_allowed
 
             refused = not_allowed(Path(os.fsdecode(error.filename)), "use")

@@ -27,7 +27,7 @@ class ServerSignature(Struct, frozen=True):
     """Signature of the server on a message to one device, by the online key that the signed metadata name (role timestamp).
 
     `number` grows with every signature, `expires` is a Unix time (0: never), `signatures` are in hex by key id. What is signed:
-    `edge_fl.secure.signed`.
+    `edge_fl.secure.signatures`.
     """
 
     fleet: Name

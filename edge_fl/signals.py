@@ -1,6 +1,25 @@
-"""How a process ended, in words: the names of signals."""
+"""Signals: how they ended a process, in words, and how Ctrl-C and SIGTERM end a command.
+
+That is by KeyboardInterrupt, but never in the middle of an import, and for certain. torch and other packages run Python code inside C++
+functions while they are imported. An exception there ends the process (SIGABRT, or SIGSEGV). So the exception of a signal that comes during
+an import is raised on the line after it. Other functions in C, such as those that convert settings, may swallow an exception of Python code
+that they call. So it is raised again where edge-fl's own code goes on without it.
+"""
 
 import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+REPEATED_S = 1.0
+OURS = "edge_fl"
+IMPORTING = "<frozen importlib._bootstrap>"
+"""File name of the first frame of every import."""
+
+_terminated_s = -REPEATED_S
 
 
 def name(code: int) -> str:
@@ -19,3 +38,71 @@ def ending(code: int) -> str:
         return f"ended with exit code {code}"
     meaning = signal.strsignal(-code)
     return f"was ended by {ended_by}" + (f" ({meaning.lower()})" if meaning else "")
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block for both signals. Only in the main thread; a SIGINT that is ignored stays so."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle a signal. SIGTERM comes twice from 'timeout': the second one would disturb the clean-up."""
+    global _terminated_s
+    importing = _importing(frame)
+    if number == signal.SIGTERM and not importing:
+        now_s = time.monotonic()
+        repeated, _terminated_s = now_s - _terminated_s < REPEATED_S, now_s
+        if repeated:
+            return
+    if (waiting := importing or _ours(frame)) and sys.gettrace() in (None, _pass):
+        waiting.f_trace = _raise if importing else _expect
+        sys.settrace(_pass)  # without it no frame is traced
+        if importing:
+            return
+    raise KeyboardInterrupt
+
+
+def _importing(frame: FrameType | None) -> FrameType | None:
+    """The frame that waits for the outermost of the imports that are running; None if there is none."""
+    found = None
+    while frame:
+        if frame.f_code.co_filename == IMPORTING:
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
+def _ours(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of edge-fl's own code."""
+    while frame and not str(frame.f_globals.get("__name__")).startswith(OURS):
+        frame = frame.f_back
+    return frame
+
+
+def _pass(frame: FrameType, event: str, argument: object) -> None:
+    """Trace nothing."""
+
+
+def _raise(frame: FrameType, event: str, argument: object) -> None:
+    """Raise KeyboardInterrupt on the frame's next line, or where it returns or gets an exception."""
+    sys.settrace(None)
+    frame.f_trace = None
+    raise KeyboardInterrupt
+
+
+def _expect(frame: FrameType, event: str, argument: object) -> None:
+    """The same, unless an exception has reached the frame first."""
+    if event != "exception":
+        _raise(frame, event, argument)
+    sys.settrace(None)
+    frame.f_trace = None

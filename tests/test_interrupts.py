@@ -15,7 +15,7 @@ print("imported")
 """
 COMMAND = """
 import signal, time
-from edge_fl.interrupts import interrupting
+from edge_fl.signals import interrupting
 signal.signal(signal.SIGINT, signal.HANDLER)
 try:
     with interrupting():

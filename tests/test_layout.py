@@ -349,7 +349,7 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
 def test_one_module_opens_pictures() -> None:
     homes = (
         "edge_fl/data/pictures.py",
-        "edge_fl/data/decoding_cost.py",
+        "edge_fl/data/formats.py",
     )  # the latter looks at headers that are open
     importing = {
         str(path.relative_to(ROOT))

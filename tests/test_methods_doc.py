@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edge_fl.methods import find, names
-from edge_fl.methods.contract import hyper
-from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.method import Hyper, Method, hypers_of
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl_lab.catalogue import sample
 
@@ -56,7 +55,7 @@ def declared(name: str) -> type[Method]:
     return FineTuned if name.endswith("+ft") else find(name)
 
 
-def span(default: Any, limits: hyper.Hyper) -> str:
+def span(default: Any, limits: Hyper) -> str:
     choices = limits.choices or ((False, True) if isinstance(default, bool) else ())
     if choices:
         return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
@@ -81,7 +80,7 @@ def test_parts_are_those_of_the_code(name: str) -> None:
 def test_hyper_parameters_are_those_of_the_code(name: str) -> None:
     assert [tuple(row[:3]) for row in rows(name)] == [
         (f"`{key}`", f"`{json.dumps(default)}`", span(default, limits))
-        for key, (default, limits) in hyper.hypers(declared(name)).items()
+        for key, (default, limits) in hypers_of(declared(name)).items()
     ]
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
+from edge_fl import process_limits
 from edge_fl.cli import App
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, RunError
-from edge_fl.files import descriptors
 from edge_fl.files.paths import text
 from edge_fl.options import CONNECTION, FOLDERS, LOOPBACK, FormatOption, fleet_name, option
 from edge_fl_broker.provision import cli
@@ -137,7 +137,7 @@ def up(
     if settings.certificates:
         print_status(_validity(settings))
     program = choose(settings, print_status)
-    descriptors.raise_most()
+    process_limits.raise_open_files()
     if foreground:
         if authority:
             print_status(
@@ -247,7 +247,7 @@ def check(
     from edge_fl.wire import identity as identities
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
     from edge_fl_broker import check as checks
-    from edge_fl_broker.access import full_check
+    from edge_fl_broker.check import full_check
 
     if identity and (insecure or identities.certificate_in(identity)):
         raise ConfigError(

@@ -98,9 +98,8 @@ class Mosquitto:
             try:
                 self.restart(deadline_s)
             except ConnectError:
-                if (
-                    not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1
-                ):  # another program may have taken the port
+                # another program may have taken the port
+                if not self._any_port or attempt == FREE_PORT_ATTEMPTS - 1:
                     raise
             else:
                 self._any_port = False  # a restart must keep the port that clients know
@@ -170,9 +169,8 @@ class Mosquitto:
     def restart(self, deadline_s: float = START_S) -> None:
         """Start with the files that are there, so after a crash also on a full disk. Raises ConnectError, DeadlineError."""
         database = self.settings.folder / DATABASE
-        if database.exists() and not os.access(
-            database, os.R_OK
-        ):  # mosquitto would start without it, and replace it
+        # mosquitto would start without it, and replace it
+        if database.exists() and not os.access(database, os.R_OK):
             raise ConnectError(
                 f"{database}: not readable by this user; expected its own file ('sudo chown $USER {database}')",
                 "mosquitto was not started",
@@ -274,9 +272,8 @@ def replace_process(
 ) -> None:
     """Replace this process by mosquitto, with its log on the terminal, for systemd and containers. Returns only by raising ConnectError."""
     require_free(settings.host, settings.port)
-    if (
-        settings.folder / DATABASE
-    ).exists():  # started once, on another port, to set a damaged database aside
+    # started once, on another port, to set a damaged database aside
+    if (settings.folder / DATABASE).exists():
         trial = Mosquitto(replace(settings, host="127.0.0.1", port=0), program, notify)
         trial.start()
         trial.kill()  # `stop` would write the database

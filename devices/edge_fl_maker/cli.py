@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from edge_fl.cli import App
 from edge_fl.console import units
-from edge_fl.console.confirm import confirm
-from edge_fl.console.output import print_status
+from edge_fl.console.output import confirm, print_status
 from edge_fl.errors import InputError
 from edge_fl.files import user_text
 from edge_fl.files.paths import text

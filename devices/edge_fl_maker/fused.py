@@ -13,7 +13,7 @@ from edge_fl.errors import ArtefactError, InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.heads import Head
-from edge_fl.heads.graph import Graph
+from edge_fl.heads.head import Graph
 from edge_fl.release.onnx_form import LOGITS, PARITY, PROBABILITIES, ROWS
 from edge_fl_devices.serving.predict import Predictor
 

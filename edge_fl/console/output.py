@@ -13,9 +13,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from edge_fl import logs
-from edge_fl.console.layout import fitted
-from edge_fl.console.tables import Columns, Table, aligned_lines, listing, titled
-from edge_fl.errors import encodable
+from edge_fl.console.tables import Columns, Table, aligned_lines, fitted, listing, titled
+from edge_fl.errors import InputError, encodable
 from edge_fl.files.paths import text
 
 QUIET = "EDGE_FL_QUIET"  # an environment variable, inherited by threads and child processes
@@ -112,3 +111,15 @@ def terminal_lines(table: Table) -> list[str]:
     if not sys.stdout.isatty():
         return aligned_lines(table)
     return fitted(table, shutil.get_terminal_size().columns)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Return if the answer is yes. Raises InputError for any other, and without a terminal to ask on."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InputError(f"{question} No terminal to ask on: expected --yes")
+    import typer
+
+    if not typer.confirm(question, err=True):
+        raise InputError("not confirmed")

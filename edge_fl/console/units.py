@@ -1,7 +1,10 @@
-"""Numbers, shares, sizes and durations for the terminal, the dashboard and reports."""
+"""Numbers, shares, sizes, durations and times as text, for the terminal, the dashboard and reports."""
 
 from collections.abc import Collection
+from datetime import UTC, datetime
+from html import escape as _escape
 from math import isfinite
+from typing import TypeGuard
 
 from edge_fl.errors import InputError, shortened
 
@@ -23,14 +26,12 @@ def few(devices: Collection[str]) -> str:
 
 def percent(share: float | None) -> str:
     """Format an accuracy or another share: 0.923 -> "92.3 %"; "-" for None and NaN."""
-    return f"{100 * share:.1f} %" if share is not None and isfinite(share) else NOTHING
+    return f"{100 * share:.1f} %" if _is_known(share) else NOTHING
 
 
 def points(difference: float | None) -> str:
     """Format a difference between two shares: 0.021 -> "+2.1 points"; "-" for None and NaN."""
-    if difference is None or not isfinite(difference):
-        return NOTHING
-    return f"{round(100 * difference, 1) + 0.0:+.1f} points"
+    return f"{round(100 * difference, 1) + 0.0:+.1f} points" if _is_known(difference) else NOTHING
 
 
 def size(bytes: float | None) -> str:
@@ -43,8 +44,10 @@ def size(bytes: float | None) -> str:
     return f"{value:.0f} {UNITS[unit]}" if unit == 0 or value >= 100 else f"{value:.1f} {UNITS[unit]}"
 
 
-def seconds(value: float, digits: int = 1) -> str:
-    """Format a duration: "0.4 s", "3 min", "2.5 h"; `digits` applies to seconds."""
+def seconds(value: float | None, digits: int = 1) -> str:
+    """Format a duration: "0.4 s", "3 min", "2.5 h"; "-" for None and NaN. `digits` applies to seconds."""
+    if not _is_known(value):
+        return NOTHING
     if value < 100:
         return f"{value:.{digits}f} s"
     return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.1f} h"
@@ -64,3 +67,61 @@ def parse_duration(text: str, option: str) -> float:
     if not 0 <= value <= 1e9:
         raise InputError(f"{option} {text!r}: expected a duration such as 90s, 15min, 2h or 3d")
     return value
+
+
+def escape(text: object) -> str:
+    """Text for HTML, between tags and in quoted attributes."""
+    return _escape(str(text), quote=True)
+
+
+def number(value: int | float | None) -> str:
+    """12345 -> "12,345"; a dash for None."""
+    return f"{value:,.0f}" if _is_known(value) else NOTHING
+
+
+def positive(value: int) -> str:
+    """Like `number`, with a dash for 0."""
+    return number(value or None)
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """0.9312 -> "93.1"; per cent without the sign."""
+    return f"{100 * value:.{digits}f}" if _is_known(value) else NOTHING
+
+
+def mean(value: float | None, n: int) -> str:
+    """0.9312 of 12 clients -> "93.1 (n = 12)"; markup."""
+    text = share(value)
+    return text if text == NOTHING else f'{text} <span class="quiet">(n = {number(n) if n else "?"})</span>'
+
+
+def ago(moment: str, now: datetime | None = None) -> str:
+    """Age of an ISO time, rounded so that it rarely changes: "now", "40 s", "12 min", "3 h", "5 d"."""
+    try:
+        then = datetime.fromisoformat(moment)
+    except ValueError:
+        return NOTHING
+    passed = (
+        (now or datetime.now(UTC)) - (then if then.tzinfo else then.replace(tzinfo=UTC))
+    ).total_seconds()
+    if passed < 60:
+        return f"{int(passed // 10) * 10} s" if passed >= 10 else "now"
+    for limit, unit, name in ((3600, 60, "min"), (172_800, 3600, "h")):
+        if passed < limit:
+            return f"{int(passed // unit)} {name}"
+    return f"{int(passed // 86400)} d"
+
+
+def since(moment: str, now: datetime | None = None) -> str:
+    """Age of an ISO time as a phrase: "now", "40 s ago"."""
+    passed = ago(moment, now)
+    return passed if passed in ("now", NOTHING) else f"{passed} ago"
+
+
+def clock(moment: str) -> str:
+    """An ISO time as "2026-11-20 14:03:59"."""
+    return moment[:19].replace("T", " ") or NOTHING
+
+
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and isfinite(value)

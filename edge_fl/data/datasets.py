@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data import arrays, npz
-from edge_fl.data.samples import Array, Dataset, Samples
+from edge_fl.data import npz
+from edge_fl.data.samples import Array, Dataset, Samples, class_ids
 from edge_fl.errors import DataError, nearest
 from edge_fl.files.paths import composed, text
 
@@ -119,13 +119,13 @@ def from_file(data_dir: Path, name: str, classes: tuple[str, ...] = ()) -> Datas
     content = npz.read(path)
     names = classes or _class_names(content, path)
     if {"x_train", "y_train", "x_test", "y_test"} <= content.keys():
-        train = arrays.samples(content["x_train"], content["y_train"], names, f"{text(path)} (train)")
-        test = arrays.samples(content["x_test"], content["y_test"], names, f"{text(path)} (test)")
+        train = Samples.of(content["x_train"], content["y_train"], names, f"{text(path)} (train)")
+        test = Samples.of(content["x_test"], content["y_test"], names, f"{text(path)} (test)")
         held_out = np.repeat([False, True], [len(train), len(test)])
         return Dataset(name, _merged([train, test], path), names, held_out)
     if {"x", "y"} <= content.keys():
         return Dataset(
-            name, _merged([arrays.samples(content["x"], content["y"], names, text(path))], path), names
+            name, _merged([Samples.of(content["x"], content["y"], names, text(path))], path), names
         )
     raise DataError(
         f"{text(path)}: holds {', '.join(content) or 'nothing'}; expected x_train, y_train, x_test, y_test, or x and y"
@@ -192,7 +192,7 @@ def _class_names(content: dict[str, Array], path: Path) -> tuple[str, ...]:
             )
         return names
     ids = [
-        arrays.class_ids(content[key], f"{text(path)} ({key})")
+        class_ids(content[key], f"{text(path)} ({key})")
         for key in ("y_train", "y_test", "y")
         if key in content
     ]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from edge_fl.memory import total_memory_mb
+from edge_fl.process_limits import total_memory_mb
 
 MB = 1024**2
 SHARE = 1 / 2

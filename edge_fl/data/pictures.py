@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from edge_fl.data import decoding_cost, formats
+from edge_fl.data import formats
 from edge_fl.data.formats import SUFFIXES as SUFFIXES
 from edge_fl.data.formats import PictureFormat
-from edge_fl.data.limits import FULL_BITS, LIMITS, MB, PictureLimits
+from edge_fl.data.limits import FULL_BITS, LIMITS, MB, Depth, PictureLimits
 from edge_fl.errors import DataError, brief
 from edge_fl.files import paths
 from edge_fl.files.folder import unusable
@@ -35,17 +35,15 @@ HEIC_ADVICE = "HEIC needs pip install 'edge-fl[heic]'"
 FLOAT_ADVICE = "floating-point pixels outside 0..1: store them as 8 or 16 bits"
 TOO_LARGE = "too large for this board"
 STRIP_PIXELS = 2**20
-KEPT_DETAIL = (
-    2  # large pictures are first averaged over blocks of pixels, down to this multiple of the final size
-)
+KEPT_DETAIL = 2
+"""Large pictures are first averaged over blocks of pixels, down to this multiple of the final size."""
 ORIENTATION = 0x0112  # EXIF tag
 EXIF_IFD, DATE_TIME_ORIGINAL = 0x8769, 0x9003
 _MIRRORED = {2: (1, -1), 3: (-1, -1), 4: (-1, 1), 6: (-1, 1), 7: (-1, -1), 8: (1, -1)}  # steps in y and x
 _SIDES_SWAPPED = range(5, 9)
 _MODES = {1: "L", 3: "RGB"}
-_PLAIN = frozenset(
-    "1 L LA La P PA RGB RGBX RGBA RGBa CMYK YCbCr".split()
-)  # what Pillow converts to grey and RGB
+# what Pillow converts to grey and RGB
+_PLAIN = frozenset("1 L LA La P PA RGB RGBX RGBA RGBa CMYK YCbCr".split())
 _NO_DECODER = "%s is not read by this installation of Pillow"
 _DECODING = threading.Lock()
 
@@ -54,6 +52,13 @@ Image.MAX_IMAGE_PIXELS = LIMITS.max_pixels
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # width, height, as in Pillow
+
+RANGES = (8, 10, 12, 14, FULL_BITS)
+WIDE_SUFFIXES = frozenset({".png", ".tif", ".tiff", ".pgm", ".ppm"})
+HEADERS, DECODED = 64, 16
+"""Files of a folder whose headers are read, and 16-bit pictures among them that are decoded."""
+Used = tuple[int, bool]
+"""Bits that one picture uses, 0 if it has no more than 8, and whether it has colours."""
 
 
 class PictureError(DataError):
@@ -441,7 +446,7 @@ def _require_affordable(
     if stored[0] * stored[1] > limits.max_pixels:
         raise _UnusableError(TOO_LARGE, f"{megapixels:.1f} megapixels, at most {limits.max_pixels / 1e6:g}")
     needed, allowed = (
-        own_bytes + decoding_cost.decoding_bytes(picture, file, stored),
+        own_bytes + formats.decoding_bytes(picture, file, stored),
         limits.decoding_bytes,
     )
     if needed > allowed:
@@ -484,3 +489,34 @@ def _why(error: Exception) -> _UnusableError:
     if isinstance(error, EOFError) or "truncated" in text.lower():
         return _UnusableError("truncated")
     return _UnusableError("damaged", brief(f"{type(error).__name__}: {text}"))
+
+
+def depth_of(
+    files: Sequence[Path],
+    limits: PictureLimits = LIMITS,
+    known: Callable[[Path], Used | None] = lambda path: None,
+    marked: Callable[[Path], AbstractContextManager[None]] = lambda path: nullcontext(),
+) -> Depth:
+    """Return the smallest of RANGES that holds a sample of the 16-bit pictures among `files`, always the same of the same files.
+
+    Cameras store 10, 12 or 14 bits in files of 16, and all of a folder alike; the range of each picture alone would make a dark one bright.
+    `known` returns what is known of a file, which is not opened then. A file is opened inside `marked`.
+    """
+    sample = _evenly([path for path in files if path.suffix.lower() in WIDE_SUFFIXES], HEADERS)
+    wide = []
+    for path in sample:
+        with suppress(PictureError), marked(path):  # a skip, with its reason, once it is read
+            found = known(path)
+            if is_wide(path, limits) if found is None else found[0]:
+                wide.append(path)
+    used, colour = 0, False
+    for path in _evenly(wide, DECODED):
+        with suppress(PictureError), marked(path):
+            bits, has_colour = known(path) or bits_used(path, limits)
+            used, colour = max(used, bits), colour or has_colour
+    return Depth(next(most for most in RANGES if used <= most) if wide else 0, colour)
+
+
+def _evenly(files: Sequence[Path], most: int) -> Sequence[Path]:
+    """At most `most` of the files, evenly spaced."""
+    return [files[number * len(files) // most] for number in range(most)] if len(files) > most else files

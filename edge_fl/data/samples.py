@@ -1,10 +1,10 @@
 """Types for labelled images: samples, one client's three sets, and a whole dataset.
 
-Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, at construction; convert other arrays with
-`edge_fl.data.arrays`.
+Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, at construction; `Samples.of` converts other arrays.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.errors import DataError
+from edge_fl.errors import DataError, shortened
 from edge_fl.inputs import InputSpec
 
 Array = NDArray[Any]
@@ -20,6 +20,8 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
 _BLOCK = 4096  # images per step in a pass over a dataset
+MAX_CLASSES = 10_000
+_CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,16 @@ class Samples:
             )
         if len(self) and self.y.min() < 0:
             raise DataError(f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more")
+
+    @classmethod
+    def of(cls, x: Array, y: Array, classes: Sequence[str], where: str) -> "Samples":
+        """Samples from arrays as files have them (`as_pixels`). Raises DataError whose message starts with `where` (a file, a function)."""
+        images = as_pixels(x, where)
+        if len(y) != len(images):
+            raise DataError(
+                f"{where}: {len(images)} images but {len(y)} labels, expected one label per image"
+            )
+        return cls(images, as_labels(y, classes, where))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -139,3 +151,58 @@ class Dataset:
 
 def _rounded(values: NDArray[np.float64]) -> tuple[float, ...]:
     return tuple(round(float(value), 6) for value in values)
+
+
+def as_pixels(x: Array, where: str) -> Images:
+    """Convert images to uint8 [N, C, H, W], from integers 0..255 or floats 0..1; [N, H, W], [N, H, W, C] or [N, C, H, W] with C 1 or 3.
+
+    An ambiguous array is read with channels last.
+    """
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[3] in _CHANNELS:
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim != 4 or x.shape[1] not in _CHANNELS:
+        raise DataError(
+            f"{where}: images of shape {list(x.shape)}, expected [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
+        )
+    return np.ascontiguousarray(_levels(x, where))
+
+
+def as_labels(y: Array, classes: Sequence[str], where: str) -> Labels:
+    """Convert class ids to int64 [N], all within the class list. Raises DataError, which names the first that is not."""
+    ids = class_ids(y, where)
+    wrong = np.flatnonzero(ids >= len(classes))
+    if len(wrong):
+        index = int(wrong[0])
+        raise DataError(
+            f"{where}: label {ids[index]} at index {index} ({len(wrong)} such labels) is outside the {len(classes)} classes"
+            f" 0..{len(classes) - 1} ({shortened(classes, 10)})"
+        )
+    return ids
+
+
+def class_ids(y: Array, where: str) -> Labels:
+    """Convert class ids without a class list to int64 [N], 0 to MAX_CLASSES - 1. Raises DataError."""
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{where}: labels are {y.dtype} {list(y.shape)}, expected whole numbers [N]")
+    wrong = np.flatnonzero((y < 0) | (y >= MAX_CLASSES))
+    if len(wrong):
+        raise DataError(
+            f"{where}: label {y[wrong[0]]} at index {wrong[0]}, expected 0..{MAX_CLASSES - 1} at most"
+        )
+    return y.astype(np.int64)
+
+
+def _levels(x: Array, where: str) -> Images:
+    if x.dtype == np.uint8:
+        return x
+    kind = x.dtype.kind
+    if kind not in "iuf":
+        raise DataError(f"{where}: images are {x.dtype}, expected uint8 (0..255) or floats (0..1)")
+    top = 1 if kind == "f" else 255
+    if x.size and not (x.min() >= 0 and x.max() <= top):  # NaN fails both comparisons
+        raise DataError(f"{where}: {x.dtype} images range over {x.min():g}..{x.max():g}, expected 0..{top}")
+    return (x if kind != "f" else np.rint(x * 255)).astype(np.uint8)

@@ -14,15 +14,13 @@ import numpy as np
 
 from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
-from edge_fl.heads.constant import Constant
-from edge_fl.heads.ensemble import Ensemble
-from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import Array, Extras, Head, TrainingSet
-from edge_fl.heads.linear import Cosine, Logistic, Nearest, Svm
+from edge_fl.heads.linear import Constant, Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
 from edge_fl.heads.statistics import prior
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
+from edge_fl.heads.two_heads import Ensemble, Gated
 from edge_fl.untrusted import whole
 
 __all__ = [
@@ -157,7 +155,7 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
         raise ArtefactError(f"head file: described as {dict(metadata)}, expected kind, classes and extractor")
     if arrays.keys() != kind.shapes.keys():
         raise ArtefactError(f"{kind.kind} head: holds {', '.join(arrays)}, expected {', '.join(kind.shapes)}")
-    sizes = {"C": classes, "one": 1}
+    sizes = {"C": classes, "1": 1}
     for name, letters in kind.shapes.items():
         array = arrays[name]
         expected = np.int64 if name == "present" else np.float32

@@ -1,7 +1,8 @@
 """The interface of personal heads: features to logits. A head is fitted on one client's samples and valid for one extractor.
 
 A head is a small frozen value: prediction needs NumPy only, and it is saved as arrays and strings, without pickle. It never leaves the
-client.
+client. Its operations are also plain data (`Graph`), from which an export makes ONNX nodes: a device has no package onnx. Operators and
+attributes are those of ONNX from opset 7 to `edge_fl.release.onnx_form.OPSET`, so that a graph can be added to any extractor.
 """
 
 from abc import ABC, abstractmethod
@@ -10,16 +11,78 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from edge_fl.errors import ArtefactError, DataError, InputError
-from edge_fl.heads.graph import Graph
 from edge_fl.heads.plan import PLAIN, HeadPlan
 
+PREFIX = "edge_fl_"
+"""Begins the names of the values that a graph adds."""
 Array = NDArray[Any]
 Features = NDArray[np.float32]
 Extras = Mapping[str, Mapping[str, Array]]
 """Shared parts that come with the extractor, by name: {"head": {"weight": ..., "bias": ...}}."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation: the operator's name, the names of its inputs, that of its result, and its attributes."""
+
+    operator: str
+    inputs: tuple[str, ...]
+    output: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Graph:
+    """The operations added to features [n, `dim`]. Each method takes names of values and returns the name of its result."""
+
+    dim: int
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
+
+    def constant(self, value: ArrayLike) -> str:
+        """Add a constant: int64 stays, anything else becomes float32."""
+        array, name = np.asarray(value), self._name()
+        self.constants[name] = array.astype(np.int64 if array.dtype == np.int64 else np.float32)
+        return name
+
+    def node(self, operator: str, *inputs: str, to: str = "", **attributes: Any) -> str:
+        """Add one operation, whose result is named `to`."""
+        name = to or self._name()
+        self.nodes.append(Node(operator, inputs, name, attributes))
+        return name
+
+    def affine(self, value: str, weights: Array, bias: Array) -> str:
+        """value @ weights.T + bias."""
+        return self.node("Add", self.node("MatMul", value, self.constant(weights.T)), self.constant(bias))
+
+    def scattered(self, value: str, weights: Array, bias: Array, present: Array, classes: int) -> str:
+        """value @ weights.T + bias for the classes `present`, -inf for the others."""
+        every, logits = np.zeros((classes, self.dim)), np.full(classes, -np.inf)
+        every[present], logits[present] = weights, bias
+        return self.affine(value, every, logits)
+
+    def standardised(self, value: str, mean: Array, std: Array) -> str:
+        """(value - mean) / std."""
+        return self.node("Div", self.node("Sub", value, self.constant(mean)), self.constant(std))
+
+    def normalised(self, value: str, size: int, epsilon: float) -> str:
+        """Normalise each row [size] to mean 0 and variance 1; by MatMul, because ReduceMean differs between opsets."""
+        average = self.constant(np.full((size, 1), 1 / size))
+        centred = self.node("Sub", value, self.node("MatMul", value, average))
+        variance = self.node("MatMul", self.node("Mul", centred, centred), average)
+        return self.node(
+            "Div", centred, self.node("Sqrt", self.node("Add", variance, self.constant(epsilon)))
+        )
+
+    def columns(self, value: str, start: int, end: int) -> str:
+        """value[:, start:end]."""
+        return self.node("Slice", value, *(self.constant(np.array([at])) for at in (start, end, 1)))
+
+    def _name(self) -> str:
+        return f"{PREFIX}{len(self.nodes) + len(self.constants) + 1}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +126,8 @@ class Head(ABC):
     extractor: str
 
     kind: ClassVar[str]
-    shapes: ClassVar[Mapping[str, tuple[str, ...]]]
-    """Arrays by field name, each with a letter per dimension; equal letters are equal sizes, C is `classes`."""
+    shapes: ClassVar[Mapping[str, str]]
+    """Arrays by field name, each with a letter per dimension; equal letters are equal sizes, C is `classes`, 1 is one."""
 
     @classmethod
     @abstractmethod
@@ -108,6 +171,13 @@ def require_features(z: Array, dim: int, kind: str) -> None:
     """Raise DataError unless z is [n, dim]."""
     if z.ndim != 2 or z.shape[1] != dim:
         raise DataError(f"{kind} head: features of shape {list(z.shape)}, expected [n, {dim}]")
+
+
+def over_all(classes: int, present: Array, known: Array) -> Features:
+    """Logits [n, classes] from those of the classes `present`, [n, k]; -inf for the others."""
+    logits = np.full((len(known), classes), -np.inf, np.float32)
+    logits[:, present] = known
+    return logits
 
 
 def standardisation(data: TrainingSet) -> tuple[Features, Features]:

@@ -11,10 +11,10 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.heads.descent import descend, one_hot, probabilities, received
-from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import Array, Head, TrainingSet
 from edge_fl.heads.plan import HeadUpdateKind
 from edge_fl.heads.tuned import Tuned, ridge_sums
+from edge_fl.heads.two_heads import Gated
 
 Part = dict[str, Array]
 

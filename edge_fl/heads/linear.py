@@ -1,4 +1,4 @@
-"""Linear heads: logistic regression, support vector machine, nearest class mean, ridge regression on directions.
+"""Linear heads: logistic regression, support vector machine, nearest class mean, ridge regression on directions, a constant.
 
 Settings are in docs/methods-on-devices.md, "Heads". Logits are W (z - mean) / std + b for the classes present, -inf for the others;
 those of the cosine head are linear in the direction of z.
@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
-from edge_fl.heads.graph import Graph
 from edge_fl.heads.head import (
     Array,
     Features,
+    Graph,
     Head,
     TrainingSet,
     identity_scaling,
+    over_all,
     require_features,
     standardisation,
 )
@@ -43,19 +44,18 @@ class Linear(Head, ABC):
     std: Features
     present: NDArray[np.int64]
 
-    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "weights": ("k", "d"),
-        "bias": ("k",),
-        "mean": ("d",),
-        "std": ("d",),
-        "present": ("k",),
+    shapes: ClassVar[Mapping[str, str]] = {
+        "weights": "kd",
+        "bias": "k",
+        "mean": "d",
+        "std": "d",
+        "present": "k",
     }
 
     def logits(self, z: Features) -> Features:
         require_features(z, len(self.mean), self.kind)
-        logits = np.full((len(z), self.classes), -np.inf, np.float32)
-        logits[:, self.present] = ((z - self.mean) / self.std) @ self.weights.T + self.bias
-        return logits
+        known = ((z - self.mean) / self.std) @ self.weights.T + self.bias
+        return over_all(self.classes, self.present, known)
 
     def graph(self, graph: Graph, z: str) -> str:
         u = graph.standardised(z, self.mean, self.std)
@@ -127,11 +127,7 @@ class Cosine(Head):
     present: NDArray[np.int64]
 
     kind: ClassVar[str] = "cosine"
-    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "weights": ("k", "d"),
-        "bias": ("k",),
-        "present": ("k",),
-    }
+    shapes: ClassVar[Mapping[str, str]] = {"weights": "kd", "bias": "k", "present": "k"}
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
@@ -147,9 +143,7 @@ class Cosine(Head):
 
     def logits(self, z: Features) -> Features:
         require_features(z, self.weights.shape[1], self.kind)
-        logits = np.full((len(z), self.classes), -np.inf, np.float32)
-        logits[:, self.present] = direction(z) @ self.weights.T + self.bias
-        return logits
+        return over_all(self.classes, self.present, direction(z) @ self.weights.T + self.bias)
 
     def graph(self, graph: Graph, z: str) -> str:
         root = graph.node("Mul", graph.node("Sign", z), graph.node("Sqrt", graph.node("Abs", z)))
@@ -227,3 +221,27 @@ def _solve(model: Any, data: TrainingSet, mean: Features, std: Features) -> tupl
     if len(data.present) == 2:
         weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
     return np.ascontiguousarray(weights, np.float32), np.ascontiguousarray(bias, np.float32)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Constant(Head):
+    """The most frequent class; any kind becomes this one for a client with a single class.
+
+    present int64 [1]; accepts features of any width.
+    """
+
+    present: NDArray[np.int64]
+
+    kind: ClassVar[str] = "constant"
+    shapes: ClassVar[Mapping[str, str]] = {"present": "1"}
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Self:
+        return cls(data.classes, data.extractor, np.array([np.bincount(data.y).argmax()], np.int64))
+
+    def logits(self, z: Features) -> Features:
+        return over_all(self.classes, self.present, np.zeros((len(z), 1), np.float32))
+
+    def graph(self, graph: Graph, z: str) -> str:
+        return graph.scattered(z, np.zeros(graph.dim), np.zeros(1), self.present, self.classes)

@@ -11,9 +11,10 @@ from typing import ClassVar, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.heads.graph import Graph
+from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import (
     Features,
+    Graph,
     Head,
     TrainingSet,
     identity_scaling,
@@ -44,13 +45,13 @@ class Mlp(Head):
     std: Features
 
     kind: ClassVar[str] = "mlp"
-    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "hidden_weights": ("h", "d"),
-        "hidden_bias": ("h",),
-        "weights": ("C", "h"),
-        "bias": ("C",),
-        "mean": ("d",),
-        "std": ("d",),
+    shapes: ClassVar[Mapping[str, str]] = {
+        "hidden_weights": "hd",
+        "hidden_bias": "h",
+        "weights": "Ch",
+        "bias": "C",
+        "mean": "d",
+        "std": "d",
     }
 
     @classmethod
@@ -107,8 +108,7 @@ def _gradient(layers: Weights, u: Features, y: NDArray[np.int64], cost: Features
     hidden_weights, hidden_bias, weights, bias = layers
     hidden = np.maximum(u @ hidden_weights.T + hidden_bias, 0)
     logits = hidden @ weights.T + bias
-    error = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error /= error.sum(axis=1, keepdims=True)
+    error = probabilities(logits)
     error[np.arange(len(y)), y] -= 1
     error *= (cost / len(y))[:, None]
     below = (error @ weights) * (hidden > 0)

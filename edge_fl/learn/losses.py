@@ -89,18 +89,13 @@ def _pairs(u: Tensor, y: Tensor, temperature: float, mask: Tensor | None) -> tup
     return scores, (y[:, None] == y[None, :]) & other, real
 
 
-def prototype_scores(features: Tensor, prototypes: Tensor, valid: Tensor, temperature: float) -> Tensor:
-    """Cosine similarity of features [B, k] and prototypes [C, k] over temperature; the lowest float for classes not `valid` [C]."""
-    scores = unit(features) @ unit(prototypes).T / temperature
-    return torch.where(valid[None, :] > 0, scores, torch.finfo(scores.dtype).min)
-
-
 def prototype_contrast(
     features: Tensor, y: Tensor, prototypes: Params, temperature: float, mask: Tensor | None = None
 ) -> Tensor:
     """InfoNCE of features and detached prototypes {"mean" [C, k], "count" [C]}; samples of absent classes are skipped (F3)."""
     known = ((prototypes["count"] > 0)[y] & (y >= 0)).to(features.dtype)  # a label below 0 is padding
-    scores = prototype_scores(features, prototypes["mean"].detach(), prototypes["count"], temperature)
+    scores = unit(features) @ unit(prototypes["mean"].detach()).T / temperature
+    scores = torch.where(prototypes["count"][None, :] > 0, scores, torch.finfo(scores.dtype).min)
     losses = torch.where(known > 0, F.cross_entropy(scores, y.clamp(min=0), reduction="none"), 0.0)
     return masked_mean(losses, known if mask is None else known * mask)
 

@@ -19,9 +19,8 @@ from edge_fl.learn.batches import EVALUATION_BATCH, Batch, Batches, pixels, take
 from edge_fl.learn.network import stacks
 
 PADDING = -1  # label of padded rows
-MAPPED_BYTES = (
-    1 << 24
-)  # of the images of all clients that `mapped` passes at a time, unless that is below EVALUATION_BATCH of each
+MAPPED_BYTES = 1 << 24
+"""Of the images of all clients that `mapped` passes at a time, unless that is below EVALUATION_BATCH of each."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The methods by name, one file each. To add one: a file and a line in METHODS. The suffix `+ft` adds fine-tuning."""
+"""The methods by name, one file each. To add one: a file, and its class in METHODS. The suffix `+ft` adds fine-tuning."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ from edge_fl.learn import tree
 from edge_fl.learn.network.part import Net
 from edge_fl.learn.optimiser import Optimiser, optimiser
 from edge_fl.methods.class_statistics import ClassStatistics
-from edge_fl.methods.contract import hyper, steps, update_codec
-from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract import steps, update_codec
+from edge_fl.methods.contract.method import Hyper, Method, check_hypers, hypers_of
 from edge_fl.methods.ditto import Ditto
 from edge_fl.methods.dualfed import DualFed
 from edge_fl.methods.fedala import FedALA
@@ -52,43 +52,11 @@ from edge_fl.methods.repper import RepPer
 from edge_fl.methods.spherefed import SphereFed
 from edge_fl.models import build_net
 
-METHODS: dict[str, type[Method]] = {
-    "local": Local,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "fedbabu": FedBABU,
-    "fedper": FedPer,
-    "fedrep": FedRep,
-    "lg-fedavg": LGFedAvg,
-    "pfedme": PFedMe,
-    "ditto": Ditto,
-    "per-fedavg": PerFedAvg,
-    "moon": MOON,
-    "fedamp": FedAMP,
-    "fedala": FedALA,
-    "fed-rod": FedRoD,
-    "fedcp": FedCP,
-    "fedbn": FedBN,
-    "fedetf": FedETF,
-    "spherefed": SphereFed,
-    "fedpac": FedPAC,
-    "fedproto": FedProto,
-    "fedgh": FedGH,
-    "fedkd": FedKD,
-    "repper": RepPer,
-    "fedcrc": FedCRC,
-    "fedcrl": FedCRL,
-    "fedrir": FedRIR,
-    "dualfed": DualFed,
-    "feddbe": FedDBE,
-    "gpfl": GPFL,
-    "fedcac": FedCAC,
-    "fedas": FedAS,
-    "pfedfda": PFedFDA,
-    "lp-ft": LPFT,
-    "fedcgs": FedCGS,
-    "class-statistics": ClassStatistics,
-}
+METHODS: dict[str, type[Method]] = {method.title.lower(): method for method in (
+    Local, FedAvg, FedProx, FedBABU, FedPer, FedRep, LGFedAvg, PFedMe, Ditto, PerFedAvg, MOON, FedAMP,
+    FedALA, FedRoD, FedCP, FedBN, FedETF, SphereFed, FedPAC, FedProto, FedGH, FedKD, RepPer, FedCRC,
+    FedCRL, FedRIR, DualFed, FedDBE, GPFL, FedCAC, FedAS, PFedFDA, LPFT, FedCGS, ClassStatistics,
+)}  # fmt: skip
 # the listed ones; `+ft` works for any method with shared extractor and head
 FINE_TUNED = ("fedavg+ft", "fedprox+ft")
 
@@ -114,14 +82,18 @@ def find(name: str) -> type[Method]:
     raise MethodError(f"method {name!r}: unknown{nearest(name, names())}")
 
 
+def hypers(name: str) -> dict[str, tuple[Any, Hyper]]:
+    """Default and `Hyper` of every hyper-parameter of a method by its name, including fine-tuning's. Raises MethodError."""
+    return hypers_of(find(name)) | (hypers_of(FineTuned) if name.endswith(_FT) else {})
+
+
 def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **options: Any) -> Method:
     """Build a method on a net; `options` are its hyper-parameters, including fine-tuning's. Raises MethodError."""
+    check_hypers(name, options, hypers(name))
     method = find(name)
-    tuned = name.endswith(_FT)
-    own, tuning = hyper.hypers(method), hyper.hypers(FineTuned) if tuned else {}
-    hyper.check(name, options, {**own, **tuning})
-    inner = method(net, epochs, optimiser, **{k: v for k, v in options.items() if k in own})
-    if not tuned:
+    own = {key: options.pop(key) for key in hypers_of(method) if key in options}
+    inner = method(net, epochs, optimiser, **own)
+    if not name.endswith(_FT):
         return inner
     if not {"extractor", "head"} <= steps.broadcast(inner, steps.start(inner), "").keys():
         raise MethodError(f"method {name!r}: fine-tuning needs a shared extractor and a shared head")
@@ -129,9 +101,7 @@ def build(name: str, net: Net, *, epochs: int = 1, optimiser: Optimiser, **optio
         raise MethodError(
             f"method {name!r}: its clients predict with a model of their own, which fine-tuning would not change"
         )
-    return FineTuned(
-        inner.net, epochs, optimiser, inner=inner, **{k: v for k, v in options.items() if k in tuning}
-    )
+    return FineTuned(inner.net, epochs, optimiser, inner=inner, **options)
 
 
 def _predicts_with_received_head(method: Method) -> bool:

@@ -11,7 +11,6 @@ towards the ridge head of the others' sum. Without the prior it is the cosine he
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.network.part import history, shared
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -36,20 +34,16 @@ class ClassStatistics(Method):
 
     prior: bool = hyper(True, "whether heads use the prior", source="[D]")
 
-    title: ClassVar = "Class-Statistics"
-    citation: ClassVar = "edge-fl; statistics as in Guan et al., AAAI 2025"
-    family: ClassVar = "fixed extractor, statistics"
-    receives: ClassVar = ("extractor", PRIOR)
-    sends: ClassVar = (PRIOR,)
-    parts: ClassVar = {**dict.fromkeys((*receives, "counted"), shared()), "history": history(sent=0.0)}
-    predicts_early: ClassVar = False
-    vectorises: ClassVar = False
-    head_tier: ClassVar = HeadTier(
-        "native", "cosine head with the prior", extras=(PRIOR,), start="", way="cosine"
-    )
-    deviations: ClassVar = (
-        "a method of edge-fl, not of a paper; clients may come in any round, and count once"
-    )
+    title = "Class-Statistics"
+    citation = "edge-fl; statistics as in Guan et al., AAAI 2025"
+    family = "fixed extractor, statistics"
+    receives = ("extractor", PRIOR)
+    sends = (PRIOR,)
+    parts = {**dict.fromkeys((*receives, "counted"), shared()), "history": history(sent=0.0)}
+    predicts_early = False
+    vectorises = False
+    head_tier = HeadTier("native", "cosine head with the prior", extras=(PRIOR,), start="", way="cosine")
+    deviations = "a method of edge-fl, not of a paper; clients may come in any round, and count once"
 
     def init_shared(self) -> Parts:
         shape = class_statistics.shape_of(self.net.classes, self.net.feature_dim)

@@ -11,18 +11,15 @@ heads are combined for prediction; the server averages with equal weights.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, supcon, unit
 from edge_fl.learn.network.part import linear_head, personal, projector, shared
 from edge_fl.learn.tree import Parts, buffers, merge
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
+from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method, hyper
 
 PERSONAL_PARTS = (
     "projector+head",
@@ -58,24 +55,24 @@ class DualFed(Method):
     )
     frozen_bn: str = hyper("eval", "BatchNorm in stage 2; train [C]", choices=("eval", "train"), source="[D]")
 
-    title: ClassVar = "DualFed"
-    citation: ClassVar = "Zhu et al., ACM MM 2024"
-    family: ClassVar = "shared extractor, two heads"
-    grid: ClassVar = {"contrast": (0.1, 0.5, 2.0), "temperature": (0.2, 0.5)}
-    has_global: ClassVar = True
-    uniform: ClassVar = True
-    batch_norm: ClassVar = BatchNorm.LOCAL_STATS
-    parts: ClassVar = {
+    title = "DualFed"
+    citation = "Zhu et al., ACM MM 2024"
+    family = "shared extractor, two heads"
+    grid = {"contrast": (0.1, 0.5, 2.0), "temperature": (0.2, 0.5)}
+    has_global = True
+    uniform = True
+    batch_norm = BatchNorm.LOCAL_STATS
+    parts = {
         "extractor": shared(),
         "global_head": shared(linear_head, like="head"),
         "projector": personal(projector),
         "head": personal(),
     }
-    head_tier: ClassVar = HeadTier(
+    head_tier = HeadTier(
         "adapted", "both heads", ("global_head",), {"global_head": "trained_head"}, "global_head", "ensemble"
     )
-    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.05, momentum=0.5)
-    deviations: ClassVar = (
+    usual_optimiser = OptimiserConfig("sgd", 0.05, momentum=0.5)
+    deviations = (
         "probabilities are summed (official code: logits); frozen parts run in inference behaviour (code: BatchNorm moves in stage 2);"
         " λ, τ and the usual rate are for small networks (PACS 40 and 0.2, Office-Home 2 and 0.05; rate 0.01)"
     )
@@ -110,13 +107,11 @@ class DualFed(Method):
             return cross_entropy(net.global_head(w2["global_head"], z), batch.y, batch.mask)
 
         trained = w if together else {name: w[name] for name in ("extractor", "projector", "head")}
-        w |= fit(stage_1, trained, data, stage="s1", epochs=self.epochs, optimiser=self.optimiser)
+        w |= self.train(stage_1, trained, data, stage="s1")
         if not together:
             statistics = buffers(w["extractor"]) if self.frozen_bn == "train" else {}
             trained = {"global_head": w["global_head"], "extractor": statistics}
-            w = merge(
-                w, fit(stage_2, trained, data, stage="s2", epochs=self.epochs, optimiser=self.optimiser)
-            )
+            w = merge(w, self.train(stage_2, trained, data, stage="s2"))
         return {name: w[name] for name in down}, {name: w[name] for name in own}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:

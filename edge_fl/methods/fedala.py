@@ -9,19 +9,18 @@ last p layers with its own ones h_i from its last participation, on a share of i
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit, gradient, scan
+from edge_fl.learn.fit import gradient, scan
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.network.part import history, personal
 from edge_fl.learn.tree import BUFFER, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import PERSONAL, SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import PERSONAL, SHARED_MODEL, HeadTier, Method, hyper
 
 T = TypeVar("T")
 WEIGHTS = {"head": "weights", "extractor": "extractor_weights"}  # the personal part of W for each mixed part
@@ -37,15 +36,15 @@ class FedALA(Method):
     first_epochs: int = hyper(100, "limit of epochs of the first training of W", low=1, source="[D]")
     layers: int = hyper(1, "p, mixed layers, from the last; 1: the head", low=1, source="1 [C]")
 
-    title: ClassVar = "FedALA"
-    citation: ClassVar = "Zhang et al., AAAI 2023"
-    family: ClassVar = "global model, mixed in per client"
-    grid: ClassVar = {"weights_lr": (0.1, 1.0), "share": (0.2, 0.8)}
-    has_global: ClassVar = True
-    vectorises: ClassVar = False
-    own: ClassVar = {"personal_head": personal(like="head"), "weights": personal()}
-    parts: ClassVar = {**SHARED_MODEL, **own, "history": history(rounds=0)}
-    head_tier: ClassVar = HeadTier(
+    title = "FedALA"
+    citation = "Zhang et al., AAAI 2023"
+    family = "global model, mixed in per client"
+    grid = {"weights_lr": (0.1, 1.0), "share": (0.2, 0.8)}
+    has_global = True
+    vectorises = False
+    own = {"personal_head": personal(like="head"), "weights": personal()}
+    parts = {**SHARED_MODEL, **own, "history": history(rounds=0)}
+    head_tier = HeadTier(
         "adapted", "weights W, then the head", ("head",), way="mixed", numbers={"mixing": "weights_lr"}
     )
 
@@ -63,7 +62,7 @@ class FedALA(Method):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         weights = self._learn_weights(down, own, data)
         start = self._mixed(down, {**own, **weights})  # Eq. 4
-        w = fit(self.loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(self.loss, start, data)
         history = {"rounds": own["history"]["rounds"] + 1}
         return w, {**tree.prefixed(PERSONAL, self._top(w)), **weights, "history": history}
 

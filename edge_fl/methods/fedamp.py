@@ -10,7 +10,6 @@ models (attentive message passing). The client trains its own model w_i, regular
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,13 +17,11 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Mean, Update
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import unit
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.objective import pulled
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -51,15 +48,15 @@ class FedAMP(Method):
     own_weight: float = hyper(0.5, "ξ_ii of `heur`", low=0, high=1, source="[R]")
     scale: float = hyper(10.0, "s of `heur`, attention ~ exp(s cos)", low=0, source="[R]")
 
-    title: ClassVar = "FedAMP"
-    citation: ClassVar = "Huang et al., AAAI 2021"
-    family: ClassVar = "personal models, mixed"
-    grid: ClassVar = {"lam": (0.02, 0.1, 0.5), "sigma": (0.3, 1.0, 3.0)}
-    parts: ClassVar = {**SHARED_MODEL, "mixed": shared(), **PERSONAL_MODEL}
-    sends: ClassVar = ("extractor", "head")
-    exports: ClassVar = ()
-    head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = (
+    title = "FedAMP"
+    citation = "Huang et al., AAAI 2021"
+    family = "personal models, mixed"
+    grid = {"lam": (0.02, 0.1, 0.5), "sigma": (0.3, 1.0, 3.0)}
+    parts = {**SHARED_MODEL, "mixed": shared(), **PERSONAL_MODEL}
+    sends = ("extractor", "head")
+    exports = ()
+    head_tier = HeadTier("none")
+    deviations = (
         "α and σ of Eq. 4 count in units of the median squared distance of the round's models;"
         " attention to others that adds up to more than 1 is scaled to 1"
     )
@@ -76,7 +73,7 @@ class FedAMP(Method):
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         loss = pulled(self.loss, down, self.lam / self.alpha)  # Eq. 5
         w = tree.unprefixed(PERSONAL, own)
-        w = fit(loss, w, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(loss, w, data, stage="personal")
         return w, tree.prefixed(PERSONAL, w)
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
@@ -94,9 +91,6 @@ class FedAMP(Method):
                 f"{client}/{part}/{key}": t for part, params in model.items() for key, t in params.items()
             }
         return {**shared, "mixed": mixed}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(tree.unprefixed(PERSONAL, parts), x)
 
 
 def median_distance(models: Tensor) -> float:

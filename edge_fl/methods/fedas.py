@@ -11,7 +11,6 @@ holds, so that under-trained models count less (client synchronisation).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from edge_fl.learn.losses import cross_entropy, one_hot
 from edge_fl.learn.network.part import history, personal, shared
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -35,21 +33,21 @@ class FedAS(Method):
     align_epochs: int = hyper(1, "epochs of the alignment; 0: none", low=0, source="[C]")
     align_lr: float = hyper(0.01, "learning rate of the alignment", low=0, source="[C]")
 
-    title: ClassVar = "FedAS"
-    citation: ClassVar = "Yang et al., CVPR 2024"
-    family: ClassVar = "shared extractor"
-    stated_weight: ClassVar = ("fisher", "trace")
-    grid: ClassVar = {"align_lr": (0.001, 0.01, 0.1), "align_epochs": (1, 5)}
-    own: ClassVar = {"head": personal(), "personal_extractor": personal(like="extractor")}
-    parts: ClassVar = {"extractor": shared(), "fisher": shared(), **own, "history": history(trained=0.0)}
-    head_tier: ClassVar = HeadTier("adapted", "head")
-    deviations: ClassVar = "no alignment at the first participation, when the own extractor is untrained; the recipe's batch size, not 16"
+    title = "FedAS"
+    citation = "Yang et al., CVPR 2024"
+    family = "shared extractor"
+    stated_weight = ("fisher", "trace")
+    grid = {"align_lr": (0.001, 0.01, 0.1), "align_epochs": (1, 5)}
+    own = {"head": personal(), "personal_extractor": personal(like="extractor")}
+    parts = {"extractor": shared(), "fisher": shared(), **own, "history": history(trained=0.0)}
+    head_tier = HeadTier("adapted", "head")
+    deviations = "no alignment at the first participation, when the own extractor is untrained; the recipe's batch size, not 16"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         aligned = self._aligned(down["extractor"], own["personal_extractor"], data)
         start = tree.where(own["history"]["trained"], aligned, down["extractor"])
         w = {"extractor": start, "head": own["head"]}
-        w = fit(self.loss, w, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(self.loss, w, data)
         history = {"trained": torch.ones_like(own["history"]["trained"])}
         up = {"extractor": w["extractor"], "fisher": {"trace": self._fisher(w, data)}}
         return up, {"head": w["head"], "personal_extractor": w["extractor"], "history": history}
@@ -85,7 +83,3 @@ class FedAS(Method):
             if "fisher" in update.parts:
                 mean.add(update.parts["extractor"], max(float(update.parts["fisher"]["trace"]), 0.0))
         return {**shared, "extractor": mean.value() or shared["extractor"]}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        own = tree.where(parts["history"]["trained"], parts["personal_extractor"], parts["extractor"])
-        return self.classify({"extractor": own, "head": parts["head"]}, x)

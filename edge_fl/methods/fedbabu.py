@@ -5,7 +5,6 @@ personalisation each client fine-tunes head, extractor or both on its data.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,8 +14,7 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, TUNED, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, TUNED, HeadTier, Method, hyper
 
 SCOPES = {"full": ("extractor", "head"), "head": ("head",), "body": ("extractor",)}
 
@@ -31,15 +29,15 @@ class FedBABU(Method):
     )
     ft_scope: str = hyper("full", "what is tuned", choices=tuple(SCOPES), source="official code [C]")
 
-    title: ClassVar = "FedBABU"
-    citation: ClassVar = "Oh et al., ICLR 2022"
-    family: ClassVar = "shared extractor"
-    grid: ClassVar = {"ft_epochs": (5, 10), "ft_lr": (0.01, 0.1)}
-    has_global: ClassVar = True
-    parts: ClassVar = SHARED_MODEL
-    sends: ClassVar = ("extractor",)
-    fixed_head: ClassVar = True
-    head_tier: ClassVar = HeadTier(
+    title = "FedBABU"
+    citation = "Oh et al., ICLR 2022"
+    family = "shared extractor"
+    grid = {"ft_epochs": (5, 10), "ft_lr": (0.01, 0.1)}
+    has_global = True
+    parts = SHARED_MODEL
+    sends = ("extractor",)
+    fixed_head = True
+    head_tier = HeadTier(
         "native",
         "head, fine-tuned from its random start",
         extras=("head",),
@@ -63,6 +61,3 @@ class FedBABU(Method):
         optimiser, tuned = Sgd(self.ft_lr, momentum=0.9), {name: start[name] for name in scope}
         tuned = fit(loss, tuned, data, stage="ft", epochs=self.ft_epochs, optimiser=optimiser)
         return {}, {**own, **tree.prefixed(TUNED, {**start, **tuned})}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify({**parts, **tree.unprefixed(TUNED, parts)}, x)

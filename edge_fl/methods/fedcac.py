@@ -13,19 +13,16 @@ collaborators, in the end none.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update, mixture, weighted_mean
-from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, hyper
 
 ROUNDING = 1e-6  # relative; a bias before BatchNorm has no gradient and changes by rounding errors
 
@@ -42,14 +39,14 @@ class FedCAC(Method):
     )
     round: int = 1
 
-    title: ClassVar = "FedCAC"
-    citation: ClassVar = "Wu et al., ICCV 2023"
-    family: ClassVar = "global model, mixed per client"
-    grid: ClassVar = {"tau": (0.3, 0.5, 0.7), "beta": (10.0, 100.0)}
-    parts: ClassVar = {**SHARED_MODEL, "critical": shared(), "mixed": shared()}
-    sends: ClassVar = ("extractor", "head")
-    head_tier: ClassVar = HeadTier("adapted", "head", ("head",))
-    deviations: ClassVar = "the server computes the masks and the clients' models, so that only models travel"
+    title = "FedCAC"
+    citation = "Wu et al., ICCV 2023"
+    family = "global model, mixed per client"
+    grid = {"tau": (0.3, 0.5, 0.7), "beta": (10.0, 100.0)}
+    parts = {**SHARED_MODEL, "critical": shared(), "mixed": shared()}
+    sends = ("extractor", "head")
+    head_tier = HeadTier("adapted", "head", ("head",))
+    deviations = "the server computes the masks and the clients' models, so that only models travel"
 
     def at(self, round: int) -> Self:
         return replace(super().at(round), round=round)
@@ -65,9 +62,6 @@ class FedCAC(Method):
             return torch.where(shared["critical"][key], shared["mixed"][key], mean)
 
         return {part: {n: value(part, n, t) for n, t in shared[part].items()} for part in self.sends}
-
-    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        return fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
         updates = list(updates)

@@ -11,7 +11,6 @@ form. In the personalised variant each client then trains its own model and pull
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,12 +18,10 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update, prototypes
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, one_hot, squared_error
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import TUNED, HeadTier, Method
+from edge_fl.methods.contract.method import TUNED, HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -37,23 +34,21 @@ class FedCGS(Method):
     ridge: float = hyper(1e-3, "γ, added to the diagonal of S", low=0, source="[D]; 0 in the code [C]")
     ft_epochs: int = hyper(10, "epochs of the final training", low=0, source="not confirmed [D]")
 
-    title: ClassVar = "FedCGS"
-    citation: ClassVar = "Guan et al., AAAI 2025"
-    family: ClassVar = "fixed extractor, statistics"
-    grid: ClassVar = {"lam": (0.1, 1.0, 10.0)}
-    has_global: ClassVar = True
-    receives: ClassVar = ("extractor", "head", "prototypes")
-    sends: ClassVar = ("prototypes", "sums")
-    parts: ClassVar = dict.fromkeys((*receives, "sums", "counted"), shared())
-    head_tier: ClassVar = HeadTier(
+    title = "FedCGS"
+    citation = "Guan et al., AAAI 2025"
+    family = "fixed extractor, statistics"
+    grid = {"lam": (0.1, 1.0, 10.0)}
+    has_global = True
+    receives = ("extractor", "head", "prototypes")
+    sends = ("prototypes", "sums")
+    parts = dict.fromkeys((*receives, "sums", "counted"), shared())
+    head_tier = HeadTier(
         "adapted",
         "head, after its statistics",
         extras=("head",),
         updates={"prototypes": "class_means", "sums": "ridge_sums"},
     )
-    deviations: ClassVar = (
-        "clients may come in any round, and count once; the personalised variant is not in the code"
-    )
+    deviations = "clients may come in any round, and count once; the personalised variant is not in the code"
 
     def init_shared(self) -> Parts:
         d = self.net.feature_dim
@@ -89,11 +84,8 @@ class FedCGS(Method):
             return cross_entropy(net.head(w["head"], z), batch.y, batch.mask) + self.lam * pull
 
         w = {"extractor": down["extractor"], "head": tree.to_device(net.head.init(), data.x.device)}
-        w = fit(loss, w, data, stage="ft", epochs=self.ft_epochs, optimiser=self.optimiser)
+        w = self.train(loss, w, data, stage="ft", epochs=self.ft_epochs)
         return {}, {**own, **tree.prefixed(TUNED, w)}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify({**parts, **tree.unprefixed(TUNED, parts)}, x)
 
 
 def closed_form(known: Params, gram: Tensor, ridge: float) -> Params:

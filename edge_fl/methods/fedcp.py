@@ -10,20 +10,17 @@ train extractor, policy and personal head; the features stay close to those of t
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edge_fl.learn.aggregation.mean import lerp
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, mmd, unit
 from edge_fl.learn.network.part import Net, personal, shared
 from edge_fl.learn.random import gumbel, key_of, uniform
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 from edge_fl.seeds import seed_for
 
 
@@ -39,18 +36,18 @@ class FedCP(Method):
     lam: float = hyper(1.0, "λ, weight of the MMD to the received extractor", low=0, source="PFLlib [C]")
     gumbel: bool = hyper(False, "Gumbel noise on the policy in training", source="code only; softmax [P]")
 
-    title: ClassVar = "FedCP"
-    citation: ClassVar = "Zhang et al., KDD 2023"
-    family: ClassVar = "shared extractor, two heads"
-    grid: ClassVar = {"lam": (0.0, 1.0, 5.0)}
-    parts: ClassVar = {
+    title = "FedCP"
+    citation = "Zhang et al., KDD 2023"
+    family = "shared extractor, two heads"
+    grid = {"lam": (0.0, 1.0, 5.0)}
+    parts = {
         "extractor": shared(),
         "head": shared(),
         "policy": shared(_policy),
         "personal_head": personal(like="head"),
         "context": personal(),
     }
-    head_tier: ClassVar = HeadTier(
+    head_tier = HeadTier(
         "adapted", "head behind the frozen policy", ("head", "policy"), {"head": "half_head"}, way="gated"
     )
 
@@ -69,7 +66,7 @@ class FedCP(Method):
             return error + self.lam * mmd(z, received, batch.mask)  # Eq. 9
 
         start = {name: params for name, params in {**down, **own}.items() if name not in fixed}
-        w = fit(loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(loss, start, data)
         head = w["personal_head"]
         up = {"extractor": w["extractor"], "policy": w["policy"], "head": lerp(head, down["head"], 0.5)}
         return up, {"personal_head": head, "context": {"v": head["weight"].sum(0)}}

@@ -13,18 +13,15 @@ head towards the mean of the clients' copies.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, kl
 from edge_fl.learn.network.part import linear_head, personal, shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -39,24 +36,24 @@ class FedCRC(Method):
         True, "refit the personal head on the final extractor, as devices do", source="[D]; not in [P]"
     )
 
-    title: ClassVar = "FedCRC"
-    citation: ClassVar = "Wang et al., conference paper (the copy at hand names no venue)"
-    family: ClassVar = "shared extractor, common criterion"
-    grid: ClassVar = {"tau": (0.5, 0.9, 0.99)}
-    has_global: ClassVar = True
-    parts: ClassVar = {
+    title = "FedCRC"
+    citation = "Wang et al., conference paper (the copy at hand names no venue)"
+    family = "shared extractor, common criterion"
+    grid = {"tau": (0.5, 0.9, 0.99)}
+    has_global = True
+    parts = {
         "extractor": shared(),
         "global_head": shared(linear_head, like="head"),
         "head": personal(),
     }
-    head_tier: ClassVar = HeadTier(
+    head_tier = HeadTier(
         "adapted",
         "head, then the global head (stage 3)",
         extras=("global_head",),
         updates={"global_head": "taught_head"},
         start="global_head",
     )
-    deviations: ClassVar = (
+    deviations = (
         "personal heads start equal to the global one; the frozen extractor runs in inference behaviour; means run over the"
         " participating clients (paper: all); the personal head is fitted once more at the end"
     )
@@ -65,14 +62,14 @@ class FedCRC(Method):
         net, h_g = self.net, down["global_head"]
         f = self.fit_extractor(down["extractor"], h_g, data, stage="s1", name="global_head")  # Eq. 4
         z = data.features(net.extractor, f)
-        h_i = self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)  # Eq. 5
+        h_i = self.train(self.head_loss, own["head"], z, stage="s2")  # Eq. 5
 
         def distillation(h: Params, batch: Batch) -> Tensor:
             student, teacher = net.global_head(h, batch.x), net.head.frozen(h_i, batch.x)
             pair = (student, teacher) if self.kl == "forward" else (teacher, student)
             return cross_entropy(student, batch.y, batch.mask) + kl(*pair, batch.mask)
 
-        h_g = fit(distillation, h_g, z, stage="s3", epochs=1, optimiser=self.optimiser)  # Eqs. 6 and 7
+        h_g = self.train(distillation, h_g, z, stage="s3", epochs=1)  # Eqs. 6 and 7
         return {"extractor": f, "global_head": h_g}, {"head": h_i}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
@@ -83,4 +80,4 @@ class FedCRC(Method):
         if not self.refresh_personal:
             return {}, own
         z = data.features(self.net.extractor, down["extractor"])
-        return {}, {"head": self.fit_head(own["head"], z, stage="s2", epochs=self.epochs)}
+        return {}, {"head": self.train(self.head_loss, own["head"], z, stage="s2")}

@@ -10,7 +10,7 @@ Before training, a client mixes its own extractor with the global one: the lower
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +24,10 @@ from edge_fl.learn.losses import cross_entropy, prototype_contrast
 from edge_fl.learn.network.part import history, personal, shared
 from edge_fl.learn.random import dropout, fold
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
-Carry = tuple[
-    Parts, Any, Tensor, Tensor
-]  # w, optimiser state, sum of L_con over samples, number of these samples
+# w, optimiser state, sum of L_con over samples, number of these samples
+Carry = tuple[Parts, Any, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,17 +41,17 @@ class FedCRL(Method):
     param_clip: str = hyper("none", "clipping; Alg. 1, l. 22 [D]", choices=("none", "grad_norm", "params01"))
     reg_probe: str = hyper("train", "when L_con is measured; Eq. 12 [P]", choices=("train", "eval"))
 
-    title: ClassVar = "FedCRL"
-    citation: ClassVar = "Huang et al., arXiv:2404.17916 (2024); FedCoSR, IEEE Trans. Cybernetics 2025"
-    family: ClassVar = "shared extractor, prototypes"
-    grid: ClassVar = {"alpha": (0.1, 1.0, 5.0), "gamma": (0.2, 0.8, 2.0)}
-    own: ClassVar = {"head": personal(), "personal_extractor": personal(like="extractor")}
-    past: ClassVar = history(trained=0.0, misfit=-1.0)
-    parts: ClassVar = {"extractor": shared(), "prototypes": shared(), **own, "history": past}
-    head_tier: ClassVar = HeadTier("adapted", "head", (PROTOTYPES,), {PROTOTYPES: "class_means"}, PROTOTYPES)
-    measures: ClassVar = ("fedcrl.tau_mix",)
-    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.003)
-    deviations: ClassVar = "weights are not clipped into [0, 1] (Alg. 1, l. 22), which would destroy them"
+    title = "FedCRL"
+    citation = "Huang et al., arXiv:2404.17916 (2024); FedCoSR, IEEE Trans. Cybernetics 2025"
+    family = "shared extractor, prototypes"
+    grid = {"alpha": (0.1, 1.0, 5.0), "gamma": (0.2, 0.8, 2.0)}
+    own = {"head": personal(), "personal_extractor": personal(like="extractor")}
+    past = history(trained=0.0, misfit=-1.0)
+    parts = {"extractor": shared(), "prototypes": shared(), **own, "history": past}
+    head_tier = HeadTier("adapted", "head", (PROTOTYPES,), {PROTOTYPES: "class_means"}, PROTOTYPES)
+    measures = ("fedcrl.tau_mix",)
+    usual_optimiser = OptimiserConfig("adam", 0.003)
+    deviations = "weights are not clipped into [0, 1] (Alg. 1, l. 22), which would destroy them"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, omega, mix = self.net, down["prototypes"], self.mix(down, own, data)
@@ -93,7 +91,3 @@ class FedCRL(Method):
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
         return {"fedcrl.tau_mix": self.mix(parts, parts, data)}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        phi = tree.where(parts["history"]["trained"], parts["personal_extractor"], parts["extractor"])
-        return self.classify({"extractor": phi, "head": parts["head"]}, x)

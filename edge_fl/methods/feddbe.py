@@ -9,7 +9,7 @@ extractor need not learn it. A second term pulls the mean of the client's featur
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,7 @@ from edge_fl.learn.fit import apply_gradient, gradient_and_aux, scan
 from edge_fl.learn.losses import cross_entropy
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, hyper
 
 Carry = tuple[Parts, Any, Tensor]  # w with the bias, optimiser state, m
 
@@ -37,14 +36,14 @@ class FedDBE(Method):
         1.0, "μ, share of the newest batch in the mean feature", low=0, high=1, source="its run script [C]"
     )
 
-    title: ClassVar = "FedDBE"
-    citation: ClassVar = "Zhang et al., NeurIPS 2023"
-    family: ClassVar = "global model, personal bias"
-    grid: ClassVar = {"kappa": (0.1, 1.0, 10.0), "momentum": (0.1, 1.0)}
-    has_global: ClassVar = True
-    parts: ClassVar = {**SHARED_MODEL, "feature_mean": shared(), "bias": personal()}
-    head_tier: ClassVar = HeadTier("adapted", "head, which absorbs the bias", ("head",))
-    deviations: ClassVar = (
+    title = "FedDBE"
+    citation = "Zhang et al., NeurIPS 2023"
+    family = "global model, personal bias"
+    grid = {"kappa": (0.1, 1.0, 10.0), "momentum": (0.1, 1.0)}
+    has_global = True
+    parts = {**SHARED_MODEL, "feature_mean": shared(), "bias": personal()}
+    head_tier = HeadTier("adapted", "head, which absorbs the bias", ("head",))
+    deviations = (
         "round 1 measures the global mean and trains; the code measures it beforehand with all clients"
     )
 

@@ -11,7 +11,6 @@ balanced softmax loss. In final personalisation every client trains its own copi
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +23,7 @@ from edge_fl.learn.losses import balanced_cross_entropy, cross_entropy, unit
 from edge_fl.learn.network.part import Net, shared
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method
-
-
-def _projection(net: Net, method: "FedETF") -> nn.Module:
-    """Features [N, d] -> [N, e], e = max(d, C): a frame needs at least one dimension per class."""
-    return nn.Linear(net.feature_dim, max(net.feature_dim, net.classes))
+from edge_fl.methods.contract.method import PERSONAL, HeadTier, Method, hyper
 
 
 def _frame_head(net: Net, method: "FedETF") -> nn.Module:
@@ -62,22 +55,23 @@ class FedETF(Method):
         0.05, "learning rate of the personal projection, momentum 0.9", low=0, source="[C]"
     )
 
-    title: ClassVar = "FedETF"
-    citation: ClassVar = "Li et al., ICCV 2023"
-    family: ClassVar = "global model, fixed head"
-    grid: ClassVar = {"scale": (1.0, 5.0, 10.0)}
-    has_global: ClassVar = True
-    unit_norm: ClassVar = True
-    parts: ClassVar = {
+    title = "FedETF"
+    citation = "Li et al., ICCV 2023"
+    family = "global model, fixed head"
+    grid = {"scale": (1.0, 5.0, 10.0)}
+    has_global = True
+    unit_norm = True
+    parts = {
         "extractor": shared(),
-        "projection": shared(_projection),
+        # features [N, d] -> [N, e], e = max(d, C): a frame needs at least one dimension per class
+        "projection": shared(lambda net, _: nn.Linear(net.feature_dim, max(net.feature_dim, net.classes))),
         "head": shared(_frame_head),
         "scale": shared(),
     }
-    exports: ClassVar = ("extractor", "projection")
-    sends: ClassVar = (*exports, "scale")
-    fixed_head: ClassVar = True
-    head_tier: ClassVar = HeadTier(
+    exports = ("extractor", "projection")
+    sends = (*exports, "scale")
+    fixed_head = True
+    head_tier = HeadTier(
         "native",
         "a personal copy of the frame",
         extras=("head", "scale"),
@@ -90,10 +84,10 @@ class FedETF(Method):
             "min_steps": 0,
         },
     )
-    deviations: ClassVar = (
+    deviations = (
         "official runs use 3 epochs and batches of 128, here the recipe's; BatchNorm as in any method"
     )
-    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
+    usual_optimiser = OptimiserConfig("sgd", 0.04, momentum=0.9, weight_decay=5e-4)
 
     @property
     def frame_epochs(self) -> int:
@@ -110,7 +104,7 @@ class FedETF(Method):
             mu = unit(net.projection(w["projection"], net.extractor(w["extractor"], batch.x)))
             return balanced_cross_entropy(w["scale"]["s"] * net.head(frame, mu), batch.y, counts, batch.mask)
 
-        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        return self.train(loss, down, data), own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         """Another local update, then frame and projection alternately on features of the resulting extractor."""
@@ -129,6 +123,3 @@ class FedETF(Method):
 
     def features(self, parts: Parts, x: Tensor) -> Tensor:
         return unit(self.net.projection.frozen(parts["projection"], super().features(parts, x)))
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify({**parts, **tree.unprefixed(PERSONAL, parts)}, x)

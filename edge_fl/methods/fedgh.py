@@ -6,7 +6,6 @@ the shared head on these class means.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -16,8 +15,7 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -32,20 +30,20 @@ class FedGH(Method):
         50.0, "limit of the norm of the server's gradients; 0: none", low=0, source="[C]"
     )
 
-    title: ClassVar = "FedGH"
-    citation: ClassVar = "Yi et al., ACM MM 2023"
-    family: ClassVar = "shared head, trained by the server"
-    grid: ClassVar = {"server_lr": (0.01, 0.1, 1.0)}
-    parts: ClassVar = {"head": shared(), "prototypes": shared(), "extractor": personal()}
-    exports: ClassVar = ()
-    head_tier: ClassVar = HeadTier("none")
+    title = "FedGH"
+    citation = "Yi et al., ACM MM 2023"
+    family = "shared head, trained by the server"
+    grid = {"server_lr": (0.01, 0.1, 1.0)}
+    parts = {"head": shared(), "prototypes": shared(), "extractor": personal()}
+    exports = ()
+    head_tier = HeadTier("none")
 
     def init_shared(self) -> Parts:
         return {"head": self.net.head.init()}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         start = {"extractor": own["extractor"], "head": down["head"]}
-        w = fit(self.loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(self.loss, start, data)
         means = prototypes(data.features(self.net.extractor, w["extractor"]))
         return {PROTOTYPES: means}, {"extractor": w["extractor"]}
 

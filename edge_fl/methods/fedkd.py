@@ -10,7 +10,7 @@ and distil into each other, with a weight that decreases with their error. The s
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,7 @@ from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, kl, squared_error
 from edge_fl.learn.network.part import Net, personal, shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, HeadTier, Method, hyper
 
 LEFT, RIGHT = "~left", "~right"  # suffixes of a factorised tensor's name
 
@@ -43,18 +42,18 @@ class FedKD(Method):
     detach_weight: bool = hyper(True, "no gradient through 1/(CE_t + CE_s)", source="[D]; false [P, C]")
     max_norm: float = hyper(10.0, "limit of the gradient's norm; 0: none", low=0, source="PFLlib [C]")
 
-    title: ClassVar = "FedKD"
-    citation: ClassVar = "Wu et al., Nature Communications 2022"
-    family: ClassVar = "personal model, shared student"
-    grid: ClassVar = {"energy": (0.9, 0.95, 0.98)}
-    has_global: ClassVar = True
-    uniform: ClassVar = True
-    sends: ClassVar = ("change",)
-    receives: ClassVar = ("extractor", "head")
-    student: ClassVar = dict.fromkeys((*receives, *sends), shared())
-    parts: ClassVar = {**student, **PERSONAL_MODEL, "alignment": personal(_alignment, salted=True)}
-    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
-    deviations: ClassVar = (
+    title = "FedKD"
+    citation = "Wu et al., Nature Communications 2022"
+    family = "personal model, shared student"
+    grid = {"energy": (0.9, 0.95, 0.98)}
+    has_global = True
+    uniform = True
+    sends = ("change",)
+    receives = ("extractor", "head")
+    student = dict.fromkeys((*receives, *sends), shared())
+    parts = {**student, **PERSONAL_MODEL, "alignment": personal(_alignment, salted=True)}
+    head_tier = HeadTier("adapted", "head", extras=("head",))
+    deviations = (
         "clients receive the whole student, so that one that missed a round is up to date;"
         " no gradient through the weight 1/D, which grows as losses fall"
     )
@@ -97,17 +96,13 @@ class FedKD(Method):
         for update in updates:
             if "change" in update.parts:
                 mean.add(multiplied(update.parts["change"], old), 1)
-        change = multiplied(
-            factorised(mean.value() or old, self.energy), old
-        )  # the mean is cut to `energy` too
+        # the mean is cut to `energy` too
+        change = multiplied(factorised(mean.value() or old, self.energy), old)
         return {**shared, **tree.map(torch.add, base, tree.shaped(change, student))}
 
     def _base(self, student: Parts) -> Parts:
         """What `change` is added to: the received student for "update", zero for "parameters"."""
         return student if self.compress == "update" else tree.map(torch.zeros_like, student)
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify(tree.unprefixed(PERSONAL, parts), x)
 
 
 def rank(singular: Tensor, energy: float) -> int:

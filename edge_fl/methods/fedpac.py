@@ -13,7 +13,6 @@ samples, prototypes by class, and gives every client its own convex combination 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ from edge_fl.learn.losses import cross_entropy, squared_error
 from edge_fl.learn.network.part import shared
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 NEGLIGIBLE = 1e-3  # a smaller weight is set to 0
 SMALLEST_EIGENVALUE = 0.01  # smaller ones are removed from a matrix that is not positive semidefinite
@@ -41,13 +39,13 @@ class FedPAC(Method):
 
     lam: float = hyper(1.0, "λ, pull of a feature to its class's prototype; 0: none", low=0, source="[P]")
     head_lr: float = hyper(0.1, "learning rate of s1, momentum 0.5", low=0, source="[C]")
-    title: ClassVar = "FedPAC"
-    citation: ClassVar = "Xu et al., ICLR 2023"
-    family: ClassVar = "shared extractor, heads combined by the server"
-    grid: ClassVar = {"lam": (0.1, 1.0, 10.0)}
-    sends: ClassVar = ("extractor", "head", "prototypes", "spread")
-    parts: ClassVar = dict.fromkeys((*sends, "combined"), shared())
-    head_tier: ClassVar = HeadTier(
+    title = "FedPAC"
+    citation = "Xu et al., ICLR 2023"
+    family = "shared extractor, heads combined by the server"
+    grid = {"lam": (0.1, 1.0, 10.0)}
+    sends = ("extractor", "head", "prototypes", "spread")
+    parts = dict.fromkeys((*sends, "combined"), shared())
+    head_tier = HeadTier(
         "native",
         "head",
         extras=("head", "prototypes"),
@@ -55,7 +53,7 @@ class FedPAC(Method):
         way="tuned",
         numbers={"lr": "head_lr", "momentum": 0.5, "weight_decay": 5e-4, "epochs": 1, "min_steps": 0},
     )
-    deviations: ClassVar = (
+    deviations = (
         "a client that never took part gets the mean of the heads;"
         " official runs: E = 5, SGD 0.01, momentum 0.5, weight decay 5e-4"
     )
@@ -79,7 +77,7 @@ class FedPAC(Method):
             error = cross_entropy(net.head.frozen(head, features), batch.y, batch.mask)
             return error + pull * squared_error(features, target[batch.y], batch.mask)
 
-        f = fit(loss, down["extractor"], data, stage="s2", epochs=self.epochs, optimiser=self.optimiser)
+        f = self.train(loss, down["extractor"], data, stage="s2")
         means = prototypes(data.features(net.extractor, f))
         return {"extractor": f, "head": head, "prototypes": means, "spread": spread(z)}, own
 

@@ -5,15 +5,12 @@ The last layers are personal. Clients train them jointly with the shared layers 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -22,12 +19,12 @@ class FedPer(Method):
 
     personal_layers: int = hyper(1, "K_P, from the last: 0 is FedAvg, all is Local", low=0, source="[P]")
 
-    title: ClassVar = "FedPer"
-    citation: ClassVar = "Arivazhagan et al., arXiv:1912.00818 (2019)"
-    family: ClassVar = "shared extractor"
-    grid: ClassVar = {"personal_layers": (1, 2)}
-    parts: ClassVar = {"extractor": shared(), "head": personal()}
-    head_tier: ClassVar = HeadTier("adapted", "head")
+    title = "FedPer"
+    citation = "Arivazhagan et al., arXiv:1912.00818 (2019)"
+    family = "shared extractor"
+    grid = {"personal_layers": (1, 2)}
+    parts = {"extractor": shared(), "head": personal()}
+    head_tier = HeadTier("adapted", "head")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,7 +42,7 @@ class FedPer(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         w, stage = tree.merge(down, own), "train" if down else "personal"
-        w = fit(self.loss, w, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(self.loss, w, data, stage=stage)
         own, up = self._split(w)
         return up, own
 

@@ -10,7 +10,7 @@ C̄_y of its class; a client predicts the class of the nearest global prototype.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,12 @@ from torch import Tensor
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update, prototypes, weighted_mean
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit, gradient_and_features, scan
+from edge_fl.learn.fit import gradient_and_features, scan
 from edge_fl.learn.losses import masked_mean, one_hot
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 # model, optimiser state, sums of features by class [C, d], samples by class [C]
 Carry = tuple[Parts, Any, Tensor, Tensor]
@@ -50,14 +49,14 @@ class FedProto(Method):
         "prototype", "prediction by prototypes or head", choices=("prototype", "head"), source="[P]"
     )
 
-    title: ClassVar = "FedProto"
-    citation: ClassVar = "Tan et al., AAAI 2022"
-    family: ClassVar = "prototypes"
-    grid: ClassVar = {"lam": (0.1, 1.0, 4.0)}
-    parts: ClassVar = {"prototypes": shared(), "extractor": personal(), "head": personal()}
-    exports: ClassVar = ()
-    head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = (
+    title = "FedProto"
+    citation = "Tan et al., AAAI 2022"
+    family = "prototypes"
+    grid = {"lam": (0.1, 1.0, 4.0)}
+    parts = {"prototypes": shared(), "extractor": personal(), "head": personal()}
+    exports = ()
+    head_tier = HeadTier("none")
+    deviations = (
         "prototypes are the plain mean over clients that have the class, because the paper's weights do not sum to 1;"
         ' class means are taken after training (Eq. 3), not during its last epoch (code), unless `means` is "during"'
     )
@@ -72,7 +71,7 @@ class FedProto(Method):
         loss = replace(self.loss, on_features=distance) if self.lam else self.loss
         if self.means == "during":
             return self._train_with_means(loss, own, known, data)
-        own = fit(loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+        own = self.train(loss, own, data, stage="personal")
         return {"prototypes": prototypes(data.features(net.extractor, own["extractor"]))}, own  # Eq. 3
 
     def _train_with_means(

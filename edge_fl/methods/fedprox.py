@@ -7,14 +7,11 @@ FedAvg with a proximal term that penalises the distance to the received model w^
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.objective import pulled
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,15 @@ class FedProx(Method):
         0.0, "probability that a client runs only 1 to E epochs in a round", low=0, high=1, source="[P]"
     )
 
-    title: ClassVar = "FedProx"
-    citation: ClassVar = "Li et al., MLSys 2020"
-    family: ClassVar = "global model"
-    grid: ClassVar = {"mu": (0.001, 0.01, 0.1, 1.0)}
-    has_global: ClassVar = True
-    parts: ClassVar = SHARED_MODEL
-    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
+    title = "FedProx"
+    citation = "Li et al., MLSys 2020"
+    family = "global model"
+    grid = {"mu": (0.001, 0.01, 0.1, 1.0)}
+    has_global = True
+    parts = SHARED_MODEL
+    head_tier = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         loss = pulled(self.loss, down, self.mu)  # Eq. 2
         data = data.with_stragglers(self.stragglers)
-        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        return self.train(loss, down, data), own

@@ -11,13 +11,11 @@ default `aggregate`). In final personalisation clients may refit their heads on 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -31,12 +29,12 @@ class FedRep(Method):
         0, "epochs on the head in final personalisation", low=0, source="10 or more, official code [C]"
     )
 
-    title: ClassVar = "FedRep"
-    citation: ClassVar = "Collins et al., ICML 2021"
-    family: ClassVar = "shared extractor"
-    grid: ClassVar = {"head_epochs": (1, 4, 10)}
-    parts: ClassVar = {"extractor": shared(), "head": personal()}
-    head_tier: ClassVar = HeadTier("adapted", "head")
+    title = "FedRep"
+    citation = "Collins et al., ICML 2021"
+    family = "shared extractor"
+    grid = {"head_epochs": (1, 4, 10)}
+    parts = {"extractor": shared(), "head": personal()}
+    head_tier = HeadTier("adapted", "head")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         head = self._fit_head(down["extractor"], own["head"], data, self.head_epochs)  # stage 1
@@ -49,4 +47,4 @@ class FedRep(Method):
     def _fit_head(self, extractor: Params, head: Params, data: Batches, epochs: int) -> Params:
         """Train the head on features z = f(x), which are computed once because the extractor is frozen."""
         z = data.features(self.net.extractor, extractor)
-        return self.fit_head(head, z, stage="s1", epochs=epochs)
+        return self.train(self.head_loss, head, z, stage="s1", epochs=epochs)

@@ -13,25 +13,26 @@ The specific extractor outputs m and log s²: of the masked image in s1, of the 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from math import ceil
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edge_fl.config import OptimiserConfig
+from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.learn.augment import hide_patches
 from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import apply_gradient, descend, fit_from, gradient, scan
 from edge_fl.learn.losses import cross_entropy, gaussian_kl, gaussian_nll, masked_mean, vclub
-from edge_fl.learn.network.part import personal, shared
+from edge_fl.learn.network.part import Net, personal, shared
 from edge_fl.learn.random import fold, normal
 from edge_fl.learn.tree import Parts
-from edge_fl.methods import fedrir_networks
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method
+from edge_fl.methods.contract.method import BatchNorm, HeadTier, Method, hyper
 from edge_fl.models.normalise import constant, normalised
 
+HIDDEN = 128  # width inside the estimator
 OBJECTIVES = {  # (loss of q in s2a, loss of the extractor in s2b); where they are equal, one joint step replaces s2a and s2b
     "vclub": (gaussian_nll, vclub),
     "nll_joint": (gaussian_nll, gaussian_nll),  # official code: -log q(f_cs | f_g)
@@ -45,6 +46,69 @@ STATES = {  # a personal part that keeps an optimiser's state -> the parts that 
 }
 
 
+def specific_extractor(net: Net, method: object = None) -> nn.Module:
+    """The shared extractor's architecture with 2d outputs: mean and log-variance of the client-specific feature."""
+    module = net.parts["extractor"].build()
+    leaves = [
+        name
+        for name, child in module.named_modules()
+        if not [*child.children()] and not isinstance(child, nn.Identity)
+    ]
+    last = module.get_submodule(leaves[-1])
+    if not isinstance(last, nn.Linear):
+        return nn.Sequential(module, nn.Linear(net.feature_dim, 2 * net.feature_dim))
+    module.set_submodule(leaves[-1], nn.Linear(last.in_features, 2 * net.feature_dim))
+    return module
+
+
+def specific_feature(net: Net, parts: Parts, x: Tensor) -> Tensor:
+    """f_cs [N, d]: the mean that the specific extractor gives for whole images."""
+    return halves(net.specific_extractor.frozen(parts["specific_extractor"], x))[0]
+
+
+def halves(gaussian: Tensor) -> tuple[Tensor, Tensor]:
+    """[N, 2d] -> mean and log-variance, [N, d] each."""
+    mean, log_variance = gaussian.chunk(2, dim=1)
+    return mean, log_variance
+
+
+class Decoder(nn.Module):
+    """Features [N, d] -> normalised images [N, C, H, W]: linear to 64 small planes, then two transposed convolutions 5x5 of stride 2.
+
+    Sides that are not 4s + 12 are cropped. With the model `cnn2-bn` it has the size of the official code, as have the other networks.
+    """
+
+    def __init__(self, dim: int, input: InputSpec) -> None:
+        super().__init__()
+        self.height, self.width = input.height, input.width
+        rows, columns = (max(1, ceil((side - 12) / 4)) for side in (input.height, input.width))
+        self.linear = nn.Linear(dim, 64 * rows * columns)
+        self.planes = nn.Unflatten(1, (64, rows, columns))
+        self.first = nn.ConvTranspose2d(64, 32, 5, stride=2, output_padding=1)
+        self.second = nn.ConvTranspose2d(32, input.channels, 5, stride=2, output_padding=1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.second(torch.relu(self.first(self.planes(self.linear(z)))))
+        cropped: Tensor = x[:, :, : self.height, : self.width]
+        return cropped
+
+
+class Estimator(nn.Module):
+    """Features [N, d] -> mean and log-variance [N, 2d] of a Gaussian over the other feature: two networks d -> 128 -> d.
+
+    The log-variance ends in `end`: "relu", or "tanh", which limits it to -1..1.
+    """
+
+    def __init__(self, dim: int, end: str) -> None:
+        super().__init__()
+        last = nn.ReLU() if end == "relu" else nn.Tanh()
+        self.mean = nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim))
+        self.log_variance = nn.Sequential(nn.Linear(dim, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, dim), last)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.cat([self.mean(z), self.log_variance(z)], dim=1)
+
+
 @dataclass(frozen=True)
 class FedRIR(Method):
     """Shared extractor; personal specific extractor, decoder, estimator q, head on both features, and the states of their optimisers."""
@@ -56,23 +120,23 @@ class FedRIR(Method):
     id_objective: str = hyper("vclub", "nll_joint: official code [C]", choices=tuple(OBJECTIVES))
     id_variance: str = hyper("tanh", "end of q's log-variance [C]; relu [P]", choices=("tanh", "relu"))
     id_clamp: bool = hyper(True, "a negative bound counts as 0, else vclub diverges", source="[D]")
-    title: ClassVar = "FedRIR"
-    citation: ClassVar = "Huang et al., WWW 2025"
-    family: ClassVar = "shared and personal extractor"
-    grid: ClassVar = {"id_weight": (0.01, 0.1, 1.0), "mask": (0.4, 0.6, 0.8)}
-    parts: ClassVar = {
+    title = "FedRIR"
+    citation = "Huang et al., WWW 2025"
+    family = "shared and personal extractor"
+    grid = {"id_weight": (0.01, 0.1, 1.0), "mask": (0.4, 0.6, 0.8)}
+    parts = {
         "extractor": shared(),
-        "specific_extractor": personal(fedrir_networks.specific_extractor),
-        "decoder": personal(fedrir_networks.decoder),
-        "estimator": personal(fedrir_networks.estimator),
-        "head": personal(fedrir_networks.joint_head),
+        "specific_extractor": personal(specific_extractor),
+        "decoder": personal(lambda net, method: Decoder(net.feature_dim, net.input)),
+        "estimator": personal(lambda net, method: Estimator(net.feature_dim, method.id_variance)),
+        "head": personal(lambda net, method: nn.Linear(2 * net.feature_dim, net.classes)),  # on both features
         **{name: personal() for name in STATES},
     }
-    batch_norm: ClassVar = BatchNorm.LOCAL_STATS
-    head_tier: ClassVar = HeadTier("adapted", "head on the shared extractor alone")
-    measures: ClassVar = ("fedrir.vclub", "fedrir.feature_std", "fedrir.r_squared")
-    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.01)
-    deviations: ClassVar = (
+    batch_norm = BatchNorm.LOCAL_STATS
+    head_tier = HeadTier("adapted", "head on the shared extractor alone")
+    measures = ("fedrir.vclub", "fedrir.feature_std", "fedrir.r_squared")
+    usual_optimiser = OptimiserConfig("adam", 0.01)
+    deviations = (
         "q is fitted by likelihood (paper: with the bound), a negative bound counts as 0; λ and the usual rate are 0.01 (paper: 1, 5e-4);"
         " q's log-variance ends in tanh, KL is an option (both: code); the frozen specific extractor infers (code: its BatchNorm moves)"
     )
@@ -95,7 +159,7 @@ class FedRIR(Method):
             s1, s1_state = fit_from(s1_state, fill, s1, data, stage="s1", epochs=epochs, optimiser=opt)
 
         def step(carry: tuple[Parts, Any, Parts, Any], batch: Batch) -> tuple[Parts, Any, Parts, Any]:
-            (q, q_state, w, w_state), f_cs = carry, fedrir_networks.specific_feature(net, s1, batch.x)
+            (q, q_state, w, w_state), f_cs = carry, specific_feature(net, s1, batch.x)
 
             def explain(q: Parts, batch: Batch) -> Tensor:  # s2a
                 f_g = net.extractor(tree.clone(w["extractor"]), batch.x)
@@ -124,9 +188,7 @@ class FedRIR(Method):
     def reconstruction(self, w: Parts, batch: Batch) -> Tensor:
         """Loss of s1. Hidden patches get the mean pixel, which is 0 after normalisation; the target is the normalised image."""
         masked = hide_patches(batch.x, fold(batch.key, 1), self.mask, constant(self.net.input.mean, batch.x))
-        mean, log_variance = fedrir_networks.halves(
-            self.net.specific_extractor(w["specific_extractor"], masked)
-        )
+        mean, log_variance = halves(self.net.specific_extractor(w["specific_extractor"], masked))
         z = mean + torch.exp(log_variance / 2) * normal(fold(batch.key, 2), *mean.shape)
         error = self.net.decoder(w["decoder"], z) - normalised(batch.x, self.net.input)
         loss = (error**2).flatten(1).mean(1) + self.kld_weight * gaussian_kl(mean, log_variance)
@@ -137,14 +199,12 @@ class FedRIR(Method):
         if loss is None:
             return f_g.new_zeros(())
         y, given = (f_cs, f_g) if self.id_objective == "nll_joint" else (f_g, f_cs)
-        value: Tensor = loss(y, *fedrir_networks.halves(self.net.estimator(q["estimator"], given)), mask)
+        value: Tensor = loss(y, *halves(self.net.estimator(q["estimator"], given)), mask)
         clamp = self.id_clamp and self.id_objective == "vclub" and loss is vclub
         return value.clamp(min=0) if clamp else value
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        both = torch.cat(
-            [self.features(parts, x), fedrir_networks.specific_feature(self.net, parts, x)], dim=1
-        )
+        both = torch.cat([self.features(parts, x), specific_feature(self.net, parts, x)], dim=1)
         return self.net.head.frozen(parts["head"], both)
 
     def measure(self, parts: Parts, data: Batches) -> dict[str, Tensor]:
@@ -155,19 +215,15 @@ class FedRIR(Method):
         """
         net = self.net
         f_g = data.features(net.extractor, parts["extractor"]).x
-        f_cs = data.mapped(lambda x: fedrir_networks.specific_feature(net, parts, x)).x
+        f_cs = data.mapped(lambda x: specific_feature(net, parts, x)).x
         batches = zip(f_g.split(data.batch_size), f_cs.split(data.batch_size), strict=True)
-        bounds = [
-            vclub(g, *fedrir_networks.halves(net.estimator(parts["estimator"], cs))) * len(g)
-            for g, cs in batches
-        ]
+        bounds = [vclub(g, *halves(net.estimator(parts["estimator"], cs))) * len(g) for g, cs in batches]
         numbers = {
             "fedrir.vclub": torch.stack(bounds).sum() / len(f_g),
             "fedrir.feature_std": f_g.std(0, correction=0).mean(),
         }
-        enough = (
-            len(f_g) > 2 * net.feature_dim
-        )  # with fewer images, chance alone explains most of the variance
+        # with fewer images, chance alone explains most of the variance
+        enough = len(f_g) > 2 * net.feature_dim
         if enough and torch.cat([f_g, f_cs]).isfinite().all():  # an unclamped bound may diverge
             numbers["fedrir.r_squared"] = explained(f_g, f_cs)
         return numbers

@@ -5,7 +5,7 @@ own data. Nothing is sent. C. Jing et al., arXiv:2204.11841, report FedAvg+FT an
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import isfunction
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -16,8 +16,7 @@ from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import TUNED, HeadTier, Method
+from edge_fl.methods.contract.method import TUNED, HeadTier, Method, hyper
 
 
 def _asking_inner(tuned: "type[FineTuned]") -> "type[FineTuned]":
@@ -47,10 +46,10 @@ class FineTuned(Method):
     )
     ft_scope: str = hyper("head", "what is tuned", choices=("head", "full"), source="RepPer [P]")
 
-    citation: ClassVar = "fine-tuning as in Jing et al., arXiv:2204.11841"
-    family: ClassVar = "global model, then fine-tuned"
-    grid: ClassVar = {"ft_lr": (0.01, 0.1)}
-    head_tier: ClassVar = HeadTier(
+    citation = "fine-tuning as in Jing et al., arXiv:2204.11841"
+    family = "global model, then fine-tuned"
+    grid = {"ft_lr": (0.01, 0.1)}
+    head_tier = HeadTier(
         "native",
         "head, which is the fine-tuning itself",
         extras=("head",),
@@ -82,9 +81,6 @@ class FineTuned(Method):
 
     def at(self, round: int) -> Self:
         return replace(self, inner=self.inner.at(round))
-
-    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        return self.inner.local_update(down, own, data)
 
     def head_updates(self) -> Mapping[str, HeadUpdateKind]:
         """None: heads are tuned for their own device."""

@@ -11,19 +11,16 @@ of its class; the personal one is classified by the client's head h_i.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import cross_entropy, proximal, unit
-from edge_fl.learn.network.part import Net, personal, shared
+from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 class Valve(nn.Module):
@@ -39,14 +36,6 @@ class Valve(nn.Module):
         return torch.stack((self.gamma(condition), self.beta(condition)), dim=1)
 
 
-def _valve(net: Net, method: "GPFL") -> nn.Module:
-    return Valve(net.feature_dim)
-
-
-def _embeddings(net: Net, method: "GPFL") -> nn.Module:
-    return nn.Embedding(net.classes, net.feature_dim)
-
-
 @dataclass(frozen=True)
 class GPFL(Method):
     """Shared extractor, valve and class embeddings; personal head, and the client's shares of classes."""
@@ -58,19 +47,19 @@ class GPFL(Method):
         0.1, "μ, weight decay of valve and embeddings", low=0, source="for CNNs; 0 for ResNet-18 [C]"
     )
 
-    title: ClassVar = "GPFL"
-    citation: ClassVar = "Zhang et al., ICCV 2023"
-    family: ClassVar = "shared extractor, conditional features"
-    grid: ClassVar = {"lam": (0.001, 0.01, 0.1), "mu": (0.0, 0.1)}
-    parts: ClassVar = {
+    title = "GPFL"
+    citation = "Zhang et al., ICCV 2023"
+    family = "shared extractor, conditional features"
+    grid = {"lam": (0.001, 0.01, 0.1), "mu": (0.0, 0.1)}
+    parts = {
         "extractor": shared(),
-        "valve": shared(_valve),
-        "embeddings": shared(_embeddings),
+        "valve": shared(lambda net, _: Valve(net.feature_dim)),
+        "embeddings": shared(lambda net, _: nn.Embedding(net.classes, net.feature_dim)),
         "personal_head": personal(like="head"),
         "shares": personal(),
     }
-    head_tier: ClassVar = HeadTier("adapted", "head, without the valve")
-    deviations: ClassVar = "conditions come from the received embeddings; the code takes the client's own ones and begins with zeros"
+    head_tier = HeadTier("adapted", "head, without the valve")
+    deviations = "conditions come from the received embeddings; the code takes the client's own ones and begins with zeros"
 
     def init_own(self, client: str) -> Parts:
         shares = {"classes": torch.full((self.net.classes,), 1 / self.net.classes)}
@@ -93,7 +82,7 @@ class GPFL(Method):
             return error + self.lam * distance + decay
 
         start = {**down, "personal_head": own["personal_head"]}
-        w = fit(loss, start, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(loss, start, data)
         own = {"personal_head": w.pop("personal_head"), "shares": {"classes": own_shares(data)}}
         return w, own
 

@@ -5,15 +5,12 @@ The reverse of FedPer: every client has its own extractor, and the last layers a
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.network.part import personal, shared
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -22,14 +19,14 @@ class LGFedAvg(Method):
 
     num_layers_keep: int = hyper(1, "shared layers, counted from the last", low=1, source="official code [C]")
 
-    title: ClassVar = "LG-FedAvg"
-    citation: ClassVar = "Liang et al., arXiv:2001.01523 (2020)"
-    family: ClassVar = "shared head"
-    grid: ClassVar = {"num_layers_keep": (1, 2)}
-    parts: ClassVar = {"extractor": personal(), "head": shared()}
-    exports: ClassVar = ()
-    head_tier: ClassVar = HeadTier("none")
-    deviations: ClassVar = (
+    title = "LG-FedAvg"
+    citation = "Liang et al., arXiv:2001.01523 (2020)"
+    family = "shared head"
+    grid = {"num_layers_keep": (1, 2)}
+    parts = {"extractor": personal(), "head": shared()}
+    exports = ()
+    head_tier = HeadTier("none")
+    deviations = (
         "weighted mean and random initial values; official code: unweighted, from a model trained by FedAvg"
     )
 
@@ -46,9 +43,7 @@ class LGFedAvg(Method):
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         w = tree.merge(down, own)
-        return self._split(
-            fit(self.loss, w, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
-        )
+        return self._split(self.train(self.loss, w, data))
 
     def _start(self) -> Parts:
         return {"extractor": self.net.extractor.init(), "head": self.net.head.init()}

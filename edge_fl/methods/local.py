@@ -1,10 +1,8 @@
 """Local (also SingleSet): every client trains its own model on its own data and sends nothing. The baseline for all methods that share."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.network.part import personal
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import HeadTier, Method
@@ -14,13 +12,13 @@ from edge_fl.methods.contract.method import HeadTier, Method
 class Local(Method):
     """Personal extractor and head; every client trains in every round, for equal budgets in comparisons."""
 
-    title: ClassVar = "Local"
-    citation: ClassVar = "no collaboration (SingleSet)"
-    family: ClassVar = "no sharing"
-    parts: ClassVar = {"extractor": personal(), "head": personal()}
-    exports: ClassVar = ()
-    trains_everyone: ClassVar = True
-    head_tier: ClassVar = HeadTier("none")
+    title = "Local"
+    citation = "no collaboration (SingleSet)"
+    family = "no sharing"
+    parts = {"extractor": personal(), "head": personal()}
+    exports = ()
+    trains_everyone = True
+    head_tier = HeadTier("none")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        return {}, fit(self.loss, own, data, stage="personal", epochs=self.epochs, optimiser=self.optimiser)
+        return {}, self.train(self.loss, own, data, stage="personal")

@@ -9,17 +9,13 @@ from there (fine-tuning). With a fitted head the second step changes the extract
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.fit import fit
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, TUNED, HeadTier, Method
+from edge_fl.methods.contract.method import SHARED_MODEL, TUNED, HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -33,23 +29,20 @@ class LPFT(Method):
     )
     ft_lr: float = hyper(0.001, "their learning rate, momentum 0.9", low=0, source="not confirmed [D]")
 
-    title: ClassVar = "LP-FT"
-    citation: ClassVar = "Chen et al., arXiv:2511.12695 (2025)"
-    family: ClassVar = "global model, then fine-tuned"
-    grid: ClassVar = {"ft_lr": (0.0001, 0.001, 0.01)}
-    has_global: ClassVar = True
-    parts: ClassVar = SHARED_MODEL
-    head_tier: ClassVar = HeadTier(
+    title = "LP-FT"
+    citation = "Chen et al., arXiv:2511.12695 (2025)"
+    family = "global model, then fine-tuned"
+    grid = {"ft_lr": (0.0001, 0.001, 0.01)}
+    has_global = True
+    parts = SHARED_MODEL
+    head_tier = HeadTier(
         "native",
         "head, the first step",
         extras=("head",),
         way="tuned",
         numbers={"epochs": "lp_epochs", "lr": "lp_lr", "momentum": 0.9, "weight_decay": 0.0, "min_steps": 0},
     )
-    deviations: ClassVar = "its code was not available: epochs and learning rates are ours"
-
-    def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        return fit(self.loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+    deviations = "its code was not available: epochs and learning rates are ours"
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         z = data.features(self.net.extractor, down["extractor"])
@@ -58,6 +51,3 @@ class LPFT(Method):
         w = {"extractor": down["extractor"], "head": head}
         w = fit(self.loss, w, data, stage="ft", epochs=self.ft_epochs, optimiser=tuning)
         return {}, {**own, **tree.prefixed(TUNED, w)}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        return self.classify({**parts, **tree.unprefixed(TUNED, parts)}, x)

@@ -8,20 +8,17 @@ those of its own previous model (z_p).
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from edge_fl.learn import tree
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import model_contrast
 from edge_fl.learn.network.part import history, personal, projection, shared
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 PREVIOUS = "previous_"
 
@@ -38,13 +35,13 @@ class MOON(Method):
         0, "width of a 2-layer projection before the head; 0: none, as in PFLlib", low=0, source="256 [P]"
     )
 
-    title: ClassVar = "MOON"
-    citation: ClassVar = "Li et al., CVPR 2021"
-    family: ClassVar = "global model"
-    grid: ClassVar = {"moon_proj": (0, 256), "mu": (0.1, 1.0, 5.0, 10.0)}
-    deviations: ClassVar = "no projection by default, because small networks learn slower with it; published: two layers (moon_proj = 256)"
-    has_global: ClassVar = True
-    parts: ClassVar = {
+    title = "MOON"
+    citation = "Li et al., CVPR 2021"
+    family = "global model"
+    grid = {"moon_proj": (0, 256), "mu": (0.1, 1.0, 5.0, 10.0)}
+    deviations = "no projection by default, because small networks learn slower with it; published: two layers (moon_proj = 256)"
+    has_global = True
+    parts = {
         "extractor": shared(),
         "projection": shared(lambda net, method: projection(net, method.moon_proj)),
         "head": shared(lambda net, method: nn.Linear(method.moon_proj or net.feature_dim, net.classes)),
@@ -52,8 +49,8 @@ class MOON(Method):
         "previous_projection": personal(like="projection"),
         "history": history(trained=0.0),
     }
-    exports: ClassVar = ("extractor", "projection")
-    head_tier: ClassVar = HeadTier("adapted", "head", extras=("head",))
+    exports = ("extractor", "projection")
+    head_tier = HeadTier("adapted", "head", extras=("head",))
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net = self.net
@@ -61,7 +58,7 @@ class MOON(Method):
 
         parts = {name: net.parts[name] for name in ("extractor", "projection", "head")}
         loss = CrossEntropy(parts, on_features=self._contrast(down, previous, data) if self.mu else None)
-        w = fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        w = self.train(loss, down, data)
         trained = {"history": tree.map(torch.ones_like, own["history"])}
         return w, {**tree.prefixed(PREVIOUS, {name: w[name] for name in previous}), **trained}
 

@@ -8,7 +8,7 @@ its own data. Each outer step uses independent batches b, b' (and b'' for the He
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -17,14 +17,12 @@ from edge_fl.learn.batches import Batch, Batches
 from edge_fl.learn.fit import descend, gradient, scan
 from edge_fl.learn.optimiser import Leaves, Sgd
 from edge_fl.learn.tree import Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, Numbers
+from edge_fl.methods.contract.method import SHARED_MODEL, HeadTier, Method, Numbers, hyper
 
 ADAPTED = "adapted_"
 TIER: Numbers = {"epochs": "adapt_steps", "lr": "alpha", "momentum": 0.0, "weight_decay": 0.0, "batches": 1}
-Carry = tuple[
-    Leaves, Parts, Leaves, Any, int
-]  # w, model after the inner step, its gradient, optimiser state, position
+# w, model after the inner step, its gradient, optimiser state, position
+Carry = tuple[Leaves, Parts, Leaves, Any, int]
 
 
 @dataclass(frozen=True)
@@ -36,14 +34,14 @@ class PerFedAvg(Method):
     delta: float = hyper(1e-3, "δ of the finite difference (`hf`)", low=1e-6, source="[D]")
     adapt_steps: int = hyper(1, "final steps of size α, on one batch", low=0, source="[P]")
 
-    title: ClassVar = "Per-FedAvg"
-    citation: ClassVar = "Fallah et al., NeurIPS 2020"
-    family: ClassVar = "global model, then fine-tuned"
-    grid: ClassVar = {"alpha": (0.001, 0.005, 0.01, 0.05)}
-    has_global: ClassVar = True
-    parts: ClassVar = SHARED_MODEL
-    deviations: ClassVar = "first order by default, as in PFLlib; β is the recipe's rate; a client with too few batches divides them"
-    head_tier: ClassVar = HeadTier("adapted", "`adapt_steps` of size α", ("head",), way="tuned", numbers=TIER)
+    title = "Per-FedAvg"
+    citation = "Fallah et al., NeurIPS 2020"
+    family = "global model, then fine-tuned"
+    grid = {"alpha": (0.001, 0.005, 0.01, 0.05)}
+    has_global = True
+    parts = SHARED_MODEL
+    deviations = "first order by default, as in PFLlib; β is the recipe's rate; a client with too few batches divides them"
+    head_tier = HeadTier("adapted", "`adapt_steps` of size α", ("head",), way="tuned", numbers=TIER)
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         inner = Sgd(self.alpha)

@@ -12,7 +12,7 @@ Gaussians. Then the client interpolates between its own estimate and the global 
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from edge_fl.learn.losses import one_hot
 from edge_fl.learn.network.part import history, personal, shared
 from edge_fl.learn.random import key_of, uniform
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 from edge_fl.seeds import seed_for
 
 EPSILON = 1e-4  # shrinkage of Σ, and of class frequencies
@@ -40,16 +39,14 @@ class PFedFDA(Method):
     iterations: int = hyper(10, "limit of L-BFGS iterations for β; 0: β = 0.5", low=0, source="[C]")
     ridge: float = hyper(1.0, "added to the diagonal of Σ̂", low=0, source="[C]")
 
-    title: ClassVar = "pFedFDA"
-    citation: ClassVar = "McLaughlin and Su, NeurIPS 2024"
-    family: ClassVar = "shared extractor, Gaussian heads"
-    vectorises: ClassVar = False
-    given: ClassVar = {"extractor": shared(), "gaussians": shared()}
-    parts: ClassVar = {**given, "head": personal(), "history": history(trained=0.0)}
-    head_tier: ClassVar = HeadTier("adapted", "head")
-    deviations: ClassVar = (
-        "statistics are those of the trained extractor; the code gathers features while it trains"
-    )
+    title = "pFedFDA"
+    citation = "McLaughlin and Su, NeurIPS 2024"
+    family = "shared extractor, Gaussian heads"
+    vectorises = False
+    given = {"extractor": shared(), "gaussians": shared()}
+    parts = {**given, "head": personal(), "history": history(trained=0.0)}
+    head_tier = HeadTier("adapted", "head")
+    deviations = "statistics are those of the trained extractor; the code gathers features while it trains"
 
     def init_shared(self) -> Parts:
         c, d = self.net.classes, self.net.feature_dim

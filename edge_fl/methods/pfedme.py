@@ -10,10 +10,9 @@ towards θ. The server moves w by β towards the mean of the clients' copies, we
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update, lerp, weighted_mean
@@ -23,8 +22,15 @@ from edge_fl.learn.network.part import history
 from edge_fl.learn.objective import pulled
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import PERSONAL, PERSONAL_MODEL, SHARED_MODEL, HeadTier, Method, Numbers
+from edge_fl.methods.contract.method import (
+    PERSONAL,
+    PERSONAL_MODEL,
+    SHARED_MODEL,
+    HeadTier,
+    Method,
+    Numbers,
+    hyper,
+)
 
 TIER: Numbers = {"pull": "lam", "lr": "inner_lr", "momentum": 0.0}
 
@@ -41,16 +47,14 @@ class PFedMe(Method):
     beta: float = hyper(1.0, "β, server's step to the mean; 0: none", low=0, high=2, source="1 or 2 [C]")
     batches: int = hyper(0, "R, batches per round; 0: those of `epochs`", low=0, source="official 20 [C]")
 
-    title: ClassVar = "pFedMe"
-    citation: ClassVar = "Dinh et al., NeurIPS 2020"
-    family: ClassVar = "global and personal models"
-    grid: ClassVar = {"lam": (5.0, 15.0, 30.0), "beta": (1.0, 2.0)}
-    has_global: ClassVar = True
-    parts: ClassVar = {**SHARED_MODEL, **PERSONAL_MODEL, "history": history(trained=0.0)}
-    head_tier: ClassVar = HeadTier(
-        "adapted", "head, pulled to the global one", ("head",), way="tuned", numbers=TIER
-    )
-    deviations: ClassVar = "no weight decay on θ (0.001 in code only); w takes θ's BatchNorm statistics"
+    title = "pFedMe"
+    citation = "Dinh et al., NeurIPS 2020"
+    family = "global and personal models"
+    grid = {"lam": (5.0, 15.0, 30.0), "beta": (1.0, 2.0)}
+    has_global = True
+    parts = {**SHARED_MODEL, **PERSONAL_MODEL, "history": history(trained=0.0)}
+    head_tier = HeadTier("adapted", "head, pulled to the global one", ("head",), way="tuned", numbers=TIER)
+    deviations = "no weight decay on θ (0.001 in code only); w takes θ's BatchNorm statistics"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         def step(carry: tuple[Parts, Parts, Any], batch: Batch) -> tuple[Parts, Parts, Any]:
@@ -75,12 +79,7 @@ class PFedMe(Method):
 
     def _towards(self, old: Params, mean: Params) -> Params:
         """(1 - β) old + β mean; running statistics with β at most 1, because a larger one may make a variance negative."""
-        old = {
-            name: t for name, t in old.items() if name in mean
-        }  # without BatchNorm that stays on the clients
+        # without BatchNorm that stays on the clients
+        old = {name: t for name, t in old.items() if name in mean}
         statistics = {name: t for name, t in old.items() if name.startswith(tree.BUFFER)}
         return {**lerp(old, mean, 1 - self.beta), **lerp(statistics, mean, max(1 - self.beta, 0.0))}
-
-    def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        theta = tree.where(parts["history"]["trained"], tree.unprefixed(PERSONAL, parts), parts)
-        return self.classify(theta, x)

@@ -4,7 +4,6 @@ The method of runs with source "none" and of releases that no run trained. It is
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from edge_fl.learn.batches import Batches
 from edge_fl.learn.network.part import shared
@@ -16,12 +15,12 @@ from edge_fl.methods.contract.method import HeadTier, Method
 class Pretrained(Method):
     """Shared extractor that is never updated; heads exist on devices only."""
 
-    title: ClassVar = "pretrained"
-    citation: ClassVar = "no training"
-    family: ClassVar = "fixed extractor"
-    parts: ClassVar = {"extractor": shared()}
-    predicts_early: ClassVar = False
-    head_tier: ClassVar = HeadTier("native")
+    title = "pretrained"
+    citation = "no training"
+    family = "fixed extractor"
+    parts = {"extractor": shared()}
+    predicts_early = False
+    head_tier = HeadTier("native")
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         return {}, own

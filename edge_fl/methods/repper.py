@@ -11,7 +11,6 @@ averages the extractors by samples (the contract's default `aggregate`). Stage 2
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,13 +19,11 @@ from edge_fl import heads
 from edge_fl.config import OptimiserConfig
 from edge_fl.learn.augment import AUGMENTATIONS
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import supcon, supcon_in, unit
 from edge_fl.learn.network.part import projection, shared
 from edge_fl.learn.random import fold
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,19 @@ class RepPer(Method):
         "mlp", "kind of the personal head", choices=tuple(heads.HEADS), source="MLP, SVM or LR [P]"
     )
 
-    title: ClassVar = "RepPer"
-    citation: ClassVar = "Jing et al., arXiv:2204.11841 (2022)"
-    family: ClassVar = "shared extractor, contrastive"
-    grid: ClassVar = {"temperature": (0.05, 0.1, 0.5), "head": ("mlp", "svm", "logistic")}
-    parts: ClassVar = {
+    title = "RepPer"
+    citation = "Jing et al., arXiv:2204.11841 (2022)"
+    family = "shared extractor, contrastive"
+    grid = {"temperature": (0.05, 0.1, 0.5), "head": ("mlp", "svm", "logistic")}
+    parts = {
         "extractor": shared(),
         "projection": shared(lambda net, method: projection(net, method.proj_dim)),
     }
-    unit_norm: ClassVar = True
-    predicts_early: ClassVar = False
-    head_tier: ClassVar = HeadTier("native", "SVM, logistic regression or MLP on unit-length features")
-    usual_optimiser: ClassVar = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
-    deviations: ClassVar = (
+    unit_norm = True
+    predicts_early = False
+    head_tier = HeadTier("native", "SVM, logistic regression or MLP on unit-length features")
+    usual_optimiser = OptimiserConfig("adam", 0.001, weight_decay=1e-4)
+    deviations = (
         "mean over anchors (Eq. 4 sums); the paper names no augmentation; the rate decays only where the recipe says so;"
         " the MLP head trains for at least 300 steps (paper: 10 epochs)"
     )
@@ -74,7 +71,7 @@ class RepPer(Method):
             mask = None if batch.mask is None else batch.mask.repeat(2)
             return contrast(z, batch.y.repeat(2), self.temperature, mask)
 
-        return fit(loss, down, data, stage="train", epochs=self.epochs, optimiser=self.optimiser), own
+        return self.train(loss, down, data), own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         """Stage 2: fit the personal head on features of the final extractor, outside torch (`edge_fl.heads`)."""

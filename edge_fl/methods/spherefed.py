@@ -9,7 +9,6 @@ round the head is calibrated in closed form (least squares) from sums over all c
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +18,10 @@ from edge_fl.errors import MethodError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batch, Batches
-from edge_fl.learn.fit import fit
 from edge_fl.learn.losses import one_hot, squared_error, unit
 from edge_fl.learn.network.part import Net, shared
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract.hyper import hyper
-from edge_fl.methods.contract.method import HeadTier, Method
+from edge_fl.methods.contract.method import HeadTier, Method, hyper
 
 
 def _orthonormal_head(net: Net, method: "SphereFed") -> nn.Module:
@@ -43,15 +40,15 @@ class SphereFed(Method):
 
     ridge: float = hyper(1e-3, "λ of the calibration", low=1e-12, source="[D]")
 
-    title: ClassVar = "SphereFed"
-    citation: ClassVar = "Dong et al., ECCV 2022"
-    family: ClassVar = "global model, fixed head"
-    has_global: ClassVar = True
-    unit_norm: ClassVar = True
-    fixed_head: ClassVar = True
-    parts: ClassVar = {"extractor": shared(), "head": shared(_orthonormal_head), "sums": shared()}
-    sends: ClassVar = ("extractor", "sums")
-    head_tier: ClassVar = HeadTier(
+    title = "SphereFed"
+    citation = "Dong et al., ECCV 2022"
+    family = "global model, fixed head"
+    has_global = True
+    unit_norm = True
+    fixed_head = True
+    parts = {"extractor": shared(), "head": shared(_orthonormal_head), "sums": shared()}
+    sends = ("extractor", "sums")
+    head_tier = HeadTier(
         "native",
         "nothing, or a personal ridge head",
         extras=("head",),
@@ -60,8 +57,8 @@ class SphereFed(Method):
         numbers={"ridge": "ridge"},
         final=True,
     )
-    usual_optimiser: ClassVar = OptimiserConfig("sgd", 0.1, momentum=0.5)
-    deviations: ClassVar = "the loss is the mean over samples and classes"
+    usual_optimiser = OptimiserConfig("sgd", 0.1, momentum=0.5)
+    deviations = "the loss is the mean over samples and classes"
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         net, head = self.net, self.net.head.init()
@@ -70,7 +67,7 @@ class SphereFed(Method):
             logits = net.head.frozen(head, unit(net.extractor(f, batch.x)))
             return squared_error(logits, one_hot(batch.y, net.classes), batch.mask)
 
-        f = fit(loss, down["extractor"], data, stage="train", epochs=self.epochs, optimiser=self.optimiser)
+        f = self.train(loss, down["extractor"], data)
         return {"extractor": f}, own
 
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:

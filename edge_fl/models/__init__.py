@@ -16,7 +16,7 @@ from edge_fl.config import ModelConfig
 from edge_fl.errors import MethodError, brief, nearest
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.network.part import Net, building, linear_head
-from edge_fl.models import backbones, cnn, lora, mobilenet, resnet, weights
+from edge_fl.models import backbones, cnn, frozen, mobilenet, resnet, weights
 from edge_fl.models.frozen import Frozen
 from edge_fl.models.normalise import Normalised
 
@@ -27,8 +27,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn4": cnn.cnn4,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
-    "mobilenet": mobilenet.mobilenet,
-    "mobilenet-v1": mobilenet.mobilenet_v1,
+    "mobilenet": mobilenet.MobileNet,
+    "mobilenet-v1": mobilenet.MobileNetV1,
 }
 
 
@@ -69,7 +69,7 @@ def _build(model: ModelConfig, input: InputSpec) -> nn.Module:
             f"model {model.name} for images {size}: {brief(' '.join(str(error).split()))}"
         ) from error
     if model.train == "lora":
-        return lora.Adapted(network, model.name, model.rank)
+        return frozen.Adapted(network, model.name, model.rank)
     return Frozen(network) if model.train == "none" else network
 
 

@@ -10,9 +10,9 @@ V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 
 
 
 class MobileNetV1(nn.Module):
-    """MobileNetV1 without its classifier; features [N, 1024 * width]."""
+    """MobileNetV1 without its classifier; features [N, 1024 * width]; width: times the numbers of channels, 0.25 to 1."""
 
-    def __init__(self, input: InputSpec, width: float) -> None:
+    def __init__(self, input: InputSpec, width: float = 1.0) -> None:
         super().__init__()
         channels = max(int(32 * width), 8)
         stride = 1 if min(input.height, input.width) < SMALL else 2
@@ -34,9 +34,9 @@ def _normalised(convolution: nn.Conv2d) -> list[nn.Module]:
 
 
 class MobileNet(nn.Module):
-    """torchvision's MobileNetV2 without its classifier; features [N, 1280]."""
+    """torchvision's MobileNetV2 without its classifier; features [N, 1280]; width: times the numbers of channels, 0.25 to 1.4."""
 
-    def __init__(self, input: InputSpec, width: float) -> None:
+    def __init__(self, input: InputSpec, width: float = 1.0) -> None:
         super().__init__()
         import torchvision  # takes seconds
 
@@ -51,13 +51,3 @@ class MobileNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x).mean((2, 3))  # type: ignore[no-any-return]
-
-
-def mobilenet(input: InputSpec, width: float = 1.0) -> nn.Module:
-    """MobileNetV2; `width` multiplies the numbers of channels (0.25 to 1.4)."""
-    return MobileNet(input, width)
-
-
-def mobilenet_v1(input: InputSpec, width: float = 1.0) -> nn.Module:
-    """MobileNetV1; `width` multiplies the numbers of channels (0.25 to 1)."""
-    return MobileNetV1(input, width)

@@ -92,15 +92,10 @@ def read(path: Path) -> State:
 def load(module: nn.Module, state: Mapping[str, Tensor], path: Path, name: str) -> None:
     """Load a file's tensors into a network. Raises MethodError unless names and shapes are the network's."""
     own = module.state_dict()
-    require_fit(own, state, path, name)
-    module.load_state_dict({key: state[key] for key in own})
-
-
-def require_fit(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path, name: str) -> None:
-    """Raise MethodError unless `state` has exactly the tensors of `own`."""
     fitting = sum(key in state and state[key].shape == tensor.shape for key, tensor in own.items())
     if fitting < len(own) or len(state) > len(own):
         raise misfit(path, name, f"{fitting} of its {len(own)} tensors fit, the file has {len(state)}")
+    module.load_state_dict({key: state[key] for key in own})
 
 
 def misfit(path: Path, name: str, why: object) -> MethodError:

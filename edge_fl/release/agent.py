@@ -7,11 +7,13 @@ A field of its own: every target is the manifest of an extractor.
 
 from collections.abc import Iterable
 from typing import Annotated
+from zipfile import ZipInfo
 
 import msgspec
 from msgspec import Meta, Struct
 
 from edge_fl.blob import Blob
+from edge_fl.console import units
 from edge_fl.errors import ArtefactError, brief
 from edge_fl.failures import Failure
 from edge_fl.fields import ServerSignature
@@ -20,12 +22,14 @@ from edge_fl.untrusted import NOT_JSON
 FIELD = "agents"
 Number = Annotated[int, Meta(ge=0, le=2**40)]
 Text = Annotated[str, Meta(max_length=400)]
+MAX_FILES = 20_000
+MAX_UNPACKED_BYTES = 1 << 30
 
 
 class AgentWheel(Struct, frozen=True):
     """One wheel: its file name, bytes, and what its metadata requires (`Requires-Dist` without extras, `Requires-Python`).
 
-    `unpacked`: the bytes of its files (`edge_fl.release.wheels`), the most that a device unpacks.
+    `unpacked`: the bytes of its files (`unpacked_bytes`), the most that a device unpacks.
     """
 
     file: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+!]*(-[A-Za-z0-9_.+!]+){4,5}\.whl\Z")]
@@ -86,3 +90,19 @@ def listed(entries: object) -> list[AgentRelease]:
             "no agent release can be read",
         ) from error
     return sorted(releases, key=lambda release: release.number)
+
+
+def unpacked_bytes(name: str, files: Iterable[ZipInfo]) -> int:
+    """The bytes of all files of a wheel. Raises ArtefactError ("bad_wheel") above the limits of any wheel.
+
+    This is signed, and a device checks it before and while it unpacks: a file of 100 KB can unpack to 100 MB. Python's zipfile yields at
+    most the size that an archive states for each file, so this sum, which counts overlapping files too, is the most that can come out.
+    """
+    sizes = [file.file_size for file in files]
+    if len(sizes) > MAX_FILES or sum(sizes) > MAX_UNPACKED_BYTES:
+        raise ArtefactError(
+            f"{name}: {len(sizes):,} files of {units.size(sum(sizes))}; expected at most {MAX_FILES:,} of"
+            f" {units.size(MAX_UNPACKED_BYTES)}",
+            Failure.BAD_WHEEL,
+        )
+    return sum(sizes)

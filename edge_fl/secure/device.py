@@ -20,10 +20,9 @@ from msgspec.structs import replace
 from edge_fl.blob import describe
 from edge_fl.errors import SecureSumError
 from edge_fl.failures import Failure
-from edge_fl.secure import fixed_point, masks, noise, shares
-from edge_fl.secure.fixed_point import Numbers, Vector
+from edge_fl.secure import fixed_point, masks
+from edge_fl.secure.fixed_point import Noise, Numbers, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
-from edge_fl.secure.noise import Noise
 from edge_fl.secure.terms import (
     Member,
     SumTerms,
@@ -60,7 +59,7 @@ class SumDevice:
         *,
         random: Callable[[int], bytes] = os.urandom,
         stream: Stream = masks.stream,
-        draw: Noise = noise.secret,
+        draw: Noise = fixed_point.secret_noise,
     ) -> None:
         if request.masked != bool(member):
             found = (
@@ -142,8 +141,8 @@ class SumDevice:
         for name in self._others:
             self._terms.require_keys(name, step.keys[name], self._member.authorities)
         self._session = self._terms.session(step.keys)
-        key_shares = shares.split(self._key_seed, self._threshold, self._names)
-        self_shares = shares.split(self._self_seed, self._threshold, self._names)
+        key_shares = masks.split_seed(self._key_seed, self._threshold, self._names)
+        self_shares = masks.split_seed(self._self_seed, self._threshold, self._names)
         texts = {name: key_shares[name] + self_shares[name] for name in self._names}
         self._shares[self._name] = texts[self._name]
         sealed = {peer: masks.seal(self._channel(self._name, peer), texts[peer]) for peer in self._others}
@@ -210,9 +209,9 @@ class SumDevice:
     def _encoded(self) -> Numbers:
         """The vector in fixed point, clipped and with this device's share of the noise."""
         request = self._terms.request
-        vector = noise.clipped(self._vector, request.clip)
+        vector = fixed_point.clipped(self._vector, request.clip)
         if request.noise_multiplier:
-            vector = vector + noise.share(
+            vector = vector + fixed_point.noise_share(
                 len(vector), request.clip, request.noise_multiplier, self._threshold, self._draw
             )
         return fixed_point.encode(vector, len(self._names))

@@ -1,11 +1,13 @@
-"""Keys, mask streams and encryption of a secure sum, all with primitives of `cryptography`.
+"""Keys, mask streams, encryption and shares of seeds of a secure sum, all with primitives of `cryptography` and PyCryptodome.
 
 A seed of 16 random bytes gives a private key (X25519) or a self mask; a label keeps the keys derived from one secret apart (HKDF-SHA256).
-A mask is a ChaCha20 key stream, six bytes per number. Every key encrypts one message, so nonces are zero.
+A mask is a ChaCha20 key stream, six bytes per number. Every key encrypts one message, so nonces are zero. Shamir's secret sharing splits a
+seed (in the field of 2^128 elements); shares belong to the names of a cohort in ascending order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -85,3 +87,16 @@ def unseal(key: bytes, sealed: bytes, sender: str) -> bytes:
         return ChaCha20Poly1305(key).decrypt(bytes(12), sealed, None)
     except InvalidTag as error:
         raise SecureSumError(f"shares of {sender}: changed or made for other keys", Failure.FORGED) from error
+
+
+def split_seed(seed: bytes, threshold: int, names: Sequence[str]) -> dict[str, bytes]:
+    """One share of a seed for each name; any `threshold` of them give the seed."""
+    shares = Shamir.split(threshold, len(names), seed)
+    return {names[index - 1]: share for index, share in shares}
+
+
+def combine_shares(shares: Mapping[str, bytes], threshold: int, names: Sequence[str]) -> bytes:
+    """The seed of at least `threshold` shares."""
+    places = {name: place for place, name in enumerate(names, 1)}
+    points = [(places[name], share) for name, share in sorted(shares.items())]
+    return bytes(Shamir.combine(points[:threshold]))

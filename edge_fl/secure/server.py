@@ -14,7 +14,7 @@ import numpy as np
 from edge_fl.blob import Assembly
 from edge_fl.errors import ArtefactError, SecureSumError
 from edge_fl.failures import Failure
-from edge_fl.secure import fixed_point, masks, shares
+from edge_fl.secure import fixed_point, masks
 from edge_fl.secure.fixed_point import BYTES, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
 from edge_fl.secure.signatures import Authorities
@@ -222,7 +222,7 @@ class SumServer:
         """Subtract the self masks of survivors, and the masks that survivors share with devices that dropped out."""
         for name in self._sealed:
             parts = {sender: values[name] for sender, values in self._revealed.items()}
-            seed = shares.combine(parts, self._threshold, self._names)
+            seed = masks.combine_shares(parts, self._threshold, self._names)
             if name in self._survivors:
                 self._require_seed(name, masks.commitment(seed) == self._keys[name].commitment)
                 self._total -= self._stream(masks.self_mask_key(seed), self.request.length)

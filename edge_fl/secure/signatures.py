@@ -1,27 +1,40 @@
-"""Signatures of devices, made with the keys of their certificates.
+"""Signatures on messages: by the server for one device, and by a device about itself, with the key of its certificate.
 
-A signature counts if a CA of the fleet signed the certificate and its name is that of the sender, which must be a device. Dates are left to
-the broker: a board without a clock cannot check them.
+Signed is the JSON object as it is sent, without its field `signature`: a field that the receiver does not know counts, too. Fleet, device
+and kind of the message are part of it, so that no message passes for one of another device or of another kind. A broker can forge neither.
+
+A device's signature counts if a CA of the fleet signed the certificate and its name is that of the sender, which must be a device. Dates
+are left to the broker: a board without a clock cannot check them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from msgspec.structs import replace
 
+from edge_fl.errors import ProtocolError
+from edge_fl.failures import Failure
+from edge_fl.fields import DeviceSignature, ServerSignature
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError, Key
+from edge_fl.wire.messages import Capability, DeviceState, Report, encode
 from edge_fl.wire.topics import role_of
 
 Authorities = Sequence[x509.Certificate]
 
 ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+Statement = DeviceState | Capability | Report
+STATEMENTS: dict[type, str] = {DeviceState: "state", Capability: "meta", Report: "rpt"}
+"""What a device signs, by the kind of its topic."""
 
 
 @dataclass(frozen=True)
@@ -79,3 +92,48 @@ def _issued(certificate: bytes, authorities: tuple[x509.Certificate, ...]) -> tu
     known = x509.load_der_x509_certificate(certificate)
     issued = any(identity.is_signed_by(known, ca) for ca in authorities)
     return identity.common_name(known.subject) if issued else "", known.public_key()
+
+
+class ForgedError(ProtocolError):
+    """A message whose signature does not count; `why` is the failure word."""
+
+    def __init__(self, message: str, why: Failure) -> None:
+        super().__init__(message)
+        self.why = why
+
+
+def to_device(kind: str, signature: ServerSignature, payload: bytes) -> bytes:
+    """The bytes that the server signs of the message in `payload`."""
+    of = signature
+    return canonical(
+        ["to device", kind, of.fleet, of.device, of.number, of.expires, _unsigned_fields(payload)]
+    )
+
+
+def from_device(kind: str, fleet: str, device: str, number: int, payload: bytes) -> list[object]:
+    """What a device signs of its message in `payload`."""
+    return ["from device", kind, fleet, device, number, _unsigned_fields(payload)]
+
+
+def stated(message: Statement, signer: Signer, fleet: str, device: str, number: int) -> Statement:
+    """Sign a device's message."""
+    content = from_device(STATEMENTS[type(message)], fleet, device, number, encode(message))
+    signature = DeviceSignature(signer.certificate, number, signer.sign(content))
+    return replace(message, signature=signature)
+
+
+def require_stated(
+    kind: str, fleet: str, device: str, signature: DeviceSignature, payload: bytes, authorities: Authorities
+) -> None:
+    """Raise ForgedError unless the message in `payload` is signed by the device."""
+    content = from_device(kind, fleet, device, signature.number, payload)
+    try:
+        require_signed(signature.certificate, device, content, signature.signature, authorities)
+    except IdentityError as error:
+        raise ForgedError(error.message, Failure.FORGED) from error
+
+
+def _unsigned_fields(payload: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.json.decode(payload)
+    fields.pop("signature", None)
+    return fields

@@ -14,8 +14,8 @@ from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.heads import auto
-from edge_fl.wire import diagnostics, tensors
-from edge_fl.wire.messages import MESSAGES, Report, TierName
+from edge_fl.wire import tensors
+from edge_fl.wire.messages import MESSAGES, QUERY_ANSWERS, Report, TierName
 
 SAID = ("state", "meta", "rpt", "req", "log", "echo", "sum_reply", "query_reply")
 """Messages that a device sends, by the kind of their topic; chunks of reports, masked vectors and answers to queries, and
@@ -56,7 +56,7 @@ HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their
 """Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""
 
 
-ANSWERS = {what: kind.__struct_fields__ for what, kind in diagnostics.ANSWERS.items()}
+ANSWERS = {what: kind.__struct_fields__ for what, kind in QUERY_ANSWERS.items()}
 """Fields of the answers to an operator's queries, by `Query.what`; none are sent where the owner has switched `remote_logs` off."""
 
 SETTINGS = tuple(

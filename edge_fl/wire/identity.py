@@ -8,8 +8,8 @@
 The folder has mode 0700. `edge-fl fleet enrol` creates such folders; a device with a claim generates its own key and replaces the claim by
 the certificate that it gets for it.
 
-For a broker with user names and passwords the folder contains a login (edge_fl/wire/login.py) instead of or in addition to certificate and
-key. Without a certificate `ca.crt` is optional: the CA of the broker's certificate, if that is not one of the system's.
+For a broker with user names and passwords the folder contains a login (`edge_fl.wire.endpoint`) instead of or in addition to certificate
+and key. Without a certificate `ca.crt` is optional: the CA of the broker's certificate, if that is not one of the system's.
 """
 
 import fcntl
@@ -36,8 +36,7 @@ from edge_fl.fields import EXPECTED_NAME
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire import login
-from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
+from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint, has_login, read_login
 from edge_fl.wire.topics import NAME, Role, role_of
 
 CA_FILE, CERT_FILE, KEY_FILE, TOKEN_FILE = "ca.crt", "client.crt", "client.key", "token"
@@ -90,7 +89,7 @@ class Identity:
     def endpoint(self, host: str, port: int = TLS_PORT) -> Endpoint:
         """The broker as an endpoint with this identity."""
         ca, cert, key = (self.folder / file for file in (CA_FILE, CERT_FILE, KEY_FILE))
-        return Endpoint(host, port, ca, cert, key, self.folder if login.exists(self.folder) else None)
+        return Endpoint(host, port, ca, cert, key, self.folder if has_login(self.folder) else None)
 
 
 def certificate_in(folder: Path | str | None) -> Identity | None:
@@ -98,7 +97,7 @@ def certificate_in(folder: Path | str | None) -> Identity | None:
     if not folder:
         return None
     folder = Path(folder)
-    if login.exists(folder) and not (folder / CERT_FILE).exists():
+    if has_login(folder) and not (folder / CERT_FILE).exists():
         return None
     return read(folder)
 
@@ -150,7 +149,7 @@ def endpoint(host: str, port: int = 0, folder: Path | str | None = None) -> Endp
         return Endpoint(host, port or PORT)
     if certificate := certificate_in(folder):
         return certificate.endpoint(host, port or TLS_PORT)
-    login.read(folder := Path(folder))
+    read_login(folder := Path(folder))
     ca = folder / CA_FILE
     return Endpoint(host, port or TLS_PORT, ca if ca.exists() else None, login=folder)
 

@@ -37,6 +37,10 @@ GONE: frozenset[Status] = frozenset({"lost", "disconnected", "sleeping"})
 LogLevel = Literal["debug", "info", "warning", "error"]
 Activity = Literal["idle", "fetching", "installing", "fitting", "training", "evaluating", "reporting"]
 
+MAX_LINES = 4096
+ShortText = Annotated[str, Meta(max_length=200)]
+SettingValue = bool | int | float | ShortText
+
 
 class ServerState(Struct, frozen=True):
     """srv/state, retained, also the server's will (online=false). `boot` identifies a server process, `epoch` counts restarts.
@@ -282,7 +286,7 @@ MAX_ANSWER_BYTES = 256 * 1024
 
 
 class Query(Struct, frozen=True):
-    """dn/query, never retained, expires: a request for lines of the device's log or for a diagnostics bundle (`edge_fl.wire.diagnostics`).
+    """dn/query, never retained, expires: a request for lines of the device's log or for a diagnostics bundle.
 
     Log lines of at least `level` that are between `until_s` and `since_s` seconds old by the device's clock (0: no limit), the newest of
     them up to `max_bytes`.
@@ -398,3 +402,55 @@ def _require_finite(value: Any, where: str, consequence: str) -> None:
         case list() | tuple():
             for item in value:
                 _require_finite(item, where, consequence)
+
+
+class LogLine(Struct, frozen=True):
+    """One line of a device's log; `at` is UTC by the device's clock."""
+
+    at: Annotated[str, Meta(max_length=40)]
+    level: LogLevel
+    text: Text
+
+
+class Logs(Struct, frozen=True):
+    """Lines of the log, the oldest first; `left_out` older ones that were requested did not fit."""
+
+    lines: Annotated[list[LogLine], Meta(max_length=MAX_LINES)]
+    left_out: int = 0
+
+
+class DoctorCheck(Struct, frozen=True):
+    """One result of the device's doctor."""
+
+    check: ShortText
+    state: Literal["ok", "warning", "failed", "skipped"]
+    found: Text
+    remedy: Text = ""
+
+
+class Diagnostics(Struct, frozen=True):
+    """A diagnostics bundle. `settings` and `blocked` (releases that failed here) by name, `errors`: the newest warnings and errors."""
+
+    at: Annotated[str, Meta(max_length=40)]
+    status: ShortText
+    activity: ShortText
+    release: int
+    why: Text
+    capability: Capability
+    versions: dict[ShortText, ShortText]
+    settings: dict[ShortText, SettingValue]
+    checks: list[DoctorCheck]
+    errors: list[LogLine]
+    blocked: dict[ShortText, Text] = {}
+    uptime_s: float = 0.0
+    running_s: float = 0.0
+
+
+QUERY_ANSWERS: dict[str, type[Logs] | type[Diagnostics]] = {"logs": Logs, "diagnostics": Diagnostics}
+"""Type of the answer by `Query.what`, one JSON object of closed fields. A device with a certificate signs `answer_content`, so that neither
+the broker nor another device can forge the answer, nor replay it to another query."""
+
+
+def answer_content(fleet: str, device: str, id: str, sha256: str) -> dict[str, str]:
+    """What a device signs of an answer."""
+    return {"fleet": fleet, "device": device, "query": id, "sha256": sha256}

@@ -33,7 +33,7 @@ A client's rights follow from the name on its certificate: `role_of` gives the r
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from edge_fl import fields
 from edge_fl.errors import InputError, ProtocolError
@@ -45,9 +45,8 @@ GROUP = 16  # chunks per group: one subscription fetches one group
 NAME = re.compile(rf"{fields.NAME}\Z")
 ID = re.compile(r"[a-z0-9-]{1,64}\Z")
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
-NUMBER = re.compile(
-    r"(?:0|[1-9][0-9]{0,11})\Z"
-)  # canonical decimal, as str(int) formats it, so that a chunk has one topic
+NUMBER = re.compile(r"(?:0|[1-9][0-9]{0,11})\Z")
+"""Canonical decimal, as str(int) formats it, so that a chunk has one topic."""
 TUF_FILE = re.compile(r"(?:[1-9][0-9]{0,8}\.)?(?:root|targets|snapshot|timestamp)\.json\Z")
 BROADCAST = ("srv", "tuf", "art", "round")
 CLAIM, READER = "claim-", "reader-"
@@ -65,6 +64,8 @@ Role = Literal[
     "operator",
     "releaser",
 ]
+Down = Literal["assignment", "agent", "settings", "cmd", "ack", "echo", "sum", "query"]
+Up = Literal["state", "meta", "req", "log", "rpt", "blob", "sum", "query"]
 Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: dict[str, Role] = {
     "server": "server",
@@ -125,7 +126,7 @@ def checked_device(name: str) -> str:
 
 @dataclass(frozen=True)
 class Topics:
-    """All topics of one fleet. An argument of "+" turns a topic into a subscription."""
+    """All topics of one fleet. An argument of "+" turns a topic into a subscription, and so does "#" as the last."""
 
     fleet: str
 
@@ -133,11 +134,8 @@ class Topics:
     def root(self) -> str:
         return f"efl/{MAJOR}/{self.fleet}"
 
-    def server_state(self) -> str:
-        return f"{self.root}/srv/state"
-
-    def server_beat(self) -> str:
-        return f"{self.root}/srv/beat"
+    def server(self, kind: Literal["state", "beat"]) -> str:
+        return f"{self.root}/srv/{kind}"
 
     def tuf(self, file: str) -> str:
         return f"{self.root}/tuf/{file}"
@@ -151,77 +149,16 @@ class Topics:
     def round(self, run_id: str) -> str:
         return f"{self.root}/round/{run_id}"
 
-    def assignment(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/assignment"
+    def down(self, device: str, kind: Down | Literal["#"]) -> str:
+        """A message to one device."""
+        return f"{self.root}/d/{device}/dn/{kind}"
 
-    def agent(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/agent"
+    def up(self, device: str, kind: Up | Literal["#"], *path: str | int) -> str:
+        """A message from one device; path: the run and round of a report, the id and index of a chunk."""
+        return "/".join([f"{self.root}/d/{device}/up/{kind}", *map(str, path)])
 
-    def settings(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/settings"
-
-    def command(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/cmd"
-
-    def ack(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/ack"
-
-    def echo(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/echo"
-
-    def down(self, device: str) -> str:
-        """Subscription to everything that is sent to one device."""
-        return f"{self.root}/d/{device}/dn/#"
-
-    def state(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/state"
-
-    def meta(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/meta"
-
-    def report(self, device: str, run_id: str, round: int | str) -> str:
-        return f"{self.root}/d/{device}/up/rpt/{run_id}/{round}"
-
-    def blob(self, device: str, id: str, index: int | str) -> str:
-        return f"{self.root}/d/{device}/up/blob/{id}/{index}"
-
-    def request(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/req"
-
-    def sum(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/sum"
-
-    def sum_reply(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/sum"
-
-    def sum_chunk(self, device: str, id: str, index: int | str) -> str:
-        return f"{self.root}/d/{device}/up/sum/{id}/{index}"
-
-    def sums(self) -> str:
-        """Subscription to the replies of all devices to secure sums."""
-        return f"{self.root}/d/+/up/sum/#"
-
-    def query(self, device: str) -> str:
-        return f"{self.root}/d/{device}/dn/query"
-
-    def query_reply(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/query"
-
-    def query_chunk(self, device: str, id: str, index: int | str) -> str:
-        return f"{self.root}/d/{device}/up/query/{id}/{index}"
-
-    def log(self, device: str) -> str:
-        return f"{self.root}/d/{device}/up/log"
-
-    def up(self) -> str:
-        """Subscription to everything that devices send."""
-        return f"{self.root}/d/+/up/#"
-
-    def enrol_request(self, claim: str) -> str:
-        return f"{self.root}/enroll/{claim}/req"
-
-    def enrol_response(self, claim: str) -> str:
-        return f"{self.root}/enroll/{claim}/rsp"
+    def enrol(self, claim: str, kind: Literal["req", "rsp"]) -> str:
+        return f"{self.root}/enroll/{claim}/{kind}"
 
     def parse(self, topic: str) -> Address:
         """Inverse of all functions above. Raises ProtocolError for any other topic."""
@@ -260,26 +197,18 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case [
-            "dn",
-            ("assignment" | "agent" | "settings" | "cmd" | "ack" | "echo" | "sum" | "query") as kind,
-        ] | [
-            "up",
-            ("state" | "meta" | "req" | "log") as kind,
-        ]:
+        case ["dn", kind] if kind in get_args(Down):
             return Address(kind, device)
+        case ["up", ("state" | "meta" | "req" | "log") as kind]:
+            return Address(kind, device)
+        case ["up", ("sum" | "query") as kind]:
+            return Address(kind + "_reply", device)
         case ["up", "rpt", run_id, number] if NAME.match(run_id) and NUMBER.match(number):
             return Address("rpt", device, (run_id, number))
         case ["up", "blob", id, index] if ID.match(id) and NUMBER.match(index):
             return Address("blob", device, (id, index))
-        case ["up", "sum"]:
-            return Address("sum_reply", device)
-        case ["up", "sum", id, index] if ID.match(id) and NUMBER.match(index):
-            return Address("sum_chunk", device, (id, index))
-        case ["up", "query"]:
-            return Address("query_reply", device)
-        case ["up", "query", id, index] if ID.match(id) and NUMBER.match(index):
-            return Address("query_chunk", device, (id, index))
+        case ["up", ("sum" | "query") as kind, id, index] if ID.match(id) and NUMBER.match(index):
+            return Address(kind + "_chunk", device, (id, index))
     return None
 
 

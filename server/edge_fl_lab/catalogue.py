@@ -13,11 +13,10 @@ from edge_fl.console import units
 from edge_fl.errors import ConfigError, MethodError
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import size_bytes
-from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, names
-from edge_fl.methods.contract import hyper, steps
+from edge_fl.methods import FINE_TUNED, METHODS, build_method, find, hypers, names
+from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import of_method
-from edge_fl.methods.finetuned import FineTuned
 from edge_fl.models import MODELS, backbones
 
 COLUMNS = {
@@ -126,10 +125,9 @@ def _egress(method: Method) -> list[str]:
 
 
 def _hypers(name: str) -> list[dict[str, Any]]:
-    tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
     return [
         {"name": key, "default": default, **dataclasses.asdict(limits)}
-        for key, (default, limits) in {**hyper.hypers(find(name)), **tuning}.items()
+        for key, (default, limits) in hypers(name).items()
     ]
 
 

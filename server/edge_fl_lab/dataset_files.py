@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_fl.data import arrays, depth, npz, pictures, split_file
+from edge_fl.data import npz, pictures, split_file
 from edge_fl.data.class_names import class_of, folder_remarks
-from edge_fl.data.samples import Array, Indices
+from edge_fl.data.samples import Array, Indices, as_pixels, class_ids
 from edge_fl.errors import DataError, nearest
 from edge_fl.files import user_text
 from edge_fl.files.folder import walk
@@ -71,7 +71,7 @@ def convert_pictures(
     ]
     classes = sorted({found for path, found in files if path.suffix.lower() in pictures.SUFFIXES})
     images, labels = [], []
-    bits = depth.inspect([path for path, _ in files]).bits
+    bits = pictures.depth_of([path for path, _ in files]).bits
     for path, class_name in files:
         if path.suffix.lower() in pictures.SUFFIXES:
             with suppress(pictures.PictureError):
@@ -110,7 +110,7 @@ def convert(folder: Path, name: str, data_dir: Path) -> tuple[Path, Path, int]:
             images.append(x)
             labels.append(y)
             samples += len(y)
-    x, y = _pixels(images, folder), arrays.class_ids(np.concatenate(labels), text(folder))
+    x, y = _pixels(images, folder), class_ids(np.concatenate(labels), text(folder))
     whole = {
         client: sets for client, sets in clients.items() if all(len(sets.get(part, ())) for part in SETS)
     }
@@ -166,7 +166,7 @@ def _pixels(images: list[Array], folder: Path) -> Array:
     x = np.concatenate(images)
     if x.dtype.kind == "f" and x.size and -1 <= x.min() < 0:
         x = (x + 1) / 2  # torchvision's Normalize with mean and std of 0.5
-    return arrays.pixels(x, text(folder))
+    return as_pixels(x, text(folder))
 
 
 def _square(x: Array, path: Path) -> Array:
@@ -277,10 +277,8 @@ def _fetch(name: str, origin: DatasetOrigin, data_dir: Path, *, train: bool) -> 
             f" {text((data_dir / origin.folder).resolve())}, or a {name}.npz into {text(data_dir.resolve())}"
         ) from error
     where = f"{name} from torchvision"
-    x = arrays.pixels(np.asarray(dataset.data), where)
-    return x.transpose(0, 1, 3, 2) if origin.transposed else x, arrays.class_ids(
-        np.asarray(dataset.targets), where
-    )
+    x = as_pixels(np.asarray(dataset.data), where)
+    return x.transpose(0, 1, 3, 2) if origin.transposed else x, class_ids(np.asarray(dataset.targets), where)
 
 
 @contextmanager

@@ -109,7 +109,9 @@ def fine_tuned(
     reports = {}
     for client in clients:
         head = to_device({"head": start}, client.device)["head"]
-        head = method.fit_head(head, client.batches(0).mapped(features), stage="unseen", epochs=epochs)
+        head = method.train(
+            method.head_loss, head, client.batches(0).mapped(features), stage="unseen", epochs=epochs
+        )
         z = in_batches(features, torch.from_numpy(client.data.test.x).to(client.device))
         predicted = method.net.head.frozen(head, z).argmax(1).cpu().numpy()
         reports[client.id] = {metrics.UNSEEN_AFTER: metrics.accuracy(predicted, client.data.test.y)}

@@ -63,7 +63,7 @@ def test_a_flashed_board_survives_power_cuts_during_an_agent_update(
             kept = own_files(home)
             assert {"privacy.safetensors", "memory.json"} < kept.keys()
             assert any(name.startswith("outbox/") for name in kept)
-            server.publish(TOPICS.agent(site.DEVICE), update, retain=True)
+            server.publish(TOPICS.down(site.DEVICE, "agent"), update, retain=True)
             half = home / "agent/1"
             eventually(lambda: any(half.glob("lib/*/site-packages/edge_fl*")), "wheels installed", STEP_S)
         disk.cut()

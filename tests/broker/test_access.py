@@ -26,8 +26,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
-from edge_fl_broker.access import full_check
-from edge_fl_broker.check import BrokerCheck
+from edge_fl_broker.check import BrokerCheck, full_check
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import RELOADS, Mosquitto
@@ -47,29 +46,29 @@ RELOADING = "Reloading config"
 def topics_of(device: str) -> dict[str, str]:
     """Every family of topics, those of one device and its claim among them."""
     return {
-        "srv/state": FLEET.server_state(),
+        "srv/state": FLEET.server("state"),
         "tuf": FLEET.tuf("timestamp.json"),
         "art": FLEET.chunk(SHA, 0),
         "round": FLEET.round("run_id"),
-        "dn/assignment": FLEET.assignment(device),
-        "dn/settings": FLEET.settings(device),
-        "dn/cmd": FLEET.command(device),
-        "dn/ack": FLEET.ack(device),
-        "dn/echo": FLEET.echo(device),
-        "up/state": FLEET.state(device),
-        "up/meta": FLEET.meta(device),
-        "up/rpt": FLEET.report(device, "run_id", 1),
-        "up/blob": FLEET.blob(device, "id", 0),
-        "up/req": FLEET.request(device),
-        "up/log": FLEET.log(device),
-        "dn/sum": FLEET.sum(device),
-        "up/sum": FLEET.sum_reply(device),
-        "up/sum chunk": FLEET.sum_chunk(device, "id", 0),
-        "dn/query": FLEET.query(device),
-        "up/query": FLEET.query_reply(device),
-        "up/query chunk": FLEET.query_chunk(device, "id", 0),
-        "enroll/req": FLEET.enrol_request(device),
-        "enroll/rsp": FLEET.enrol_response(device),
+        "dn/assignment": FLEET.down(device, "assignment"),
+        "dn/settings": FLEET.down(device, "settings"),
+        "dn/cmd": FLEET.down(device, "cmd"),
+        "dn/ack": FLEET.down(device, "ack"),
+        "dn/echo": FLEET.down(device, "echo"),
+        "up/state": FLEET.up(device, "state"),
+        "up/meta": FLEET.up(device, "meta"),
+        "up/rpt": FLEET.up(device, "rpt", "run_id", 1),
+        "up/blob": FLEET.up(device, "blob", "id", 0),
+        "up/req": FLEET.up(device, "req"),
+        "up/log": FLEET.up(device, "log"),
+        "dn/sum": FLEET.down(device, "sum"),
+        "up/sum": FLEET.up(device, "sum"),
+        "up/sum chunk": FLEET.up(device, "sum", "id", 0),
+        "dn/query": FLEET.down(device, "query"),
+        "up/query": FLEET.up(device, "query"),
+        "up/query chunk": FLEET.up(device, "query", "id", 0),
+        "enroll/req": FLEET.enrol(device, "req"),
+        "enroll/rsp": FLEET.enrol(device, "rsp"),
     }
 
 
@@ -234,14 +233,20 @@ def test_a_role_writes_and_reads_what_it_should_and_nothing_else(site: Site, who
     for _, topic in everything:
         subject.transport.publish(Packet(topic, f"w {topic}".encode()))
     subject.transport.drain(WAIT_S)
-    witness.transport.publish(Packet(FLEET.log("last"), b"last"))
+    witness.transport.publish(Packet(FLEET.up("last", "log"), b"last"))
     written = {payload[2:].decode() for payload in witness.until(b"last") if payload.startswith(b"w ")}
 
-    for topic in (*(topic for _, topic in everything), f"{FLEET.root}/#", "#", FLEET.up(), FLEET.down("+")):
+    for topic in (
+        *(topic for _, topic in everything),
+        f"{FLEET.root}/#",
+        "#",
+        FLEET.up("+", "#"),
+        FLEET.down("+", "#"),
+    ):
         subject.transport.subscribe(topic)  # granted, whatever they are
-    people = dict.fromkeys(PERSON_ROLES, FLEET.server_state())
-    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.assignment(me), **people}.get(
-        role_of(me), FLEET.enrol_response(me)
+    people = dict.fromkeys(PERSON_ROLES, FLEET.server("state"))
+    own_rsp = {"claim": own["enroll/rsp"], "device": FLEET.down(me, "assignment"), **people}.get(
+        role_of(me), FLEET.enrol(me, "rsp")
     )
     subject.transport.drain(WAIT_S)
     ready = secrets.token_bytes(4)
@@ -297,9 +302,9 @@ def test_the_rights_of_a_person_end_with_the_certificate_also_in_an_open_session
         assert site.sync.update(), "the access list names people"
     sync = RegisterSync(site.broker, site.authority)
     person, device = Ear(short.endpoint("127.0.0.1", site.broker.settings.port)), site.enter("pi-1")
-    device.transport.subscribe(FLEET.down("pi-1"))
+    device.transport.subscribe(FLEET.down("pi-1", "#"))
     device.transport.drain(WAIT_S)
-    person.transport.publish(Packet(FLEET.command("pi-1"), b"in time"))
+    person.transport.publish(Packet(FLEET.down("pi-1", "cmd"), b"in time"))
     assert device.until(b"in time") == set()
 
     sync._authority = later
@@ -309,12 +314,12 @@ def test_the_rights_of_a_person_end_with_the_certificate_also_in_an_open_session
     server = site.enter("server")
     for ear in (person, device):
         ear.transport.wait_connected(WAIT_S)
-    device.transport.subscribe(FLEET.down("pi-1"))
+    device.transport.subscribe(FLEET.down("pi-1", "#"))
     device.transport.drain(WAIT_S)
-    person.transport.publish(Packet(FLEET.command("pi-1"), b"too late"))
+    person.transport.publish(Packet(FLEET.down("pi-1", "cmd"), b"too late"))
     with contextlib.suppress(DeadlineError):
         person.transport.drain(1.0)
-    server.transport.publish(Packet(FLEET.command("pi-1"), b"last"))
+    server.transport.publish(Packet(FLEET.down("pi-1", "cmd"), b"last"))
     assert device.until(b"last") == set()
     server.transport.close()
     for ear in (person, device):
@@ -324,22 +329,22 @@ def test_the_rights_of_a_person_end_with_the_certificate_also_in_an_open_session
 def test_the_rules_hold_for_names_that_the_register_never_saw() -> None:
     """The five families of a device are patterns: one more device needs no other access list."""
     patterns = [topic.replace("%u", "pi-77") for role, _, topic in access_rules("mill") if role == "device"]
-    assert any(topic_matches_sub(pattern, FLEET.state("pi-77")) for pattern in patterns)
-    assert not any(topic_matches_sub(pattern, FLEET.state("pi-78")) for pattern in patterns)
+    assert any(topic_matches_sub(pattern, FLEET.up("pi-77", "state")) for pattern in patterns)
+    assert not any(topic_matches_sub(pattern, FLEET.up("pi-78", "state")) for pattern in patterns)
 
 
 def test_a_stolen_client_id_is_worth_nothing(site: Site) -> None:
     victim, thief = site.enter("pi-1"), Ear(site.at("pi-2"), "pi-1")
     server = site.enter("server")
-    thief.transport.subscribe(FLEET.down("pi-1"))
-    thief.transport.subscribe(FLEET.down("pi-2"))
-    server.transport.subscribe(FLEET.up())
+    thief.transport.subscribe(FLEET.down("pi-1", "#"))
+    thief.transport.subscribe(FLEET.down("pi-2", "#"))
+    server.transport.subscribe(FLEET.up("+", "#"))
     server.transport.drain(WAIT_S)
-    thief.transport.publish(Packet(FLEET.state("pi-1"), b"spoofed"))
-    thief.transport.publish(Packet(FLEET.log("pi-2"), b"own"))
+    thief.transport.publish(Packet(FLEET.up("pi-1", "state"), b"spoofed"))
+    thief.transport.publish(Packet(FLEET.up("pi-2", "log"), b"own"))
     assert server.until(b"own") == set()
-    server.transport.publish(Packet(FLEET.assignment("pi-1"), b"for the victim"))
-    server.transport.publish(Packet(FLEET.assignment("pi-2"), b"for the thief"))
+    server.transport.publish(Packet(FLEET.down("pi-1", "assignment"), b"for the victim"))
+    server.transport.publish(Packet(FLEET.down("pi-2", "assignment"), b"for the thief"))
     assert thief.until(b"for the thief") == set()
     assert not victim.lost.is_set(), "the broker calls the thief by the name on its certificate"
     for ear in (victim, thief, server):
@@ -381,10 +386,10 @@ def test_a_broker_for_this_fleet_has_no_plaintext_door(site: Site) -> None:
 
 def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> None:
     thief, other, server = site.enter("pi-5"), site.enter("pi-1"), site.enter("server")
-    server.transport.subscribe(FLEET.up())
+    server.transport.subscribe(FLEET.up("+", "#"))
     server.transport.drain(WAIT_S)
-    thief.transport.subscribe(FLEET.down("pi-5"))
-    thief.transport.publish(Packet(FLEET.log("pi-5"), b"before"))
+    thief.transport.subscribe(FLEET.down("pi-5", "#"))
+    thief.transport.publish(Packet(FLEET.up("pi-5", "log"), b"before"))
     assert server.until(b"before") == set()
 
     site.authority.revoke("pi-5")
@@ -395,14 +400,14 @@ def test_a_revoked_device_is_silent_at_once_and_never_comes_back(site: Site) -> 
         assert not other.lost.is_set() and not server.lost.is_set(), "nobody else notices"
     for ear in (other, server):
         ear.transport.wait_connected(WAIT_S)
-    server.transport.subscribe(FLEET.up())
+    server.transport.subscribe(FLEET.up("+", "#"))
     server.transport.drain(WAIT_S)
-    thief.transport.publish(Packet(FLEET.log("pi-5"), b"from the live session"))
+    thief.transport.publish(Packet(FLEET.up("pi-5", "log"), b"from the live session"))
     with contextlib.suppress(DeadlineError):
         thief.transport.drain(1.0)
-    other.transport.publish(Packet(FLEET.log("pi-1"), b"last"))
+    other.transport.publish(Packet(FLEET.up("pi-1", "log"), b"last"))
     assert server.until(b"last") == set()
-    server.transport.publish(Packet(FLEET.assignment("pi-5"), b"not for you"))
+    server.transport.publish(Packet(FLEET.down("pi-5", "assignment"), b"not for you"))
     server.transport.drain(WAIT_S)
     assert thief.heard.empty()
     for ear in (thief, other, server):

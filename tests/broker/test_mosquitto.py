@@ -154,32 +154,32 @@ def test_a_device_reaches_its_own_topics_and_no_others(
             return Ear(Endpoint("127.0.0.1", broker.settings.port, *issue(name)), "the certificate names me")
 
         server, pi, other = enter("server"), enter("pi-1"), enter("pi-2")
-        server.transport.subscribe(fleet.up())
-        for pattern in ("#", fleet.down("pi-1"), fleet.down("pi-2"), fleet.up()):
+        server.transport.subscribe(fleet.up("+", "#"))
+        for pattern in ("#", fleet.down("pi-1", "#"), fleet.down("pi-2", "#"), fleet.up("+", "#")):
             # granted, whatever they are
             pi.transport.subscribe(pattern)
-        pi.transport.publish(Packet(fleet.state("pi-2"), b"spoofed"))
-        pi.transport.publish(Packet(fleet.assignment("pi-1"), b"spoofed"))
-        pi.transport.publish(Packet(fleet.server_state(), b"spoofed"))
+        pi.transport.publish(Packet(fleet.up("pi-2", "state"), b"spoofed"))
+        pi.transport.publish(Packet(fleet.down("pi-1", "assignment"), b"spoofed"))
+        pi.transport.publish(Packet(fleet.server("state"), b"spoofed"))
         pi.transport.publish(Packet(fleet.chunk("0" * 64, 0), b"spoofed", retain=True))
-        pi.transport.publish(Packet(fleet.state("pi-1"), b"own"))
-        assert server.hear() == fleet.state("pi-1")
+        pi.transport.publish(Packet(fleet.up("pi-1", "state"), b"own"))
+        assert server.hear() == fleet.up("pi-1", "state")
         pi.transport.drain(WAIT_S)
         assert caplog.text.count("the broker denied") == 4
 
-        server.transport.publish(Packet(fleet.assignment("pi-2"), b"not yours"))
-        other.transport.publish(Packet(fleet.log("pi-2"), b"not yours"))
-        assert server.hear() == fleet.log("pi-2")
-        server.transport.publish(Packet(fleet.assignment("pi-1"), b"yours"))
-        assert pi.hear() == fleet.assignment("pi-1")
+        server.transport.publish(Packet(fleet.down("pi-2", "assignment"), b"not yours"))
+        other.transport.publish(Packet(fleet.up("pi-2", "log"), b"not yours"))
+        assert server.hear() == fleet.up("pi-2", "log")
+        server.transport.publish(Packet(fleet.down("pi-1", "assignment"), b"yours"))
+        assert pi.hear() == fleet.down("pi-1", "assignment")
         server.transport.publish(Packet(fleet.round("run_id"), b"everybody's"))
-        while (topic := pi.hear()) == fleet.assignment("pi-1"):
+        while (topic := pi.hear()) == fleet.down("pi-1", "assignment"):
             pass  # once for each of its subscriptions
         assert topic == fleet.round("run_id")
 
         large = os.urandom(256 * 1024)  # more than one TLS record
-        server.transport.publish(Packet(fleet.assignment("pi-1"), large))
-        assert pi.hear() == fleet.assignment("pi-1")
+        server.transport.publish(Packet(fleet.down("pi-1", "assignment"), large))
+        assert pi.hear() == fleet.down("pi-1", "assignment")
         for ear in (server, pi, other):
             ear.transport.close()
 

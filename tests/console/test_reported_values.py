@@ -75,9 +75,11 @@ def test_lines_and_states_of_a_device_reach_log_and_registry_on_one_line(bench, 
     device = bench.device("d1")
     bench.wait_for(full=1)
     caplog.set_level(logging.DEBUG)
-    device.send(bench.topics.state("d1"), encode(DeviceState("alert", "b1", why="x\n\x1b[2J")), retain=True)
+    device.send(
+        bench.topics.up("d1", "state"), encode(DeviceState("alert", "b1", why="x\n\x1b[2J")), retain=True
+    )
     device.send(f"{bench.topics.root}/d/d1/up/non\x1b[2Jsense", b"{}")
-    device.send(bench.topics.log("d1"), encode(Log("warning", "first\nERROR d9: forged \x1b[31m")))
+    device.send(bench.topics.up("d1", "log"), encode(Log("warning", "first\nERROR d9: forged \x1b[31m")))
     assert bench.eventually(lambda: bench.connection.malformed.total() == 1)
     assert bench.eventually(lambda: (d := bench.roster.get("d1")) and d.state.why == "x  [2J")
     assert all(char.isprintable() for record in caplog.records for char in record.getMessage())

@@ -30,14 +30,14 @@ class ScriptedServer:
         self.received: list[tuple[Address, bytes]] = []
         self._news = threading.Condition()
         self._retained: set[str] = set()
-        will = Packet(TOPICS.server_state(), encode(ServerState(False, "s1")), retain=True)
+        will = Packet(TOPICS.server("state"), encode(ServerState(False, "s1")), retain=True)
         self.transport = connect(name, will, self._on_event)
         self.transport.wait_connected(WAIT_S)
-        self.transport.subscribe(TOPICS.up())
+        self.transport.subscribe(TOPICS.up("+", "#"))
         self._version = 0
 
     def online(self, online: bool = True, boot: str = "s1") -> None:
-        self.publish(TOPICS.server_state(), ServerState(online, boot), retain=True)
+        self.publish(TOPICS.server("state"), ServerState(online, boot), retain=True)
 
     def publish(self, topic: str, message: Struct, *, retain: bool = False) -> None:
         self.transport.publish(Packet(topic, encode(message), retain))
@@ -78,11 +78,11 @@ class ScriptedServer:
     def assignment(self, device: str, mode: Any, **fields: Any) -> Assignment:
         self._version += 1
         assignment = Assignment(self._version, mode, **fields)
-        self.publish(TOPICS.assignment(device), assignment, retain=True)
+        self.publish(TOPICS.down(device, "assignment"), assignment, retain=True)
         return assignment
 
     def ack(self, device: str, id: str, status: Any = "accepted") -> None:
-        self.publish(TOPICS.ack(device), Ack(id, status))
+        self.publish(TOPICS.down(device, "ack"), Ack(id, status))
 
     def wait(
         self, claim: Callable[[list[tuple[Address, bytes]]], Any], what: str = "", deadline_s: float = WAIT_S
@@ -129,7 +129,9 @@ class ScriptedServer:
     def leave(self) -> None:
         """Clears everything that is retained, for the next test, and disconnects."""
         self.transport.subscribe(f"{TOPICS.root}/#")
-        self.transport.publish(Packet(TOPICS.echo("leaving"), b"-"))  # arrives after all retained messages
+        self.transport.publish(
+            Packet(TOPICS.down("leaving", "echo"), b"-")
+        )  # arrives after all retained messages
         self.wait(
             lambda received: any(address.device == "leaving" for address, _ in received), "its own echo"
         )

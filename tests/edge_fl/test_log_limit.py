@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from edge_fl import log_limit
-from edge_fl.log_limit import AT_ONCE, EVERY_S, LogLimit
+from edge_fl import logs
+from edge_fl.logs import AT_ONCE, EVERY_S, LogLimit
 from tests.clock import Clock
 
 log = logging.getLogger("tests.log_limit")
@@ -66,7 +66,7 @@ def test_lines_below_the_level_of_the_log_cost_nothing(caplog: pytest.LogCapture
 def test_names_without_end_share_one_limit_and_little_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_limit, "MAX_SENDERS", 100)
+    monkeypatch.setattr(logs, "MAX_SENDERS", 100)
     clock = Clock()
     lines = LogLimit(clock)
     for number in range(1000):

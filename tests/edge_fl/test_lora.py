@@ -14,7 +14,7 @@ from edge_fl.learn import tree
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
-from edge_fl.models import build_net, lora
+from edge_fl.models import build_net, frozen
 from edge_fl.wire import tensors
 from edge_fl_server.release import export
 from edge_fl_server.release.onnx_session import Session
@@ -99,8 +99,8 @@ def test_merging_leaves_other_parameters() -> None:
     """A projector behind the adapted network keeps its trained values."""
     net = build_net(model("cnn-tiny", "lora"), COLOUR, 3).with_projector()
     params = tree.map(lambda t: t + 0.1 if t.is_floating_point() else t, net.extractor.init())
-    merged, parts = lora.merged(net, {"extractor": params})
-    kept = {key: tensor for key, tensor in params.items() if lora.ADAPTER not in key}
+    merged, parts = frozen.merged(net, {"extractor": params})
+    kept = {key: tensor for key, tensor in params.items() if frozen.ADAPTER not in key}
     assert tree.same(parts["extractor"], kept) and kept
     x = torch.rand(2, *COLOUR.shape)
     same = (merged.extractor.frozen(parts["extractor"], x), net.extractor.frozen(params, x))

@@ -299,8 +299,10 @@ def test_row_25_an_exception_in_a_handler_does_not_stop_the_receive_thread(real_
     device = bench.device("d1")
     bench.wait_for(full=1)
     bench.connection.on("log", lambda message: 1 / 0)
-    device.send(bench.topics.log("d1"), b'{"level": "info", "text": "x"}')
-    device.send(bench.topics.state("d1"), encode(DeviceState("ready", "b1")), retain=True)
-    device.send(bench.topics.meta("d1"), encode(Capability("full", "test", "3", samples=20)), retain=True)
+    device.send(bench.topics.up("d1", "log"), b'{"level": "info", "text": "x"}')
+    device.send(bench.topics.up("d1", "state"), encode(DeviceState("ready", "b1")), retain=True)
+    device.send(
+        bench.topics.up("d1", "meta"), encode(Capability("full", "test", "3", samples=20)), retain=True
+    )
     assert one_round(bench).responded == ("d1",)
     assert bench.connection._thread.is_alive()

@@ -44,14 +44,18 @@ from tools.memory_broker import InMemoryBroker, InMemoryTransport
 SPEC = MethodSpec(ModelConfig(), InputSpec((1, 8, 8)), ["a", "b"], MethodConfig(), 0)
 TOPICS = Topics("main")
 DOWN = {
-    "server_state": TOPICS.server_state(),
+    "server_state": TOPICS.server("state"),
     "round": TOPICS.round("t"),
-    "assignment": TOPICS.assignment("d1"),
+    "assignment": TOPICS.down("d1", "assignment"),
 }
-DOWN |= {"cmd": TOPICS.command("d1"), "ack": TOPICS.ack("d1"), "echo": TOPICS.echo("d1")}
-DOWN |= {"sum": TOPICS.sum("d1")}
-UP = {"state": TOPICS.state("d1"), "meta": TOPICS.meta("d1"), "rpt": TOPICS.report("d1", "t", 1)}
-UP |= {"req": TOPICS.request("d1"), "log": TOPICS.log("d1"), "sum_reply": TOPICS.sum_reply("d1")}
+DOWN |= {"cmd": TOPICS.down("d1", "cmd"), "ack": TOPICS.down("d1", "ack"), "echo": TOPICS.down("d1", "echo")}
+DOWN |= {"sum": TOPICS.down("d1", "sum")}
+UP = {
+    "state": TOPICS.up("d1", "state"),
+    "meta": TOPICS.up("d1", "meta"),
+    "rpt": TOPICS.up("d1", "rpt", "t", 1),
+}
+UP |= {"req": TOPICS.up("d1", "req"), "log": TOPICS.up("d1", "log"), "sum_reply": TOPICS.up("d1", "sum")}
 CLONED = "two machines have its identity"  # logged as an error on purpose: alternating boot ids
 LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -157,7 +161,7 @@ def server() -> Iterator[tuple[ServerConnection, InMemoryTransport, queue.Simple
 
 
 BLOBS = st.builds(
-    lambda index, payload, kind: Packet(TOPICS.blob("d1", "t-1-0", index), payload, content_type=kind),
+    lambda index, payload, kind: Packet(TOPICS.up("d1", "blob", "t-1-0", index), payload, content_type=kind),
     st.integers(0, 5),
     st.binary(min_size=1, max_size=2000),
     st.sampled_from([SAFETENSORS, SAFETENSORS, JSON]),

@@ -31,10 +31,10 @@ def test_a_method_without_a_shared_extractor_is_refused_to_head_only_devices() -
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_description_names_every_hyper_parameter_and_what_travels(name: str) -> None:
-    from edge_fl.methods.contract.hyper import hypers
+    from edge_fl.methods.contract.method import hypers_of
 
     text = catalogue.describe(name)
-    assert all(f"  {hyper} = " in text for hyper in hypers(METHODS[name]))
+    assert all(f"  {hyper} = " in text for hyper in hypers_of(METHODS[name]))
     assert "\ndown per client and round with cnn2: " in text and "BatchNorm: " in text
 
 

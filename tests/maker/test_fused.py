@@ -14,8 +14,7 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.heads import HEADS, KINDS, Head, HeadPlan
-from edge_fl.heads.graph import Graph
-from edge_fl.heads.head import Features, TrainingSet
+from edge_fl.heads.head import Features, Graph, TrainingSet
 from edge_fl.release.manifests import scale
 from edge_fl.release.onnx_form import IMAGE, PROBABILITIES
 from edge_fl_devices.serving.predict import Predictor

@@ -115,7 +115,7 @@ class Scene:
 
     def assignments(self, device: str = "pi-01") -> list[Assignment]:
         """Everything that was ever assigned to a device, as it went over the broker."""
-        sent = [packet.payload for packet in self.sent if packet.topic == TOPICS.assignment(device)]
+        sent = [packet.payload for packet in self.sent if packet.topic == TOPICS.down(device, "assignment")]
         return [decode(payload, Assignment) for payload in sent]
 
     def inject(self, topic: str, message: msgspec.Struct, *, retain: bool = True) -> None:
@@ -123,7 +123,7 @@ class Scene:
 
     def log_lines(self) -> list[str]:
         """The lines that devices logged, as they went over the broker."""
-        return [decode(p.payload, Log).text for p in self.sent if p.topic == TOPICS.log("pi-01")]
+        return [decode(p.payload, Log).text for p in self.sent if p.topic == TOPICS.up("pi-01", "log")]
 
     def rejections(self) -> list[str]:
         return [row.reason for row in rejections_of(self.db, "main", device="pi-01")]

@@ -89,7 +89,7 @@ def test_an_empty_registry_is_not_the_fleets_where_only_the_releases_tell(
     clear = connector("127.0.0.1", port)("other", None, lambda event: None)
     clear.wait_connected(30)
 
-    clear.publish(Packet(Topics("main").server_state(), b"", retain=True))
+    clear.publish(Packet(Topics("main").server("state"), b"", retain=True))
     clear.drain(30)
     clear.close()
     empty = replace(first, db=Database.open(tmp_path / "empty.sqlite"))

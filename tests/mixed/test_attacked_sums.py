@@ -203,7 +203,7 @@ class Attacker:
             signed = self._director.sign("sum", name, step, lasts=True) if self._director else step
             question = SumStep(probe, "open", opened.request)
             for one in (signed, question):
-                self.publish(Packet(TOPICS.sum(name), encode(one)))
+                self.publish(Packet(TOPICS.down(name, "sum"), encode(one)))
 
         def probed() -> set[str]:
             answers = [(d, r) for d, r, _, _ in self.replies[begin:] if isinstance(r, SumReply)]
@@ -292,7 +292,7 @@ def test_a_signed_opening_is_no_use_a_second_time(fleet: Fleet) -> None:
     release = fleet.release(sums=["statistics"])
     attacker = Attacker(fleet, None)
     assert fleet.sums.collect("statistics", release, LENGTH, QUICK).devices == tuple(NAMES)
-    again = [packet for packet in attacker.steps if packet.topic == TOPICS.sum(VICTIM)]
+    again = [packet for packet in attacker.steps if packet.topic == TOPICS.down(VICTIM, "sum")]
     assert [decode(packet.payload, SumStep).stage for packet in again][:5] == [
         "open",
         "peers",

@@ -79,7 +79,7 @@ def test_server_and_device_stay_connected(scene: Scene) -> None:
     with running(device, connect=scene.connect):
         eventually(lambda: device.is_quiet and (d := server.roster.get("pi-01")) and d.ready)
         before = retained(scene)
-        assert TOPICS.settings("pi-01") in before and TOPICS.assignment("pi-01") in before
+        assert TOPICS.down("pi-01", "settings") in before and TOPICS.down("pi-01", "assignment") in before
         lose_everything(scene.broker)
         eventually(lambda: retained(scene) == before)
 
@@ -90,7 +90,7 @@ def test_the_device_comes_back_after_the_loss(scene: Scene) -> None:
     before = retained(scene)
     lose_everything(scene.broker)
     device, _ = configured(scene)
-    eventually(lambda: retained(scene) >= before - {TOPICS.state("pi-01"), TOPICS.meta("pi-01")})
+    eventually(lambda: retained(scene) >= before - {TOPICS.up("pi-01", "state"), TOPICS.up("pi-01", "meta")})
     with running(device, connect=scene.connect):
         eventually(lambda: device.is_quiet and device.state.release == 1)
         eventually(lambda: retained(scene) == before)

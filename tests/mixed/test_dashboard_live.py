@@ -111,8 +111,10 @@ class Live:
         topics = Topics("main")
         transport = MqttTransport(self.broker.endpoint, name, None, lambda event: None)
         transport.wait_connected(60)
-        transport.publish(Packet(topics.meta(name), encode(Capability("head", "test", "3")), retain=True))
-        transport.publish(Packet(topics.state(name), encode(DeviceState("ready", "b1")), retain=True))
+        transport.publish(
+            Packet(topics.up(name, "meta"), encode(Capability("head", "test", "3")), retain=True)
+        )
+        transport.publish(Packet(topics.up(name, "state"), encode(DeviceState("ready", "b1")), retain=True))
         self.transports.append(transport)
 
     def serving(self) -> set[int]:

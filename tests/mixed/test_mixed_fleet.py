@@ -172,7 +172,9 @@ def test_head_only_devices_rest_in_a_run_without_an_extractor(
         site.run("local", 1)
     for head in HEADS:
         said = [
-            decode(payload, DeviceState) for topic, payload in site.packets if topic == TOPICS.state(head)
+            decode(payload, DeviceState)
+            for topic, payload in site.packets
+            if topic == TOPICS.up(head, "state")
         ]
         assert ("alert", "no_extractor") in [(state.status, state.why) for state in said]
         assert not sent(site, head)

@@ -25,9 +25,17 @@ from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, DeadlineError, InputError, RunError, TrustError
 from edge_fl.failures import Failure
 from edge_fl.secure import signatures
-from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.egress import ANSWERS, SETTINGS
-from edge_fl.wire.messages import Capability, DeviceState, Query, QueryReply, encode
+from edge_fl.wire.messages import (
+    Capability,
+    DeviceState,
+    LogLine,
+    Logs,
+    Query,
+    QueryReply,
+    answer_content,
+    encode,
+)
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import UNTYPED, Packet
 from edge_fl_broker.config import BrokerSettings
@@ -272,13 +280,15 @@ def test_a_device_bounds_the_rate_of_its_answers(site: Site, monkeypatch: pytest
             site.ask("pi-07")
         with pytest.raises(RunError, match="at most 6 queries per minute"):
             site.ask("pi-07")
-        site.publish(*(Packet(TOPICS.query("pi-07"), encode(Query(f"flood-{n}", "logs"))) for n in range(20)))
+        site.publish(
+            *(Packet(TOPICS.down("pi-07", "query"), encode(Query(f"flood-{n}", "logs"))) for n in range(20))
+        )
         with pytest.raises(DeadlineError):
             site.ask("pi-07", deadline_s=1.5)
 
 
 def test_oversized_malformed_and_retained_queries_are_ignored(site: Site) -> None:
-    topic = TOPICS.query("pi-08")
+    topic = TOPICS.down("pi-08", "query")
     # Before the device subscribes: to subscribers the broker delivers a message that is to be retained like any other.
     site.publish(Packet(topic, encode(Query("kept", "logs")), retain=True))
     with site.device("pi-08"):
@@ -375,25 +385,25 @@ def test_a_forged_answer_is_not_used(site: Site, forgery: str) -> None:
     own = signatures.Signer.of(site.folder / "ids" / ("pi-02" if forgery == "another device" else "pi-01"))
 
     def answer(event: object) -> None:
-        if not isinstance(event, Packet) or event.topic != TOPICS.query("pi-01"):
+        if not isinstance(event, Packet) or event.topic != TOPICS.down("pi-01", "query"):
             return
         query = msgspec.json.decode(event.payload, type=Query)
         payload = msgspec.json.encode(Logs([LogLine("2026", "info", "all is well")]))
         signed_id = "other" if forgery == "another query" else query.id
-        content = queries.signed_content("main", "pi-01", signed_id, describe(payload).sha256)
+        content = answer_content("main", "pi-01", signed_id, describe(payload).sha256)
         signature = own.sign(content)
         if forgery == "changed":
             payload = payload.replace(b"well", b"ill ")
         reply = QueryReply(query.id, describe(payload), own.certificate, signature)
         if forgery == "unsigned":
             reply = QueryReply(query.id, describe(payload))
-        client.publish(Packet(TOPICS.query_reply("pi-01"), encode(reply)))
-        client.publish(Packet(TOPICS.query_chunk("pi-01", query.id, 0), payload, content_type=UNTYPED))
+        client.publish(Packet(TOPICS.up("pi-01", "query"), encode(reply)))
+        client.publish(Packet(TOPICS.up("pi-01", "query", query.id, 0), payload, content_type=UNTYPED))
 
     client = InMemoryTransport(broker, "forger", None, answer)
     client.subscribe(f"{TOPICS.root}/#")
-    client.publish(Packet(TOPICS.state("pi-01"), encode(DeviceState("ready", "boot")), retain=True))
-    client.publish(Packet(TOPICS.meta("pi-01"), encode(NEW), retain=True))
+    client.publish(Packet(TOPICS.up("pi-01", "state"), encode(DeviceState("ready", "boot")), retain=True))
+    client.publish(Packet(TOPICS.up("pi-01", "meta"), encode(NEW), retain=True))
     connect: Any = partial(InMemoryTransport, broker)
     with pytest.raises(TrustError, match="the answer of pi-01"):
         queries.ask(connect, "main", "pi-01", LOGS, fleet_authorities(site.operator), deadline_s=60)

@@ -59,7 +59,7 @@ def states(scene: Scene, name: str = "pi-01") -> dict[str, str]:
 
 
 def sent(scene: Scene, name: str = "pi-01") -> list[DesiredSettings]:
-    topic = TOPICS.settings(name)
+    topic = TOPICS.down(name, "settings")
     return [decode(packet.payload, DesiredSettings) for packet in scene.sent if packet.topic == topic]
 
 
@@ -134,12 +134,12 @@ def test_settings_that_the_server_did_not_sign_for_this_device_now_are_rejected_
         eventually(lambda: "30.0" in (scene.home / "pi-01" / "remote.json").read_text())
         before = (scene.home / "pi-01" / "remote.json").read_bytes()
         for attack, why in ATTACKS.items():
-            packet = Packet(TOPICS.settings("pi-01"), encode(attack(scene)), retain=True)
+            packet = Packet(TOPICS.down("pi-01", "settings"), encode(attack(scene)), retain=True)
             scene.attacker.publish(packet)
             eventually(lambda why=why: settings.status.why == why)
             eventually(lambda why=why: why in states(scene)["watch_s"])
             assert (scene.home / "pi-01" / "remote.json").read_bytes() == before, why
-        scene.attacker.publish(Packet(TOPICS.settings("pi-01"), b"", retain=True))
+        scene.attacker.publish(Packet(TOPICS.down("pi-01", "settings"), b"", retain=True))
         devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 20.0})  # a genuine one is accepted
         eventually(lambda: settings.status.why == "" and settings.restart_due)
 
@@ -159,11 +159,13 @@ def test_a_new_key_and_a_removed_device(scene: Scene) -> None:
     found: list[object] = []
     reader = scene.connect("late", None, found.append)
     reader.wait_connected(30)
-    reader.subscribe(TOPICS.settings("pi-01"))
-    reader.subscribe(TOPICS.server_state())
+    reader.subscribe(TOPICS.down("pi-01", "settings"))
+    reader.subscribe(TOPICS.server("state"))
     eventually(lambda: [each for each in found if isinstance(each, Packet)])
     reader.close()
-    assert not [each for each in found if isinstance(each, Packet) and each.topic == TOPICS.settings("pi-01")]
+    assert not [
+        each for each in found if isinstance(each, Packet) and each.topic == TOPICS.down("pi-01", "settings")
+    ]
 
 
 @contextmanager

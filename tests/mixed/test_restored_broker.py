@@ -125,7 +125,7 @@ def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replaye
         ) as attacker,
     ):
         attacker.wait_connected(30)
-        attacker.subscribe(TOPICS.state("pi-02"))
+        attacker.subscribe(TOPICS.up("pi-02", "state"))
         server.roster.wait_for(heads=3, deadline_s=60)
         eventually(lambda: heard)
         server.connection.request_rebirth("pi-02")

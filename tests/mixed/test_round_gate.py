@@ -96,7 +96,7 @@ def test_a_poisoned_round_is_repaired_by_real_devices_exactly_as_in_simulation(r
 
     listener = real_site.connect("listener", None, record)
     listener.wait_connected(60)
-    listener.subscribe(TOPICS.assignment("+"))
+    listener.subscribe(TOPICS.down("+", "assignment"))
     with real_site.fleet(EIGHT, {}, other={BAD: PoisoningWorker}):
         results = real_site.run("fedavg", ROUNDS, edit=learning)
     listener.close()
@@ -151,6 +151,6 @@ def bytes_of(site: Site, run: str, device: str, kind: str, round: int) -> list[i
     found = {
         report.id: report.bytes_down
         for topic, payload in site.packets
-        if topic == TOPICS.report(device, run, round) and (report := decode(payload, Report)).kind == kind
+        if topic == TOPICS.up(device, "rpt", run, round) and (report := decode(payload, Report)).kind == kind
     }
     return list(found.values())

@@ -175,7 +175,7 @@ def leaving(connect: Any, names: Any, stage: str = "vector") -> Any:
         publish = transport.publish
 
         def publish_or_leave(packet: Packet) -> None:
-            if packet.topic == TOPICS.sum_reply(name) and decode(packet.payload, SumReply).stage == stage:
+            if packet.topic == TOPICS.up(name, "sum") and decode(packet.payload, SumReply).stage == stage:
                 transport.close(clean=False)
             publish(packet)
 
@@ -195,7 +195,7 @@ def require_hidden(packets: list[Packet], vectors: Mapping[str, Vector]) -> None
 
 def stages(packets: list[Packet], device: str) -> list[str]:
     """The stages that a device answered."""
-    topic = TOPICS.sum_reply(device)
+    topic = TOPICS.up(device, "sum")
     return [decode(packet.payload, SumReply).stage for packet in packets if packet.topic == topic]
 
 

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from edge_fl.fields import Tier
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.secure.signatures import Signer
-from edge_fl.secure.signed import stated
+from edge_fl.secure.signatures import Signer, stated
 from edge_fl.wire.messages import Assignment, Capability, Command, DeviceState, decode
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.find import Program
@@ -76,7 +75,7 @@ def test_an_assignment_that_the_server_did_not_sign_for_this_device_now_is_rejec
             eventually(lambda release=release: device.state.release == release and not device.state.work)
         assert device.state.memory.signed
         for why, attack in ATTACKS.items():
-            scene.inject(TOPICS.assignment("pi-01"), attack(scene))
+            scene.inject(TOPICS.down("pi-01", "assignment"), attack(scene))
             eventually(lambda why=why: device.state.why == why)
             table = server.roster
             eventually(
@@ -107,10 +106,10 @@ def test_commands_and_agent_updates_that_the_server_did_not_sign_do_nothing_and_
         eventually(lambda: device.state.memory.signed)
         genuine = director.sign("agent", "pi-01", first), director.sign("agent", "pi-01", second)
         for update in genuine:
-            server.connection.publish(TOPICS.agent("pi-01"), update, retain=True)
+            server.connection.publish(TOPICS.down("pi-01", "agent"), update, retain=True)
         eventually(lambda: updates == [*genuine])
         done = director.sign("cmd", "pi-01", revoke, lasts=True)
-        server.connection.publish(TOPICS.command("pi-01"), done)
+        server.connection.publish(TOPICS.down("pi-01", "cmd"), done)
         eventually(lambda: device.state.release == 0)
         server.assignments.assign("pi-01", "serve", run_id="toy", round=1, id="rel-1-again-1", release=1)
         eventually(lambda: device.state.release == 1 and not device.state.work)
@@ -128,15 +127,17 @@ def test_commands_and_agent_updates_that_the_server_did_not_sign_do_nothing_and_
             "expired": (old.sign("cmd", "pi-01", again, lasts=True), None),
         }
         for why, (command, forgery) in attacks.items():
-            scene.inject(TOPICS.command("pi-01"), command, retain=False)
+            scene.inject(TOPICS.down("pi-01", "cmd"), command, retain=False)
             line = f"command {command.id} (revoke-local-head) rejected: {why}"
             eventually(lambda line=line: line in scene.log_lines())
             if forgery:
-                scene.inject(TOPICS.agent("pi-01"), forgery)
+                scene.inject(TOPICS.down("pi-01", "agent"), forgery)
                 line = f"agent update {forgery.id} rejected: {why}"
                 eventually(lambda line=line: line in scene.log_lines())
             assert (device.state.release, updates) == (1, [*genuine]), why
-        server.connection.publish(TOPICS.command("pi-01"), director.sign("cmd", "pi-01", again, lasts=True))
+        server.connection.publish(
+            TOPICS.down("pi-01", "cmd"), director.sign("cmd", "pi-01", again, lasts=True)
+        )
         eventually(lambda: device.state.release == 0)
 
 
@@ -151,8 +152,8 @@ def test_numbers_grow_over_restarts_of_server_and_device_a_new_key_and_a_broker_
         eventually(lambda: device.state.release == 1)
     first = device.state.memory.signed
     server.connection.close()
-    scene.attacker.publish(Packet(TOPICS.server_state(), b"", retain=True))  # the epoch begins anew
-    scene.attacker.publish(Packet(TOPICS.assignment("pi-01"), b"", retain=True))
+    scene.attacker.publish(Packet(TOPICS.server("state"), b"", retain=True))  # the epoch begins anew
+    scene.attacker.publish(Packet(TOPICS.down("pi-01", "assignment"), b"", retain=True))
     scene.attacker.drain(60)
     server, device = scene.server(), scene.device()
     assert server.connection.epoch == 1
@@ -185,7 +186,7 @@ def test_servers_and_devices_without_signatures_work_with_those_that_have_them_u
 def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> None:
     server, device = scene.server(), scene.device()
     scene.publish(server)
-    topic = TOPICS.state("pi-01")
+    topic = TOPICS.up("pi-01", "state")
 
     def known() -> DeviceState | None:
         found = server.roster.get("pi-01")
@@ -208,7 +209,7 @@ def test_a_forged_version_report_is_flagged_and_does_not_count(scene: Scene) -> 
             eventually(lambda why=why: why in scene.rejections())
             state = known()
             assert state and state.release == 1, why
-        scene.inject(TOPICS.meta("pi-01"), Capability("full", "x", "3", agent="9.9"))
+        scene.inject(TOPICS.up("pi-01", "meta"), Capability("full", "x", "3", agent="9.9"))
         eventually(lambda: scene.rejections().count("unsigned") == 2)
         roster_device = server.roster.get("pi-01")
         assert roster_device and roster_device.tier is Tier.HEAD
@@ -234,10 +235,10 @@ def test_a_restarted_server_still_demands_signatures_until_the_operator_admits_t
     server.connection.close()
     server = scene.server()
     older = Capability("head", "x86_64", "3.12", agent="0.9")  # an agent without signatures
-    scene.inject(TOPICS.meta("pi-01"), older)
+    scene.inject(TOPICS.up("pi-01", "meta"), older)
     eventually(lambda: "unsigned" in scene.rejections())
     devices.readmit(scene.db, "main", "pi-01")
-    scene.inject(TOPICS.meta("pi-01"), older)
+    scene.inject(TOPICS.up("pi-01", "meta"), older)
     eventually(lambda: (found := server.roster.get("pi-01")) and found.capability == older)
 
 

@@ -94,16 +94,16 @@ class ScriptedDevice:
         self._thread.start()
 
     def connect(self) -> Transport:
-        will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
+        will = Packet(self.topics.up(self.id, "state"), encode(DeviceState("lost", self.boot)), retain=True)
         return self.connect_to(self.id, will, self._events.put)
 
     def _on_connected(self) -> None:
         """After every connection: subscribe, publish capability and state, send unacknowledged reports again."""
-        for pattern in (self.topics.round("+"), self.topics.down(self.id), *self._fetching):
+        for pattern in (self.topics.round("+"), self.topics.down(self.id, "#"), *self._fetching):
             self._transport.subscribe(pattern)
         capability = Capability(self.tier, "test", "3", samples=self.samples)  # type: ignore[arg-type]
-        self.send(self.topics.meta(self.id), encode(capability), retain=True)
-        self.send(self.topics.state(self.id), encode(DeviceState("ready", self.boot)), retain=True)
+        self.send(self.topics.up(self.id, "meta"), encode(capability), retain=True)
+        self.send(self.topics.up(self.id, "state"), encode(DeviceState("ready", self.boot)), retain=True)
         for unsent in list(self._unacknowledged.values()):
             self.report(*unsent)
 
@@ -205,11 +205,11 @@ class ScriptedDevice:
 
     def report(self, run_id: str, round: int, report: Report, payload: bytes) -> None:
         """Send a report and its chunks, in the order set by `chunks_first`."""
-        packet = Packet(self.topics.report(self.id, run_id, round), encode(report))
+        packet = Packet(self.topics.up(self.id, "rpt", run_id, round), encode(report))
         if not self.chunks_first:
             self._transport.publish(packet)
         for index, chunk in enumerate(split(payload, self.chunk_bytes)):
-            topic = self.topics.blob(self.id, report.id, index)
+            topic = self.topics.up(self.id, "blob", report.id, index)
             self._transport.publish(Packet(topic, bytes(chunk), content_type=SAFETENSORS))
         if self.chunks_first:
             self._transport.publish(packet)
@@ -237,13 +237,13 @@ class ScriptedHead:
         self._files: dict[str, bytes] = {}
         self._trust = Trust(self.folder / self.id, trust_on_first_use=True)
         self._thread = threading.Thread(target=self._run, daemon=True)
-        will = Packet(self.topics.state(self.id), encode(DeviceState("lost", self.boot)), retain=True)
+        will = Packet(self.topics.up(self.id, "state"), encode(DeviceState("lost", self.boot)), retain=True)
         self._transport = self.connect_to(self.id, will, self._events.put)
-        for pattern in (self.topics.tuf("+"), self.topics.down(self.id)):
+        for pattern in (self.topics.tuf("+"), self.topics.down(self.id, "#")):
             self._transport.subscribe(pattern)
         capability = Capability("head", "test", "3", samples=9, head="svm")
-        self._publish(self.topics.meta(self.id), capability, retain=True)
-        self._publish(self.topics.state(self.id), DeviceState("ready", self.boot), retain=True)
+        self._publish(self.topics.up(self.id, "meta"), capability, retain=True)
+        self._publish(self.topics.up(self.id, "state"), DeviceState("ready", self.boot), retain=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -297,4 +297,4 @@ class ScriptedHead:
         if self.silent:
             return
         time.sleep(self.delay_s)
-        self._publish(self.topics.report(self.id, assignment.run_id, assignment.round), report)
+        self._publish(self.topics.up(self.id, "rpt", assignment.run_id, assignment.round), report)

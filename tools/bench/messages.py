@@ -49,7 +49,7 @@ def round_trip(turns: int, messages: int = MESSAGES) -> Figure:
         _client(at, "requester", replies.put) as requester,
         _client(at, "responder", _nothing) as responder,
     ):
-        there, back = TOPICS.request("d1"), TOPICS.assignment("d1")
+        there, back = TOPICS.up("d1", "req"), TOPICS.down("d1", "assignment")
         with _client(at, "echo", lambda event: _echo(event, responder, back)) as echo:
             echo.subscribe(there)
             requester.subscribe(back)

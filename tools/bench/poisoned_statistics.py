@@ -23,7 +23,7 @@ from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.statistics import bounds, class_statistics, comparison, prior
+from edge_fl.heads.statistics import bounds, class_statistics, prior
 from edge_fl.heads.statistics.bounds import Senders
 from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Statistics
 from edge_fl.heads.statistics.prior import PRIOR
@@ -182,7 +182,7 @@ def protected(each: Sequence[Statistics], *, masked: bool) -> tuple[dict[int, St
             return None, "bounds: no sum, the earlier prior stays"
         return dict(enumerate(each)), ""
     possible = {place: one for place, one in enumerate(each) if _possible(one, dim)}
-    far = comparison.far_classes(list(possible.values()))
+    far = bounds.far_classes(list(possible.values()))
     used = {place: one.left_out(some, dim) for (place, one), some in zip(possible.items(), far, strict=True)}
     if len(possible) < len(each):
         return used, "bounds: the device is rejected by name"

@@ -38,7 +38,7 @@ from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, K
 from edge_fl.wire.roles import PERSON_DAYS, PersonRole
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of
 from edge_fl_broker.provision import certificates
-from edge_fl_broker.provision.register import PERSONAL, Issued, Register, Rows, denied
+from edge_fl_broker.provision.register import PERSONAL, Issued, Register, denied
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Authority:
         authority = cls.open(home, clock)
         missing = {name: home / folder for name, folder in FOLDERS.items() if not (home / folder).exists()}
         for name, folder in missing.items():
-            authority._bake({name: folder}, PERSON_LIFE if name == OPERATOR else LIFE)
+            authority._issue({name: folder}, PERSON_LIFE if name == OPERATOR else LIFE)
         if not (home / FOLDERS[OPERATOR] / SECOND).exists():
             authority._second(identity.read(home / FOLDERS[OPERATOR]), PERSON_LIFE)
         if not (home / "broker").exists():
@@ -135,10 +135,6 @@ class Authority:
         """Path of the revocation list."""
         return self.home / "revoked.crl"
 
-    def rows(self) -> Rows:
-        """All certificates ever issued."""
-        return self.register.rows()
-
     def bake(
         self, folders: Mapping[str, Path], life: timedelta = LIFE, tags: Tags | None = None
     ) -> list[Identity]:
@@ -146,20 +142,9 @@ class Authority:
 
         Raises ConfigError if a name is taken, before issuing any.
         """
-        identities = self._bake(folders, life, tags)
+        identities = self._issue(folders, life, tags)
         self._note("enrol", folders)
         return identities
-
-    def _bake(self, folders: Mapping[str, Path], life: timedelta, tags: Tags | None = None) -> list[Identity]:
-        with self.register.changing() as rows:
-            self._require_free(rows, folders)
-            pairs = {name: self._pair(name, life) for name in folders}
-            rows.extend(self._issued(certificate, tags=tags) for certificate, _ in pairs.values())
-        self._publish_tags()
-        return [
-            identity.write(folders[name], self.ca, certificates.pem(certificate), key)
-            for name, (certificate, key) in pairs.items()
-        ]
 
     def enrol_people(
         self, role: PersonRole, names: Iterable[str], out: Path, life: timedelta = PERSON_LIFE
@@ -169,14 +154,7 @@ class Authority:
         Raises ConfigError like `bake`.
         """
         people = {f"{role}-{name}": out / f"{role}-{name}" for name in names}
-        with self.register.changing() as rows:
-            self._require_free(rows, people, person=True)
-            pairs = {name: self._pair(name, life) for name in people}
-            rows.extend(self._issued(certificate) for certificate, _ in pairs.values())
-        enrolled = [
-            identity.write(people[name], self.ca, certificates.pem(certificate), key)
-            for name, (certificate, key) in pairs.items()
-        ]
+        enrolled = self._issue(people, life, person=True)
         for person in enrolled if role == "releaser" else ():
             self._second(person, life)
         self._note("enrol", people)
@@ -186,22 +164,35 @@ class Authority:
         self, folders: Mapping[str, Path], life: timedelta = CLAIM_LIFE, tags: Tags | None = None
     ) -> list[Identity]:
         """Issue a claim per device into its folder; it is good for one certificate of that device. Raises ConfigError like `bake`."""
-        with self.register.changing() as rows:
-            self._require_free(rows, folders)
-            pairs = {device: self._pair(CLAIM + secrets.token_hex(6), life) for device in folders}
-            tokens = {
-                device: Token(device, secrets.token_urlsafe(32), certificate.not_valid_after_utc)
-                for device, (certificate, _) in pairs.items()
-            }
-            rows.extend(
-                self._issued(certificate, device, _digest(tokens[device].secret), tags)
-                for device, (certificate, _) in pairs.items()
-            )
-        self._publish_tags()
+        claims = self._issue(folders, life, tags, claim=True)
         self._note("enrol", folders)
+        return claims
+
+    def _issue(
+        self,
+        folders: Mapping[str, Path],
+        life: timedelta,
+        tags: Tags | None = None,
+        *,
+        person: bool = False,
+        claim: bool = False,
+    ) -> list[Identity]:
+        """Issue identities, or claims for them, into folders by name."""
+        issued: dict[str, tuple[x509.Certificate, Key, Token | None]] = {}
+        with self.register.changing() as rows:
+            self._require_free(rows, folders, person=person)
+            for name in folders:
+                certificate, key = self._pair(CLAIM + secrets.token_hex(6) if claim else name, life)
+                row, token = self._issued(certificate, tags=tags), None
+                if claim:
+                    token = Token(name, secrets.token_urlsafe(32), certificate.not_valid_after_utc)
+                    row = replace(row, device=name, token=_digest(token.secret))
+                rows.append(row)
+                issued[name] = certificate, key, token
+        self._publish_tags()
         return [
-            identity.write(folders[device], self.ca, certificates.pem(certificate), key, tokens[device])
-            for device, (certificate, key) in pairs.items()
+            identity.write(folders[name], self.ca, certificates.pem(certificate), key, token)
+            for name, (certificate, key, token) in issued.items()
         ]
 
     def answer(self, sender: str, request: bytes, secret: str = "") -> bytes:
@@ -280,7 +271,7 @@ class Authority:
             raise ConfigError(
                 f"{text(folder)}: 'edge-fl broker up' renews the broker's certificate, 'edge-fl broker certificate' adds names to it"
             )
-        last = next((row for row in reversed(self.rows()) if row.name == name), None)
+        last = next((row for row in reversed(self.register.rows()) if row.name == name), None)
         person, owner = (last.person, last.device) if last else (False, "")
         life = life or (PERSON_LIFE if person or name == OPERATOR else LIFE)
         certificate, key = self._pair(name, life)
@@ -311,7 +302,7 @@ class Authority:
 
     def publish(self) -> None:
         """Write the files that follow from the register: the revocation list and the denied names."""
-        rows, now = self.rows(), self.now()
+        rows, now = self.register.rows(), self.now()
         over = [(int(row.serial, 16), row.revoked) for row in rows if row.revoked and now < row.expires]
         revoked = certificates.revocations(over, self._ca, self._key, now)
         atomic.write(self.revoked_path, certificates.pem(revoked))
@@ -332,20 +323,17 @@ class Authority:
 
     def _publish_tags(self) -> None:
         """Write the tags of enrolled devices for the server; a later enrolment of a device replaces its earlier ones."""
-        given = {row.device or row.name: row.tags for row in self.rows() if row.tags}
+        given = {row.device or row.name: row.tags for row in self.register.rows() if row.tags}
         if given:
             atomic.write(self.home / FOLDERS["server"] / TAGS_FILE, msgspec.json.encode(given))
 
-    def _issued(
-        self, certificate: x509.Certificate, device: str = "", token: str = "", tags: Tags | None = None
-    ) -> Issued:
+    def _issued(self, certificate: x509.Certificate, device: str = "", tags: Tags | None = None) -> Issued:
         return Issued(
             identity.common_name(certificate.subject),
             f"{certificate.serial_number:x}",
             certificate.not_valid_before_utc,
             certificate.not_valid_after_utc,
             device=device,
-            token=token,
             tags=dict(tags or {}),
             issued_by=local_user(),
         )

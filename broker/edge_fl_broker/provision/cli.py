@@ -89,8 +89,8 @@ def enrol(
     from datetime import timedelta
 
     from edge_fl.fleet.tags import parse
-    from edge_fl_broker.provision import numbering
     from edge_fl_broker.provision.authority import CLAIM_LIFE, LIFE, PERSON_LIFE, Authority
+    from edge_fl_broker.provision.register import next_names, numbered_names, used_numbers
 
     if role and (count or total):
         raise ConfigError("--role: expected the names of people, and no --count or --total")
@@ -108,14 +108,14 @@ def enrol(
         raise ConfigError("duplicate name, expected each name once")
     authority = Authority.make(home)
     out = out or home / ("people" if role else "devices")
-    used = numbering.used(authority.rows(), out, names or (), prefix)
+    used = used_numbers(authority.register.rows(), out, names or (), prefix)
     if total:
-        enrolled = numbering.enrolled(authority.rows(), authority.now(), prefix)
+        enrolled = numbered_names(authority.register.rows(), authority.now(), prefix)
         count = max(total - len(enrolled), 0)
         if not (names or count):
             print_status(f"{len(enrolled)} devices {prefix}N are enrolled; nothing was changed")
             return
-    devices = [*(names or []), *numbering.following(used, prefix, count)]
+    devices = [*(names or []), *next_names(used, prefix, count)]
     if role:
         life = timedelta(days=days) if days else PERSON_LIFE
         for person in authority.enrol_people(role, devices, out, life):
@@ -162,7 +162,7 @@ def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE)
             "revoked_by": row.revoked_by or None,
             "serial": row.serial,
         }
-        for row in authority.rows()
+        for row in authority.register.rows()
     ]
     show_table(rows, COLUMNS, format)
 

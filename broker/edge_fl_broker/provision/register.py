@@ -1,7 +1,10 @@
-"""Register of issued and revoked certificates: one JSON file, changed under a lock and replaced atomically."""
+"""Register of issued and revoked certificates: one JSON file, changed under a lock and replaced atomically.
+
+Devices may have numbered names: PREFIX000, PREFIX001, ... A number is used once: a removed device's history keeps its name.
+"""
 
 import fcntl
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -12,13 +15,15 @@ from msgspec import Struct
 from edge_fl.errors import ConfigError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
-from edge_fl.untrusted import NOT_JSON
+from edge_fl.untrusted import NOT_JSON, whole
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import RESERVED, Role, role_of
 
 MAX_ISSUED = 1_000_000
 PERSONAL: frozenset[Role] = frozenset({"reader", *PERSON_ROLES})
 NAMED = PERSONAL | {"claim", "worker"}
+MAX_NUMBER = 10**31
+WIDTH = 3  # digits, until a fleet's own names have more or fewer
 
 
 class Issued(Struct, frozen=True, omit_defaults=True):
@@ -114,3 +119,29 @@ class Register:
                     atomic.write(self.path, msgspec.json.format(msgspec.json.encode(rows), indent=1))
         except OSError as error:
             raise ConfigError(f"{text(self.path)}: {error.strerror}; expected a writable folder") from error
+
+
+def used_numbers(rows: Iterable[Issued], out: Path, names: Iterable[str], prefix: str) -> set[str]:
+    """The digits of names with this prefix that were ever enrolled, have a folder in `out`, or are about to be enrolled."""
+    folders = (folder.name for folder in out.iterdir()) if out.is_dir() else ()
+    known = (name for row in rows for name in (row.name, row.device))
+    return {name.removeprefix(prefix) for name in (*known, *folders, *names) if _is_numbered(name, prefix)}
+
+
+def numbered_names(rows: Iterable[Issued], now: datetime, prefix: str) -> set[str]:
+    """The numbered names with a valid certificate or claim."""
+    held = (name for row in rows if row.holds(now) for name in (row.name, row.device))
+    return {name for name in held if _is_numbered(name, prefix)}
+
+
+def next_names(used: Collection[str], prefix: str, count: int) -> list[str]:
+    """The next `count` names; they have as many digits as the highest one so far."""
+    last = max(used, key=int, default="")
+    first = int(last) + 1 if last else 0
+    width = len(last) or max(WIDTH, len(str(count - 1)))
+    return [f"{prefix}{number:0{width}d}" for number in range(first, first + count)]
+
+
+def _is_numbered(name: str, prefix: str) -> bool:
+    digits = name.removeprefix(prefix)
+    return name.startswith(prefix) and whole(digits, MAX_NUMBER) is not None

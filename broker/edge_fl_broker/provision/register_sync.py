@@ -32,7 +32,7 @@ def certificates(authority: Authority, host: str) -> Certificates:
 
 def with_register(settings: BrokerSettings, authority: Authority) -> BrokerSettings:
     """The settings with the current claims, workers, people and denied names."""
-    rows, now = authority.rows(), authority.now()
+    rows, now = authority.register.rows(), authority.now()
     return replace(
         settings,
         named=tuple(named(rows, now)),
@@ -49,7 +49,7 @@ class RegisterSync:
     def __init__(self, broker: Mosquitto, authority: Authority) -> None:
         self._broker, self._authority = broker, authority
         self._seen, self._ended = self._stamps(), self._revoked()
-        self._next_end = next_end(authority.rows(), authority.now())
+        self._next_end = next_end(authority.register.rows(), authority.now())
         self._operator = authority.operator()
         self._certificate, self._renew_at = self._stamp(), authority.broker_identity().renew_at
 
@@ -81,7 +81,7 @@ class RegisterSync:
         if changed:
             self._broker.reload(settings)
         self._seen, self._ended = stamps, ended
-        self._next_end = next_end(self._authority.rows(), now)
+        self._next_end = next_end(self._authority.register.rows(), now)
         return "access list reloaded" if changed else ""
 
     def _stamp(self) -> int:

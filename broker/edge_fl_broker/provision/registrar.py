@@ -9,7 +9,7 @@ from typing import Self
 
 from edge_fl import threads
 from edge_fl.errors import EdgeFLError
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl.wire import identity
 from edge_fl.wire.identity import IdentityError
 from edge_fl.wire.messages import CertificateAnswer, CertificateRequest, decode, encode
@@ -60,7 +60,7 @@ class Registrar:
         while (event := self._waiting.get()) is not None:
             match event:
                 case Connected():
-                    self._transport.subscribe(self._topics.enrol_request("+"))
+                    self._transport.subscribe(self._topics.enrol("+", "req"))
                 case Disconnected(reason, final=True):
                     log.error("registrar: %s; no more certificates are issued over MQTT", reason)
                 case Packet():
@@ -84,5 +84,5 @@ class Registrar:
             text = "registrar: certificate request of %s rejected: %s"
             self._lines.write(log, logging.WARNING, address.device, text, address.device, error)
             answer = CertificateAnswer(request.id, reason=str(error))
-        topic = self._topics.enrol_response(address.device)
+        topic = self._topics.enrol(address.device, "rsp")
         self._transport.publish(Packet(topic, encode(answer), expiry_s=ANSWER_EXPIRY_S))

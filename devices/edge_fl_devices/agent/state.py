@@ -232,12 +232,14 @@ class StepContext:
         message = DeviceState(
             state.status, state.boot, state.sequence + 1, state.activity, state.release, state.reason
         )
-        self.publish(state.topics.state(state.device), message, retain=True)
+        self.publish(state.topics.up(state.device, "state"), message, retain=True)
 
     def log(self, level: Literal["info", "warning"], text: str) -> None:
         """Publish a log line, if connected; only for rare events."""
         if self.state.connected:
-            self.publish(self.state.topics.log(self.state.device), Log(level, text), expiry_s=LOG_EXPIRY_S)
+            self.publish(
+                self.state.topics.up(self.state.device, "log"), Log(level, text), expiry_s=LOG_EXPIRY_S
+            )
 
     def remember(self, **changes: Any) -> None:
         """Change what survives a restart."""

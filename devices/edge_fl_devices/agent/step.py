@@ -70,10 +70,10 @@ def _on_connected(context: StepContext, event: Connected) -> None:
     state, topics = context.state, context.state.topics
     if not (state.born and event.session_present):
         for pattern in (
-            topics.server_state(),
+            topics.server("state"),
             topics.tuf("timestamp.json"),
             topics.round("+"),
-            topics.down(state.device),
+            topics.down(state.device, "#"),
         ):
             context.emit(effects.Subscribe(pattern))
     _publish_birth(context)
@@ -86,12 +86,12 @@ def _publish_birth(context: StepContext) -> None:
     echo, settled_s = Echo(f"born-{state.boot}-{state.sequence}"), context.now_s + state.limits.settle_s
     context.update(phase=Phase.SETTLING, settled_s=settled_s, echo=echo.id, born=True, published=None)
     _publish_capability(context)
-    context.publish(state.topics.echo(state.device), echo, expiry_s=60)
+    context.publish(state.topics.down(state.device, "echo"), echo, expiry_s=60)
 
 
 def _publish_capability(context: StepContext) -> None:
     state = context.state
-    context.publish(state.topics.meta(state.device), state.capability, retain=True)
+    context.publish(state.topics.up(state.device, "meta"), state.capability, retain=True)
 
 
 def _on_tick(context: StepContext, event: events.Tick) -> None:
@@ -105,7 +105,7 @@ def _end_settling(context: StepContext) -> None:
     context.update(phase=Phase.UP, outdated=False)
     if state.assignment is None or state.outdated:
         request = Request(f"assignment-{state.boot}-{state.sequence}", "assignment")
-        context.publish(state.topics.request(state.device), request, expiry_s=60)
+        context.publish(state.topics.up(state.device, "req"), request, expiry_s=60)
 
 
 def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:

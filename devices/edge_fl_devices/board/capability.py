@@ -15,7 +15,7 @@ from pathlib import Path
 from edge_fl import __version__
 from edge_fl.config import MAX_CLASSES
 from edge_fl.fields import Tier
-from edge_fl.memory import total_memory_mb
+from edge_fl.process_limits import total_memory_mb
 from edge_fl.wire.messages import Capability
 
 FULL_MIN_MEMORY_MB = 900

@@ -112,7 +112,7 @@ class PictureFacts(Struct, frozen=True):
     reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
     None for an image of an array, tell which pictures belong together.
     bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
-    itself (`edge_fl.data.depth.Used`).
+    itself (`edge_fl.data.pictures.Used`).
     """
 
     key: bytes = b""

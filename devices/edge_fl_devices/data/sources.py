@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from edge_fl.data import arrays, depth, npz, pictures
+from edge_fl.data import npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import SUFFIXES, PictureError
-from edge_fl.data.samples import Array, Images, Indices, Samples
-from edge_fl.errors import DataError
+from edge_fl.data.samples import Array, Images, Indices, Samples, class_ids
+from edge_fl.errors import DataError, shortened
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
@@ -63,7 +63,7 @@ def select(samples: Samples, classes: Sequence[str], spec: DataSpec, skipped: Co
             kept = kept[-spec.keep :]
     if not len(kept):
         raise DataError(
-            f"no image is left of {', '.join(spec.only)}; the source has {arrays.shortened(classes)}"
+            f"no image is left of {', '.join(spec.only)}; the source has {shortened(classes, 10)}"
         )
     return kept
 
@@ -123,7 +123,7 @@ class LabelledFolder:
             )
         if not usable:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
-            where = arrays.shortened(self.classes) or "a folder per class"
+            where = shortened(self.classes, 10) or "a folder per class"
             hints = "".join(f"; {hint}" for hint in self.hints)
             raise DataError(
                 f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
@@ -218,7 +218,7 @@ def _marked(found: LabelledFolder, spec: DataSpec) -> Iterator[DecodingMarker]:
 def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> Depth:
     """Return the bits that 16-bit pictures use: those of the settings, or of a sample of the files."""
 
-    def known(path: Path) -> depth.Used | None:
+    def known(path: Path) -> pictures.Used | None:
         if marker.is_fatal(path):
             return 0, False
         with suppress(OSError):
@@ -226,7 +226,7 @@ def depth_of(files: Sequence[Path], spec: DataSpec, marker: DecodingMarker) -> D
                 return facts.used
         return None
 
-    return Depth(spec.bits) if spec.bits else depth.inspect(files, spec.limits, known, marker.of)
+    return Depth(spec.bits) if spec.bits else pictures.depth_of(files, spec.limits, known, marker.of)
 
 
 class _Picture(NamedTuple):
@@ -346,7 +346,7 @@ def archive(location: str, spec: DataSpec) -> SourceData:
         )
     classes = spec.classes or _names([content[f"y{part}"] for part in parts], location)
     samples = {
-        part: arrays.samples(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})")
+        part: Samples.of(content[f"x{part}"], content[f"y{part}"], classes, f"{location} (x{part})")
         for part in parts
     }
     if not all(len(samples[part]) for part in (train, "_test") if part in samples):
@@ -375,7 +375,7 @@ def function(location: str, spec: DataSpec) -> SourceData:
         ) from error
     x, y = np.asarray(x), np.asarray(y)
     classes = spec.classes or _names([y], where)
-    samples = arrays.samples(x, y, classes, where)
+    samples = Samples.of(x, y, classes, where)
     given = np.asarray(groups[0]) if groups else None
     return _of_arrays(
         where, classes, spec, samples, {}, {"": _groups(given, len(samples), f"{where} (groups)")}
@@ -459,5 +459,5 @@ def _skip_reason(path: Path, root: Path, classes: tuple[str, ...], only: tuple[s
 
 def _names(labels: list[Array], where: str) -> tuple[str, ...]:
     """Return the class ids up to the highest as names."""
-    highest = (int(ids.max()) for ids in (arrays.class_ids(y, where) for y in labels) if len(ids))
+    highest = (int(ids.max()) for ids in (class_ids(y, where) for y in labels) if len(ids))
     return tuple(map(str, range(1 + max(highest, default=0))))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from edge_fl.errors import EdgeFLError, InputError
-from edge_fl.memory import total_memory_mb
+from edge_fl.process_limits import total_memory_mb
 from edge_fl.wire import identity
 from edge_fl_devices.board import capability, imports
 from edge_fl_devices.child import feature_children

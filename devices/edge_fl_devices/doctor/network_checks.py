@@ -92,14 +92,14 @@ def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[DeviceCheck]:
         client.wait_connected(WAIT_S)
         yield DeviceCheck("sign-in", "ok", f"as {config.id}")
         reads = {
-            "own orders": topics.down(config.id),
-            "server state": topics.server_state(),
+            "own orders": topics.down(config.id, "#"),
+            "server state": topics.server("state"),
             "release metadata": topics.tuf("timestamp.json"),
             "rounds": topics.round("+"),
         }
         for pattern in reads.values():
             client.subscribe(pattern)
-        writes = {"own log": topics.log(config.id), "own echo": topics.echo(config.id)}
+        writes = {"own log": topics.up(config.id, "log"), "own echo": topics.down(config.id, "echo")}
         client.publish(Packet(writes["own log"], encode(Log("info", "doctor")), expiry_s=5))
         client.publish(Packet(writes["own echo"], encode(Echo("doctor")), expiry_s=5))
         client.drain(WAIT_S)
@@ -110,7 +110,7 @@ def _topics(config: DeviceConfig, endpoint: Endpoint) -> Iterator[DeviceCheck]:
             else:
                 yield DeviceCheck(f"topic: {name}", "ok", topic)
         time.sleep(0.3)
-        if any(isinstance(event, Packet) and event.topic == topics.server_state() for event in received):
+        if any(isinstance(event, Packet) and event.topic == topics.server("state") for event in received):
             yield DeviceCheck("server", "ok", "has used this broker")
         else:
             yield DeviceCheck("server", "warning", "was never on this broker", "start it: edge-fl server run")

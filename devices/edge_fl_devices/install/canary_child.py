@@ -27,7 +27,7 @@ def compare(extractor: Extractor, manifest: Manifest) -> str:
 def _respond(request: bytes) -> bytes:
     where, limits, text = decode(request, tuple[str, CanaryLimits, bytes])
     path, manifest = Path(where), manifests.decode(text)
-    process_limits.limit(limits.memory_bytes + 3 * path.stat().st_size, limits.cpu_s)
+    process_limits.limit_child(limits.memory_bytes + 3 * path.stat().st_size, limits.cpu_s)
     progress(1, 2)  # from now on the model is to blame
     try:
         result = compare(Extractor(path, manifest, threads=1), manifest)

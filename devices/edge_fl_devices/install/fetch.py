@@ -146,7 +146,7 @@ class Download(_Fetch):
         if self._tries > self._limits.tries:
             missing = [index for group in self._missing.values() for index in sorted(group)][:MAX_MISSING]
             request = Request(f"chunks-{self.blob.sha256[:8]}", "chunks", self.blob.sha256, missing)
-            yield Publish(self._topics.request(self._device), request, expiry_s=60)
+            yield Publish(self._topics.up(self._device, "req"), request, expiry_s=60)
         yield from self.begin(now_s)
 
     def cancel(self) -> Iterator[Effect]:
@@ -205,7 +205,7 @@ class MetadataFetch(_Fetch):
         self.begun = True
         self._files: dict[str, bytes] = {}
         self._pattern, self._limits = topics.tuf("+"), limits
-        self._echo_topic, self._attempt = topics.echo(device), 0
+        self._echo_topic, self._attempt = topics.down(device, "echo"), 0
         self._due_s = math.inf
 
     def begin(self, now_s: float) -> Iterator[Effect]:

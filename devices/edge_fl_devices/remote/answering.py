@@ -24,10 +24,18 @@ from edge_fl.blob import describe
 from edge_fl.errors import EdgeFLError
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import flat
-from edge_fl.wire import diagnostics
-from edge_fl.wire.diagnostics import Check, Diagnostics
+from edge_fl.wire import messages
 from edge_fl.wire.egress import SETTINGS
-from edge_fl.wire.messages import MAX_ANSWER_BYTES, LogLevel, Query, QueryReply, decode, encode
+from edge_fl.wire.messages import (
+    MAX_ANSWER_BYTES,
+    Diagnostics,
+    DoctorCheck,
+    LogLevel,
+    Query,
+    QueryReply,
+    decode,
+    encode,
+)
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.agent.state import AgentState
@@ -58,8 +66,8 @@ class QueryAnswered:
 
     def packets(self, topics: Topics, device: str) -> Iterator[Packet]:
         """Yield the reply, then the chunks of its content."""
-        yield Packet(topics.query_reply(device), encode(self.reply), expiry_s=EXPIRY_S)
-        chunk_topics = partial(topics.query_chunk, device, self.reply.id)
+        yield Packet(topics.up(device, "query"), encode(self.reply), expiry_s=EXPIRY_S)
+        chunk_topics = partial(topics.up, device, "query", self.reply.id)
         yield from chunk_packets(chunk_topics, self.payload, expiry_s=EXPIRY_S)
 
 
@@ -118,7 +126,7 @@ class Responder:
         deliver(answered)
 
     def _answered(self, query: Query, state: AgentState) -> QueryAnswered:
-        answer: diagnostics.Logs | diagnostics.Diagnostics
+        answer: messages.Logs | messages.Diagnostics
         if query.what == "logs":
             answer = self._file.matching(query)
         else:
@@ -132,7 +140,7 @@ class Responder:
         from edge_fl.secure.signatures import Signer
 
         own = Signer.of(self._identity)
-        content = diagnostics.signed_content(state.topics.fleet, state.device, query.id, blob.sha256)
+        content = messages.answer_content(state.topics.fleet, state.device, query.id, blob.sha256)
         return QueryAnswered(QueryReply(query.id, blob, own.certificate, own.sign(content)), payload)
 
 
@@ -153,7 +161,7 @@ def collect(config: DeviceConfig, state: AgentState, file: LogFile, running_s: f
         versions=versions(),
         settings={name: values[name] for name in SETTINGS if name in values},
         checks=[
-            msgspec.convert({key: text[:200] for key, text in asdict(check).items()}, Check)
+            msgspec.convert({key: text[:200] for key, text in asdict(check).items()}, DoctorCheck)
             for check in checks
         ],
         errors=file.matching(Query("errors", "logs", ERRORS, max_bytes=ERROR_BYTES)).lines,

@@ -1,6 +1,6 @@
 """The agent's log on its own disk: a ring of two small files, from which lines are sent on request.
 
-    FOLDER/log.jsonl, log.jsonl.1     `edge_fl.wire.diagnostics.LogLine` as JSON, at most 128 KiB each
+    FOLDER/log.jsonl, log.jsonl.1     `edge_fl.wire.messages.LogLine` as JSON, at most 128 KiB each
 
 A line is written as it may leave the device (`public_text`): no text of an error about the owner's settings or data, no path below the data
 folder, and of an unexpected error only its type and place. Lines logged with `extra=LOCAL` are about the owner's data and lose their text.
@@ -21,9 +21,8 @@ from msgspec import Struct
 from edge_fl.errors import EdgeFLError, InputError, encodable
 from edge_fl.files import paths
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.diagnostics import LogLine, Logs
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.messages import DeviceState, Log, LogLevel, Query
+from edge_fl.wire.messages import DeviceState, Log, LogLevel, LogLine, Logs, Query
 from edge_fl_devices.config import DeviceConfig
 
 FILE = "log.jsonl"

@@ -79,7 +79,7 @@ class Renewal:
 
         def connect_with_renewal(client_id: str, will: Packet | None, deliver: Listener, /) -> Transport:
             def on_event(event: Event) -> None:
-                answer_topic = self._topics.enrol_response(self.current.name)
+                answer_topic = self._topics.enrol(self.current.name, "rsp")
                 if isinstance(event, Packet) and event.topic == answer_topic:
                     self._on_answer(event)
                     return
@@ -143,8 +143,8 @@ class CertificateExpiry:
 
 
 def _send(transport: Transport, topics: Topics, sender: Identity, request: CertificateRequest) -> None:
-    transport.subscribe(topics.enrol_response(sender.name))
-    transport.publish(Packet(topics.enrol_request(sender.name), encode(request), expiry_s=EXPIRY_S))
+    transport.subscribe(topics.enrol(sender.name, "rsp"))
+    transport.publish(Packet(topics.enrol(sender.name, "req"), encode(request), expiry_s=EXPIRY_S))
 
 
 def _request(device: Identity) -> CertificateRequest:

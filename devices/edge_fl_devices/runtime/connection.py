@@ -48,7 +48,7 @@ class Connection:
 
     def open(self, connect: Connect, will: DeviceState, deliver: Listener) -> None:
         """Connect in the background."""
-        last_words = Packet(self._topics.state(self._device), encode(will), retain=True)
+        last_words = Packet(self._topics.up(self._device, "state"), encode(will), retain=True)
         self._transport = connect(self._device, last_words, deliver)
 
     def wait(self, deadline_s: float) -> None:
@@ -192,12 +192,12 @@ class Reporting:
         report = parcel.report
         self._count(report)
         if blob := report.blob:
-            topics = partial(self._topics.blob, self._device, report.id)
+            topics = partial(self._topics.up, self._device, "blob", report.id)
             payload = self._store.blob(report.id) or b""
             yield from chunk_packets(
                 topics, payload, blob.chunk_bytes, content_type=SAFETENSORS, expiry_s=expiry_s
             )
-        topic = self._topics.report(self._device, parcel.run_id, parcel.round)
+        topic = self._topics.up(self._device, "rpt", parcel.run_id, parcel.round)
         yield Packet(topic, encode(self._signer.signed(report)), expiry_s=expiry_s)
 
     def _count(self, report: Report) -> None:

@@ -15,7 +15,7 @@ from edge_fl import threads
 from edge_fl.console.progress import Count, Progress
 from edge_fl.errors import ArtefactError, ConnectError
 from edge_fl.files import disk
-from edge_fl.memory import total_memory_mb
+from edge_fl.process_limits import total_memory_mb
 from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics

@@ -15,9 +15,8 @@ from msgspec import Struct
 from edge_fl.errors import ConfigError, EdgeFLError, TrustError
 from edge_fl.failures import Failure
 from edge_fl.fields import ServerSignature
-from edge_fl.secure import signed
-from edge_fl.secure.signatures import Signer
-from edge_fl.secure.signed import Statement
+from edge_fl.secure import signatures
+from edge_fl.secure.signatures import Signer, Statement
 from edge_fl.wire.identity import CERT_FILE
 from edge_fl.wire.messages import MESSAGES, decode
 from edge_fl.wire.topics import Address
@@ -92,7 +91,7 @@ class Verifier:
             if self.trust and message is not None and address.kind in ALWAYS_SIGNED:
                 raise TrustError(f"{address.kind}: no signature", Failure.UNSIGNED)
             return Received(address, message, packet.retain)
-        content = signed.to_device(address.kind, signature, packet.payload)
+        content = signatures.to_device(address.kind, signature, packet.payload)
         self.trust.require_online_signature(content, signature.signatures, signature.expires)
         if (signature.fleet, signature.device) != (self.fleet, self.device):
             found = f"signed for {signature.device} of fleet {signature.fleet}"
@@ -132,7 +131,7 @@ class StatementSigner:
             return message
         self._count += 1
         number = self.start * NUMBERS_PER_START + self._count
-        return signed.stated(message, self._signer, self.fleet, self.device, number)
+        return signatures.stated(message, self._signer, self.fleet, self.device, number)
 
 
 def _content(address: Address, packet: Packet) -> Struct | None:

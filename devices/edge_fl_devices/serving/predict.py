@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data import arrays, npz, pictures
+from edge_fl.data import npz, pictures
+from edge_fl.data.samples import as_pixels
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
@@ -261,7 +262,7 @@ def _from_archive(source: Path, input: InputSpec) -> Iterator[tuple[list[str], N
         raise DataError(
             f"{text(source)}: holds {', '.join(content) or 'nothing'}, expected {' or '.join(X_KEYS)}"
         )
-    images = arrays.pixels(content[key], f"{text(source)} ({key})")
+    images = as_pixels(content[key], f"{text(source)} ({key})")
     for start in range(0, len(images), BATCH):
         batch = images[start : start + BATCH]
         names = [f"{text(source.name)}[{start + row}]" for row in range(len(batch))]

@@ -18,12 +18,12 @@ import numpy as np
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from edge_fl import process_limits
 from edge_fl.data import datasets
 from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
 from edge_fl.fields import Tier
-from edge_fl.files import descriptors
 from edge_fl.inputs import InputSpec
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import Capability
@@ -247,7 +247,7 @@ def run_fleet(
     fitter, runner = ChildFitter(keep=True), Runner(workers=config.workers)
     factory = DeviceFactory(config, fitter, full_worker)
     names = factory.names
-    descriptors.require(len(names), f"a fleet of {len(names)} devices")
+    process_limits.require_sockets(len(names), f"a fleet of {len(names)} devices")
     every_s = max(every_s, len(names) * CHECK_S)
     injector = faults(names, connect) if faults else None
     if injector:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from edge_fl import metrics
-from edge_fl.console.layout import fitted
-from edge_fl.console.tables import Table
+from edge_fl.console.tables import Table, fitted
 from edge_fl.console.units import percent
 from edge_fl.fields import Tier
 from edge_fl_devices.runtime.device import Device

@@ -32,8 +32,7 @@ from edge_fl.errors import ArtefactError, RunError, brief
 from edge_fl.failures import Failure
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.release import wheels as wheel_sizes
-from edge_fl.release.agent import AgentRelease, AgentWheel
+from edge_fl.release.agent import AgentRelease, AgentWheel, unpacked_bytes
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.update.state import COMPLETE
 
@@ -134,7 +133,7 @@ def _install(wheel: Path, most_bytes: int, environment: Path, paths: dict[str, s
     destination.left = most_bytes + GENERATED_BYTES
     try:
         with ZipFile(wheel) as archive:
-            found = wheel_sizes.unpacked_bytes(text(wheel.name), archive.infolist())
+            found = unpacked_bytes(text(wheel.name), archive.infolist())
         if found > most_bytes:
             raise ArtefactError(
                 f"{text(wheel.name)}: unpacks to {found} bytes, the signed metadata say {most_bytes}",

@@ -27,7 +27,7 @@ from edge_fl.errors import ArtefactError, DeadlineError, EdgeFLError, ProtocolEr
 from edge_fl.failures import Failure
 from edge_fl.files.disk import reporting, require_space
 from edge_fl.files.shared import make_folder
-from edge_fl.memory import total_memory_mb
+from edge_fl.process_limits import total_memory_mb
 from edge_fl.release.agent import AgentRelease, AgentUpdate, AgentWheel, UpdateStatus
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connect, Connected, Disconnected, Event, Listener, Packet, Transport

@@ -53,8 +53,8 @@ class SumAnswered:
         """Yield the reply, then the chunks of the blob. Raises ProtocolError for one that does not fit the wire."""
         if self.reply is None:
             return
-        yield Packet(topics.sum_reply(device), encode(self.reply), expiry_s=EXPIRY_S)
-        chunk_topics = partial(topics.sum_chunk, device, self.reply.id)
+        yield Packet(topics.up(device, "sum"), encode(self.reply), expiry_s=EXPIRY_S)
+        chunk_topics = partial(topics.up, device, "sum", self.reply.id)
         yield from chunk_packets(chunk_topics, self.payload, expiry_s=EXPIRY_S)
 
 

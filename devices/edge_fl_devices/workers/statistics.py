@@ -32,7 +32,7 @@ from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
 from edge_fl.heads.statistics.prior import PRIOR
-from edge_fl.secure import noise
+from edge_fl.secure import fixed_point
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.child import decode, encode
 from edge_fl_devices.storage import read_json
@@ -146,7 +146,7 @@ class StatisticsOffers:
         counted = {**sent.counted, **offer.pictures.counted}
         self._write(SENT, json.encode(Sent(extractor, offer.pictures.labels, counted)))
         if leaves:
-            own = class_statistics.from_flat(noise.clipped(offer.vector, clip), offer.shape)
+            own = class_statistics.from_flat(fixed_point.clipped(offer.vector, clip), offer.shape)
             named = {f"{offer.release}.{name}": array for name, array in own.arrays().items()}
             arrays = {**self._added(extractor).arrays, **named}
             self._write(OWN, encode(Added(extractor, device, offer.dim, id, offer.release, arrays)))

@@ -1,4 +1,4 @@
-"""What the class statistics of n honest devices can be: a sum, or a single vector, outside these bounds is not used.
+"""What the class statistics of n honest devices can be: a sum, or a single vector, outside these bounds is not used, nor a far class mean.
 
     counts          0 to MOST_PER_CLASS of each class and device, whole numbers; at most the norm of a clipped vector
     sums            |s_c| <= n_c, because features have length 1
@@ -8,18 +8,33 @@ Clipping multiplies a device's vector by at most 1, which keeps all of these but
 number moves a number by σ, a length by σ √width, a trace by σ √p and an eigenvalue by 2 σ √p (the norm of a random symmetric matrix);
 DEVIATIONS more are allowed, so that noise alone passes in all but one of 10^8 sums. Within the bounds a device can still lie: it may send
 32 pictures of a class that it does not have, and in a masked sum take what the other devices left of the bound.
+
+Class means are centred by their device, so that those of the same class point in the same direction whatever the device's style, and those
+of different classes away from each other: on average their cosine is below 0. A mean is far from others if its cosine to them is below 0;
+how often that happens to honest devices, and what it stops, is in docs/class-statistics.md.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Doubles, Statistics, lift, project
+from edge_fl.heads.statistics.class_statistics import (
+    MOST_PER_CLASS,
+    Doubles,
+    Labels,
+    Statistics,
+    lift,
+    project,
+    unit,
+)
 
 TOLERANCE = 1e-3
 """Far above the error of the fixed point, far below one picture."""
 DEVIATIONS = 7.0
+LEAST_DEVICES = 4
+"""Devices with pictures of a class, for comparing its means; of three, two that lie would be the majority."""
 
 
 @dataclass(frozen=True)
@@ -88,3 +103,21 @@ def _require_moment(found: Statistics, senders: Senders, dim: int) -> None:
             + (" after its part between the classes" if within is not found.moment else "")
             + ", expected none below 0"
         )
+
+
+def far_classes(devices: Sequence[Statistics]) -> list[Labels]:
+    """The classes of each device whose mean is far from those of the others, by the median of its cosines to them.
+
+    A minority that lies together, also with the same vector, cannot move a median. A device with more than half of its classes far away is
+    far in all of them. Classes of fewer than LEAST_DEVICES are not compared.
+    """
+    known = np.stack([found.counts for found in devices]) >= 0.5
+    far = np.zeros(known.shape, bool)
+    for label in np.flatnonzero(known.sum(axis=0) >= LEAST_DEVICES):
+        have = np.flatnonzero(known[:, label])
+        directions = unit(np.stack([devices[place].sums[label] for place in have.tolist()]))
+        cosines = directions @ directions.T
+        np.fill_diagonal(cosines, np.nan)
+        far[have, label] = np.nanmedian(cosines, axis=1) < 0
+    most = far.sum(axis=1) > known.sum(axis=1) / 2
+    return [np.flatnonzero(row) for row in far | (most[:, None] & known)]

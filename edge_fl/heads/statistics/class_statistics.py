@@ -41,6 +41,7 @@ LEFT_OUT = "left_out"
 """Name of the array [m, 3] of an extra that lists what is not in it: the release of the sum, `left_out_key`, and the class."""
 ALL_CLASSES = -1
 """In LEFT_OUT: nothing of this device is in the sum."""
+SHORTEST = 1e-9
 
 Doubles = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -156,6 +157,11 @@ def left_out_key(release: int, device: str) -> int:
     """The device's name in LEFT_OUT: a hash that no other device of the fleet has, and that differs from sum to sum."""
     digest = hashlib.blake2b(f"{release} {device}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def unit(rows: Doubles) -> Doubles:
+    """Rows [n, d] scaled to length 1."""
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), SHORTEST))
 
 
 def class_centre(u: Features | Doubles, y: Labels) -> Doubles:

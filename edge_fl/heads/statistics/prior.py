@@ -27,6 +27,7 @@ from edge_fl.failures import Failure
 from edge_fl.heads.head import TrainingSet
 from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
 from edge_fl.heads.statistics.class_statistics import (
+    SHORTEST,
     Doubles,
     Labels,
     Statistics,
@@ -34,8 +35,8 @@ from edge_fl.heads.statistics.class_statistics import (
     from_arrays,
     lift,
     project,
+    unit,
 )
-from edge_fl.heads.statistics.comparison import SHORTEST, unit
 
 Mask = NDArray[np.bool_]
 
@@ -116,9 +117,8 @@ def ridge_head(prior: Statistics, classes: Labels, dim: int, own: Doubles, trust
         scaled = (inside @ vectors) / (values + RIDGE) @ vectors.T - inside / (rest + RIDGE)
         return np.asarray(lift(scaled, dim) + x / (rest + RIDGE))
 
-    between = (means - means.mean(axis=0)) / np.sqrt(
-        len(classes)
-    )  # its Gram matrix is the covariance between classes
+    # the Gram matrix of `between` is the covariance between classes
+    between = (means - means.mean(axis=0)) / np.sqrt(len(classes))
     solved = solve(between)
     gram = np.eye(len(classes)) + solved @ between.T
     return np.asarray(np.linalg.solve(gram, solved) / np.sqrt(len(classes)))

@@ -22,33 +22,83 @@ BatchNorm policy, checks and update codec are applied by `methods.contract.steps
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from edge_fl.config import CompressionConfig, OptimiserConfig, Option, PrivacyConfig
-from edge_fl.errors import MethodError
+from edge_fl.errors import MethodError, nearest
 from edge_fl.heads.plan import HeadUpdateKind, Way
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import PROTOTYPES, Update, no_prototypes, only_owned, weighted_mean
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.fit import fit
+from edge_fl.learn.fit import Loss, P, fit
 from edge_fl.learn.network.part import Net, PartSpec, personal, shared
 from edge_fl.learn.objective import CrossEntropy
 from edge_fl.learn.optimiser import Optimiser, Sgd
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods.contract import hyper
 
 Numbers = Mapping[str, str | float]  # setting of a head plan -> value, or the hyper-parameter that holds it
 PERSONAL = "personal_"  # prefix of a part's name: the client's own version of a part that it also receives
 TUNED = "tuned_"  # prefix: the version after fine-tuning in final personalisation
 SHARED_MODEL = {name: shared() for name in ("extractor", "head")}
 PERSONAL_MODEL = {f"{PERSONAL}{name}": personal(like=name) for name in ("extractor", "head")}
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Description, allowed values (closed range [low, high], or `choices`) and source of a hyper-parameter."""
+
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Any, ...] = ()
+    source: str = ""
+
+
+def hyper(default: Any, doc: str, **limits: Any) -> Any:
+    """A dataclass field with a `Hyper`; keywords: low, high, choices, source ("[P]" paper, "[C]" code, "[D]" our decision)."""
+    return dataclasses.field(default=default, metadata={"hyper": Hyper(doc, **limits)})
+
+
+def hypers_of(method: type) -> dict[str, tuple[Any, Hyper]]:
+    """Default and `Hyper` of every hyper-parameter of a method, by name."""
+    return {
+        f.name: (f.default, f.metadata["hyper"]) for f in dataclasses.fields(method) if "hyper" in f.metadata
+    }
+
+
+def check_hypers(method: str, values: dict[str, Any], known: dict[str, tuple[Any, Hyper]]) -> None:
+    """Raises MethodError for an unknown name, a wrong type or a value out of range."""
+    for name, value in values.items():
+        if name not in known:
+            raise MethodError(f"method {method}: unknown hyper-parameter {name!r}{nearest(name, known)}")
+        default, limits = known[name]
+        if wrong := _wrong(value, default, limits):
+            raise MethodError(f"method {method}: {name} = {value!r}, expected {wrong}")
+
+
+def _wrong(value: Any, default: Any, limits: Hyper) -> str:
+    if limits.choices and value not in limits.choices:
+        return "one of " + ", ".join(map(repr, limits.choices))
+    if isinstance(default, bool) != isinstance(value, bool) and not limits.choices:
+        return "true or false" if isinstance(default, bool) else type(default).__name__
+    if isinstance(default, int | float) and not isinstance(value, int | float):
+        return "a number"
+    if isinstance(default, int) and not isinstance(value, int):
+        return "a whole number"
+    if isinstance(value, Sequence) or value is None:
+        return ""
+    below = limits.low is not None and not value >= limits.low
+    above = limits.high is not None and not value <= limits.high
+    if below or above:
+        return f"{'-inf' if limits.low is None else limits.low} to {'inf' if limits.high is None else limits.high}"
+    return ""
 
 
 class BatchNorm(Enum):
@@ -82,7 +132,7 @@ class HeadTier:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method:
     """A method on a net. Fields made with `hyper(...)` are its hyper-parameters; they are checked when the method is built.
 
     `compression` and `privacy` are for the update codec; methods do not use them. `augmentation` is for the clients' batches, `norm_policy`
@@ -116,9 +166,8 @@ class Method(ABC):
     receives: ClassVar[tuple[str, ...]] = ()  # shared parts that clients receive; () = all
     fixed_head: ClassVar[bool] = False  # server and clients draw the head from the seed, so it is not sent
     trains_everyone: ClassVar[bool] = False  # the cohort is always the whole fleet
-    stated_weight: ClassVar[tuple[str, str] | None] = (
-        None  # (part, scalar): the weight that a client states in its update
-    )
+    # (part, scalar): the weight that a client states in its update
+    stated_weight: ClassVar[tuple[str, str] | None] = None
     vectorises: ClassVar[bool] = True  # `local_update` runs under torch.func.vmap
     measures: ClassVar[tuple[str, ...]] = ()  # names of the metrics that `measure` may return
     usual_optimiser: ClassVar[OptimiserConfig | None] = None  # the paper's; used when a recipe names none
@@ -128,8 +177,8 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         """Add the method's own parts to the net and check the hyper-parameters. Raises MethodError."""
-        known = hyper.hypers(type(self))
-        hyper.check(self.title, {name: getattr(self, name) for name in known}, known)
+        known = hypers_of(type(self))
+        check_hypers(self.title, {name: getattr(self, name) for name in known}, known)
         if self.epochs < 0:
             raise MethodError(f"method {self.title}: epochs = {self.epochs}, expected 0 or more")
         if self.norm_policy:
@@ -171,9 +220,12 @@ class Method(ABC):
         sent = (name for name in self.receives or self.travelling() if name in shared)
         return {name: shared[name] for name in sent if not self._drawn(name, shared[name])}
 
-    @abstractmethod
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
-        """One client's training in a round -> (up, own). Pure: arguments are not changed, randomness comes from `data`."""
+        """One client's training in a round -> (up, own). Pure: arguments are not changed, randomness comes from `data`.
+
+        By default the received extractor and head are trained with cross-entropy.
+        """
+        return self.train(self.loss, down, data), own
 
     def before_training(self, down: Parts, own: Parts) -> Parts:
         """The personal parts with which a client that never trained predicts; by default `own` as drawn (docs/methods.md G16)."""
@@ -212,8 +264,15 @@ class Method(ABC):
         return self.net.extractor.frozen(parts["extractor"], x)
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
-        """Personalised logits [N, C] from the client's received and personal parts; by default `classify`."""
-        return self.classify(parts, x)
+        """Personalised logits [N, C] from the client's received and personal parts.
+
+        By default `classify`, with the client's own version of a received part in its place: tuned, else personal, the latter only if it
+        has "trained", where its history tells.
+        """
+        own = tree.unprefixed(PERSONAL, parts)
+        if (history := parts.get("history", {})).keys() >= {"trained"}:
+            own = tree.where(history["trained"], own, {name: parts[name] for name in own})
+        return self.classify({**parts, **own, **tree.unprefixed(TUNED, parts)}, x)
 
     def predict_global(self, shared: Parts, x: Tensor) -> Tensor | None:
         """Logits [N, C] of the global model, or None if the method has none."""
@@ -265,9 +324,12 @@ class Method(ABC):
         """Cross-entropy of head(z) on features z; params are the head's."""
         return CrossEntropy({"head": self.net.head})
 
-    def fit_head(self, head: Params, z: Batches, *, stage: str, epochs: int) -> Params:
-        """Train a head on features z of a frozen extractor with cross-entropy."""
-        return fit(self.head_loss, head, z, stage=stage, epochs=epochs, optimiser=self.optimiser)
+    def train(
+        self, loss: Loss, params: P, data: Batches, *, stage: str = "train", epochs: int | None = None
+    ) -> P:
+        """Train `params` with the method's optimiser, for its `epochs` by default."""
+        epochs = self.epochs if epochs is None else epochs
+        return fit(loss, params, data, stage=stage, epochs=epochs, optimiser=self.optimiser)
 
     def fit_extractor(
         self, extractor: Params, head: Params, data: Batches, *, stage: str, name: str = "head"
@@ -276,7 +338,7 @@ class Method(ABC):
         loss = CrossEntropy(
             {"extractor": self.net.extractor, name: self.net.parts[name]}, frozen={name: head}
         )
-        return fit(loss, extractor, data, stage=stage, epochs=self.epochs, optimiser=self.optimiser)
+        return self.train(loss, extractor, data, stage=stage)
 
     def classify(self, parts: Mapping[str, Params], x: Tensor, head: str = "head") -> Tensor:
         """Logits [N, C] of a head on `features`; a fixed head that is not among the parts is drawn from the seed."""

@@ -17,8 +17,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire.endpoint import Endpoint
-from edge_fl.wire.login import read
+from edge_fl.wire.endpoint import Endpoint, read_login
 from edge_fl.wire.mqtt.tls import earliest, kept_fresh, secure
 from edge_fl.wire.transport import Packet, TransportLimits
 
@@ -55,7 +54,7 @@ class MqttClient(PahoClient):
     def reconnect(self) -> MQTTErrorCode:
         """Connect with the current user name and password. Raises OSError, ConfigError."""
         if self.login:
-            current = read(self.login)
+            current = read_login(self.login)
             self.username_pw_set(current.username, current.password)
         return super().reconnect()
 

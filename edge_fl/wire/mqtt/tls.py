@@ -96,9 +96,8 @@ def broker_names(endpoint: Endpoint) -> tuple[str, ...]:
     if not endpoint.uses_tls:
         return ()
     try:
-        context = ssl.create_default_context(
-            cafile=endpoint.ca
-        )  # its own: contexts of connections must check the host
+        # its own context: those of connections must check the host
+        context = ssl.create_default_context(cafile=endpoint.ca)
         if endpoint.cert:
             context.load_cert_chain(endpoint.cert, endpoint.key)
         context.check_hostname = False

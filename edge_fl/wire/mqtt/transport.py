@@ -226,9 +226,8 @@ class MqttTransport(Transport):
         if flags.is_disconnect_packet_from_server:
             self._rejected = reason.value in UNSUPPORTED_REASONS
             self._lose(str(reason))
-        elif (
-            self._state is State.HANDSHAKE and self.endpoint.uses_tls
-        ):  # TLS 1.3 reports a rejected certificate only now
+        elif self._state is State.HANDSHAKE and self.endpoint.uses_tls:
+            # TLS 1.3 reports a rejected certificate only now
             self._lose(tls.explain_rejection(self.endpoint))
         else:
             self._lose("connection lost")
@@ -313,9 +312,8 @@ class MqttTransport(Transport):
         try:
             if events & READ:
                 self._client.loop_read()
-                while (
-                    self._socket and getattr(self._socket, "pending", int)()
-                ):  # data buffered by TLS causes no event
+                # data buffered by TLS causes no event
+                while self._socket and getattr(self._socket, "pending", int)():
                     self._client.loop_read()
         except Exception as error:  # a packet that paho cannot parse
             log.debug("%s: from %s", self.client_id, self.endpoint, exc_info=True)

@@ -31,7 +31,7 @@ from edge_fl import toml
 from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl.wire.hosts import is_loopback
 from edge_fl.wire.roles import LOCAL_USER, Person, PersonRole
 

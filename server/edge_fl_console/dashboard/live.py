@@ -11,7 +11,7 @@ from typing import Any
 
 from nicegui import ui
 
-from edge_fl.console.formatting import escape
+from edge_fl.console.units import escape
 from edge_fl.errors import EdgeFLError
 from edge_fl.wire.roles import NotPermittedError
 from edge_fl_console.dashboard.actions import ACTIONS, Question, recorded_as, require

@@ -7,19 +7,19 @@ from typing import Any
 
 from msgspec import Struct
 
-from edge_fl.console.formatting import (
+from edge_fl.console.units import (
     NOTHING,
     ago,
     clock,
     escape,
     mean,
     number,
+    points,
     positive,
     seconds,
     share,
     size,
 )
-from edge_fl.console.units import points
 from edge_fl.untrusted import whole
 from edge_fl_server.registry.fleets import Presence
 from edge_fl_server.runs.summaries import Paired

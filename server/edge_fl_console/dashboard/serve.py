@@ -18,7 +18,7 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp
 
 import edge_fl_server
-from edge_fl.console.formatting import escape
+from edge_fl.console.units import escape
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
 from edge_fl.wire.hosts import is_loopback

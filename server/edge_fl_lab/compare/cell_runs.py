@@ -39,7 +39,7 @@ from edge_fl.learn.aggregation.mean import Update
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.metrics import Summary, summarise_reports
-from edge_fl.models import backbones, frozen, lora
+from edge_fl.models import backbones, frozen
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_lab.compare.grid import Cell
 from edge_fl_lab.features import FeatureProbe, probe
@@ -327,7 +327,7 @@ def _hash(files: Iterable[Path], text: str = "") -> str:
 
 
 def _modules_of_model(model: ModelConfig) -> tuple[str, ...]:
-    trained = {"all": (), "none": (frozen.__name__,), "lora": (lora.__name__,)}[model.train]
+    trained = () if model.train == "all" else (frozen.__name__,)
     if backbones.is_backbone(model.name):
         return backbones.__name__, *trained
     own, colon, _ = model.name.partition(":")

@@ -11,8 +11,7 @@ from msgspec import Struct
 from edge_fl import methods as known_methods
 from edge_fl.config import Option
 from edge_fl.errors import InputError, nearest
-from edge_fl.methods.contract import hyper
-from edge_fl.methods.finetuned import FineTuned
+from edge_fl.methods.contract.method import check_hypers
 from edge_fl.toml import parse_value
 from edge_fl_lab.recipe_changes import with_method
 from edge_fl_server.recipes import PARTITIONS, partition_label
@@ -78,10 +77,8 @@ def cells(
 def parse_method(label: str) -> tuple[str, dict[str, Option]]:
     """Split a label -> (name, options). Raises MethodError for an unknown name or option, or a value out of range."""
     name, *pairs = label.split(":")
-    method = known_methods.find(name)
     options = dict(_pair(label, pair) for pair in pairs if not pair.startswith(METHOD_SETTINGS))
-    tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
-    hyper.check(name, options, hyper.hypers(method) | tuning)
+    check_hypers(name, options, known_methods.hypers(name))
     return name, options
 
 

@@ -12,7 +12,6 @@ data play no part.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from math import sqrt
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +19,7 @@ from msgspec import Struct
 from edge_fl import methods
 from edge_fl.config import Option
 from edge_fl.errors import InputError, nearest
-from edge_fl.methods.contract import hyper
+from edge_fl.methods.contract.method import check_hypers
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.toml import parse_value
 from edge_fl_lab.compare import cell_runs
@@ -141,7 +140,7 @@ def parse_grids(texts: Sequence[str]) -> dict[str, Grid]:
             raise InputError(f"--tune-values {text!r}: expected METHOD:OPTION=VALUE,VALUE")
         grids.setdefault(name, {})[key] = [parse_value(value) for value in values.split(",")]
         for value in grids[name][key]:
-            hyper.check(name, {key: value}, _hypers(name))
+            check_hypers(name, {key: value}, methods.hypers(name))
     return dict(grids)
 
 
@@ -150,7 +149,7 @@ class _MethodSearch:
 
     def __init__(self, cell: Cell, grid: Grid, trials: int) -> None:
         self.cell, self.grid, self._limit = cell, grid, trials
-        method, known = cell.recipe.method, _hypers(cell.recipe.method.name)
+        method, known = cell.recipe.method, methods.hypers(cell.recipe.method.name)
         options = {name: method.options.get(name, known[name][0]) for name in grid}
         self.default: Values = {LR: method.optimiser.lr, **options}
         self._turns = cycle([LR, *grid])
@@ -205,11 +204,6 @@ def _grid(cell: Cell, grids: Mapping[str, Grid]) -> Grid:
     tuning = FineTuned.grid if name.endswith("+ft") else {}
     grid = {**methods.find(name).grid, **tuning, **grids.get(name, {})}
     return {key: values for key, values in grid.items() if key not in given}
-
-
-def _hypers(name: str) -> dict[str, tuple[Any, hyper.Hyper]]:
-    tuning = hyper.hypers(FineTuned) if name.endswith("+ft") else {}
-    return {**hyper.hypers(methods.find(name)), **tuning}
 
 
 def _require_validation(cell: Cell) -> None:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 import edge_fl_server
 from edge_fl import metrics
-from edge_fl.console import formatting, tables, units
+from edge_fl.console import tables, units
 from edge_fl.console.tables import Table
 from edge_fl.files import atomic
 from edge_fl_lab.report import facts, plots, style
@@ -37,13 +37,13 @@ SOURCES = {
     "hybrid": "full devices trained on their own data, together with clients simulated on the server",
 }
 TOTALS: dict[str, Callable[[float | int | None], str]] = {
-    "rounds": formatting.number,
-    "selected": formatting.number,
-    "responded": formatting.number,
-    "seconds": formatting.seconds,
-    "bytes_down": formatting.size,
-    "bytes_up": formatting.size,
-    "largest_epsilon": lambda value: formatting.NOTHING if value is None else f"{value:.3g}",
+    "rounds": units.number,
+    "selected": units.number,
+    "responded": units.number,
+    "seconds": units.seconds,
+    "bytes_down": units.size,
+    "bytes_up": units.size,
+    "largest_epsilon": lambda value: units.NOTHING if value is None else f"{value:.3g}",
 }
 
 
@@ -78,7 +78,7 @@ def html(content: RunReport) -> str:
             points=lambda figure: units.points(figure.value),
             interval=lambda gain: facts.interval_text(gain.low.value, gain.high.value),
             attributes=_attributes,
-            clock=formatting.clock,
+            clock=units.clock,
         )
     )
 
@@ -239,7 +239,7 @@ def _table(headings: Sequence[str], numeric: Sequence[str], rows: Sequence[Seque
 def _show(figure: ReportFigure) -> str:
     """Accuracies in per cent with one decimal, counts unchanged."""
     is_count = figure.metric in metrics.COUNTS or figure.field in ("clients", "paired.n")
-    return formatting.number(figure.value) if is_count else units.percent(figure.value)
+    return units.number(figure.value) if is_count else units.percent(figure.value)
 
 
 def _attributes(figure: ReportFigure) -> Markup:
@@ -253,6 +253,4 @@ def _attributes(figure: ReportFigure) -> Markup:
         "group": figure.group,
     }
     given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
-    return Markup(
-        " ".join(f'data-{name}="{formatting.escape(value)}"' for name, value in given.items() if value)
-    )
+    return Markup(" ".join(f'data-{name}="{units.escape(value)}"' for name, value in given.items() if value))

@@ -19,7 +19,7 @@ from edge_fl import metrics
 from edge_fl.console.output import QUIET
 from edge_fl.console.progress import Progress
 from edge_fl.console.units import percent
-from edge_fl.data import arrays
+from edge_fl.data.samples import as_pixels
 from edge_fl.errors import ConfigError, DataError, InputError, RunError, nearest
 from edge_fl.learn.batches import in_batches
 from edge_fl.learn.tree import Parts, to_device
@@ -88,7 +88,7 @@ class Result:
         run = self.trained
         if client not in run.personal:
             raise DataError(f"client {client!r} did not train{nearest(client, run.personal)}")
-        pixels = arrays.pixels(np.asarray(images), "images")
+        pixels = as_pixels(np.asarray(images), "images")
         if pixels.shape[1:] != run.study.dataset.samples.shape:
             raise DataError(
                 f"images of {list(pixels.shape[1:])}, expected {list(run.study.dataset.samples.shape)}"

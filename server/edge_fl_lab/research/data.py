@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike
 
-from edge_fl.data import arrays, datasets, npz, partition, split_file
+from edge_fl.data import datasets, npz, partition, split_file
 from edge_fl.data.partition import DataConfig, Split
-from edge_fl.data.samples import Array, Dataset, Indices, Samples
+from edge_fl.data.samples import Array, Dataset, Indices, Samples, class_ids
 from edge_fl.data.split_file import SETS, Rows
 from edge_fl.errors import DataError, InputError
 from edge_fl.seeds import generator
@@ -171,8 +171,8 @@ def _samples(where: str, images: ArrayLike, labels: ArrayLike) -> Samples:
         raise DataError(f"{where}: not an array ({error}); expected images of one shape") from error
     if not len(np.atleast_1d(y)):
         raise DataError(f"{where}: no samples")
-    ids = arrays.class_ids(y, where)
-    return arrays.samples(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
+    ids = class_ids(y, where)
+    return Samples.of(x, ids, [str(number) for number in range(int(ids.max()) + 1)], where)
 
 
 def _ids(what: str, clients: Any, samples: int) -> Array:

@@ -70,8 +70,7 @@ def logs(
     from msgspec.structs import asdict
 
     from edge_fl.errors import InputError
-    from edge_fl.wire.diagnostics import Logs
-    from edge_fl.wire.messages import Query
+    from edge_fl.wire.messages import Logs, Query
     from edge_fl_server.mqtt.device_packets import one_line
 
     since_s = units.parse_duration(since, "--since") if since else 0.0
@@ -109,8 +108,7 @@ def diagnose(
     """Get a diagnostics bundle from a device: checks, versions, recent errors and settings without secrets, signed by the device."""
     from msgspec.structs import asdict
 
-    from edge_fl.wire.diagnostics import Diagnostics
-    from edge_fl.wire.messages import Query
+    from edge_fl.wire.messages import Diagnostics, Query
     from edge_fl_server.mqtt.device_packets import one_line
     from edge_fl_server.mqtt.devices import queries
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.cli import App, Commands
-from edge_fl.console.confirm import confirm
-from edge_fl.console.output import Format, print_status, show_table
+from edge_fl.console.output import Format, confirm, print_status, show_table
 from edge_fl.console.tables import Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, RunError, nearest
@@ -280,11 +279,11 @@ def _outcome(
 
 def _show_outcome(outcome: Mapping[tuple[str, str], Sequence[str]]) -> None:
     """Show which settings are in effect. Raises RunError if a device rejects a value."""
-    from edge_fl.data.arrays import shortened
+    from edge_fl.errors import shortened
     from edge_fl_server.mqtt.devices import remote_settings
 
     for (setting, state), names in outcome.items():
-        print_status(f"{setting}: {state} ({shortened(names)})")
+        print_status(f"{setting}: {state} ({shortened(names, 10)})")
     rejected = {setting for setting, state in outcome if state not in remote_settings.NO_FAULT}
     if rejected:
         raise RunError(

@@ -270,8 +270,8 @@ def publish(
     place: RegistryPlace,
 ) -> None:
     """Release an extractor without a training run, from a file or a model's name, and roll it out; devices fit their heads on it."""
-    from edge_fl.data.arrays import shortened
     from edge_fl.data.class_names import require_class_names
+    from edge_fl.errors import shortened
     from edge_fl_server.release.foreign import ForeignInput
 
     if (file is None) == (not model):
@@ -299,7 +299,7 @@ def publish(
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
             f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
-            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes)}"
+            f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
             print_status(f"release {manifest.release}: rolled out before")

@@ -24,8 +24,7 @@ from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolErr
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.secure.signatures import Authorities
-from edge_fl.secure.signed import ForgedError
+from edge_fl.secure.signatures import Authorities, ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
 from edge_fl.wire.topics import Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
@@ -103,8 +102,14 @@ class ServerConnection:
         self.connect, self.workers = connect, workers
         self._takeover, self._yields = takeover, yields
         topics = self.topics
-        own = (topics.state("+"), topics.meta("+"), topics.request("+"), topics.log("+"), topics.sums())
-        self._patterns = own if workers else (topics.up(),)  # workers receive the reports
+        own = (
+            topics.up("+", "state"),
+            topics.up("+", "meta"),
+            topics.up("+", "req"),
+            topics.up("+", "log"),
+            topics.up("+", "sum", "#"),
+        )
+        self._patterns = own if workers else (topics.up("+", "#"),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)
         self._on_connected: list[Callable[[bool], None]] = []
@@ -225,7 +230,7 @@ class ServerConnection:
         self._commands += 1
         command = Command(f"{self.boot}-{self._commands}", "rebirth")
         command = self.signed("cmd", device, command, lasts=True)
-        self.publish(self.topics.command(device), command, expiry_s=self._limits.command_expiry_s)
+        self.publish(self.topics.down(device, "cmd"), command, expiry_s=self._limits.command_expiry_s)
 
     @property
     def ended(self) -> bool:
@@ -246,7 +251,7 @@ class ServerConnection:
             yields=self._yields,
             registry=self.registry,
         )
-        return Packet(self.topics.server_state(), encode(state), retain=True)
+        return Packet(self.topics.server("state"), encode(state), retain=True)
 
     def _deliver(self, event: Event) -> None:
         """Queue an event, on the transport's thread; a full queue makes the broker wait."""
@@ -286,7 +291,7 @@ class ServerConnection:
             return
         self.statements.connected()
         # Subscribed first: a newer server's retained state must arrive before this one replaces it.
-        transport.subscribe(self.topics.server_state())
+        transport.subscribe(self.topics.server("state"))
         transport.publish(self._state(online=True))
         if fresh:
             for pattern in self._patterns:
@@ -299,7 +304,7 @@ class ServerConnection:
         while not self._closing.wait(self._limits.beat_s):
             if not self._lost:
                 beat = encode(Beat(self.boot, self.epoch))
-                self.publish_packet(Packet(self.topics.server_beat(), beat, qos=0))
+                self.publish_packet(Packet(self.topics.server("beat"), beat, qos=0))
 
     def _run_task(self, name: str, task: Callable[[], None]) -> None:
         self._tasks.discard(name)

@@ -118,7 +118,7 @@ def read_retained(
 
 def server_state(connect: ServerConnect, topics: Topics, limits: LeaseLimits) -> ServerState | None:
     """The retained state of the last server; None if there is none or it is invalid. Raises ConnectError."""
-    topic = topics.server_state()
+    topic = topics.server("state")
     payload = read_retained(connect, [topic], limits).get(topic)
     try:
         state = decode(payload, ServerState) if payload else None
@@ -143,7 +143,7 @@ def is_alive(connect: ServerConnect, topics: Topics, boot: str, limits: LeaseLim
     """Whether the server `boot` publishes a beat within `lease_s`."""
     with passing_client(connect, "reader") as (transport, events):
         transport.wait_connected(limits.connect_s)
-        transport.subscribe(topics.server_beat())
+        transport.subscribe(topics.server("beat"))
         until = time.monotonic() + limits.lease_s
         while (left := until - time.monotonic()) > 0:
             try:

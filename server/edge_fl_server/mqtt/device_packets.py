@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 
 from edge_fl.blob import CHUNK_BYTES, MAX_BLOB_BYTES
 from edge_fl.errors import ProtocolError
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl.wire.messages import decode
 from edge_fl.wire.topics import NAME, Topics, role_of
 from edge_fl.wire.transport import Packet

@@ -19,8 +19,7 @@ from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions, tags
-from edge_fl.log_limit import LogLimit
-from edge_fl.outage import Outage
+from edge_fl.logs import LogLimit, Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_packets import one_line

@@ -136,7 +136,7 @@ class SecureSums:
         step = self._connection.signed("sum", device, step, lasts=True)
         if step.stage == "open":
             self._opened[device] = step.signature.number if step.signature else 0
-        self._connection.publish(self._connection.topics.sum(device), step, expiry_s=options.stage_s)
+        self._connection.publish(self._connection.topics.down(device, "sum"), step, expiry_s=options.stage_s)
 
     def _receive(self, opened: SumServer, options: SumOptions) -> None:
         """Take replies until none is missing or the stage's time is up."""

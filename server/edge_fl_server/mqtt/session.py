@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from edge_fl.log_limit import LogLimit
+from edge_fl.logs import LogLimit
 from edge_fl.wire.messages import Log
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
 from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_assignments

@@ -22,8 +22,7 @@ from msgspec import Struct
 
 from edge_fl.console.units import few
 from edge_fl.failures import Failure
-from edge_fl.secure.signatures import Authorities
-from edge_fl.secure.signed import STATEMENTS, ForgedError, require_stated
+from edge_fl.secure.signatures import STATEMENTS, Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import Capability, DeviceState, Report
 from edge_fl.wire.topics import Address
 from edge_fl_server.mqtt.device_packets import one_line

@@ -16,7 +16,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
 from edge_fl.heads.plan import Way
-from edge_fl.heads.statistics import bounds, class_statistics, comparison
+from edge_fl.heads.statistics import bounds, class_statistics
 from edge_fl.heads.statistics.bounds import Senders
 from edge_fl.heads.statistics.class_statistics import (
     ALL_CLASSES,
@@ -140,7 +140,7 @@ class StatisticsCollector:
         """The classes of each device that are left out; none with noise, which hides how far class means are from each other."""
         if self._options.noise_multiplier:
             return dict.fromkeys(each, np.empty(0, np.int64))
-        far = dict(zip(each, comparison.far_classes(list(each.values())), strict=True))
+        far = dict(zip(each, bounds.far_classes(list(each.values())), strict=True))
         for name, classes in far.items():
             if len(classes):
                 titles = ", ".join(manifest.classes[label] for label in classes)

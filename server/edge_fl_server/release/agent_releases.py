@@ -15,8 +15,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release import agent
-from edge_fl.release.agent import AgentRelease, AgentWheel
-from edge_fl.release.wheels import unpacked_bytes
+from edge_fl.release.agent import AgentRelease, AgentWheel, unpacked_bytes
 from edge_fl_server.release.repository import Repository
 
 AGENT = "edge-fl"

@@ -27,7 +27,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.methods.contract.tiers import head_plan
 from edge_fl.methods.finetuned import FineTuned
-from edge_fl.models import lora
+from edge_fl.models import frozen
 from edge_fl.release.manifests import Canary, Manifest, Precision, Variant, canary_images
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OPSET, PARITY, ROWS
 from edge_fl.seeds import seed_for
@@ -237,7 +237,7 @@ def _canary(payload: bytes, seed: int, input: InputSpec) -> Canary:
 
 def _without_adapters(method: Method, shared: Parts) -> nn.Module:
     """The graph with low-rank adapters merged into the weights, so that the ONNX file is that of an ordinary network."""
-    net, shared = lora.merged(method.net, to_device(shared, "cpu"))
+    net, shared = frozen.merged(method.net, to_device(shared, "cpu"))
     plain = method.inner if isinstance(method, FineTuned) else method
     return _Graph(replace(plain, net=net), shared).eval()
 

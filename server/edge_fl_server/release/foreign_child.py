@@ -101,7 +101,7 @@ def main() -> None:
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Request)
     path = Path(request.path)
     memory_bytes = request.limits.memory_mb * MEBIBYTE + COPIES * path.stat().st_size
-    process_limits.limit(memory_bytes, request.limits.cpu_s)
+    process_limits.limit_child(memory_bytes, request.limits.cpu_s)
     try:
         reference = _reference(Path(request.reference)) if request.reference else None
         answer = msgspec.msgpack.encode(foreign.convert(path, request.given, reference))

@@ -23,9 +23,8 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from edge_fl import heads
 from edge_fl.console import units
-from edge_fl.data import depth
 from edge_fl.data.class_names import class_of
-from edge_fl.data.pictures import SUFFIXES, PictureError, decode
+from edge_fl.data.pictures import SUFFIXES, PictureError, decode, depth_of
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files.folder import walk
@@ -243,7 +242,7 @@ def pictures(folder: Path, classes: Sequence[str], input: InputSpec, seed: int =
         name = class_of(path.parent.name)
         if path.parent.parent == folder and path.suffix.lower() in SUFFIXES and name in by_class:
             by_class[name].append(path)
-    bits = depth.inspect([path for files in by_class.values() for path in files]).bits
+    bits = depth_of([path for files in by_class.values() for path in files]).bits
     rng = generator(seed, "release.pictures")
     images, labels, held_out = [], [], []
     for label, files in enumerate(by_class.values()):

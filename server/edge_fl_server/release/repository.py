@@ -32,8 +32,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, TargetFile, Targets, Timestamp
 
-from edge_fl.data.arrays import shortened
-from edge_fl.errors import ArtefactError, InputError, nearest
+from edge_fl.errors import ArtefactError, InputError, nearest, shortened
 from edge_fl.files import atomic, paths
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
@@ -444,8 +443,8 @@ def require_grown(classes: Sequence[str], kept: Sequence[Manifest]) -> None:
 
 def _other_ids(classes: Sequence[str], kept: Manifest) -> InputError:
     return InputError(
-        f"classes {shortened(classes)}: release {kept.release} has {shortened(kept.classes)}, and devices know a class by its place;"
-        " expected these in this order, with new ones after them (or another fleet)",
+        f"classes {shortened(classes, 10)}: release {kept.release} has {shortened(kept.classes, 10)}, and devices know"
+        " a class by its place; expected these in this order, with new ones after them (or another fleet)",
         consequence="nothing was published",
     )
 

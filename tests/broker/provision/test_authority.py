@@ -52,7 +52,7 @@ def test_a_second_start_finds_what_the_first_one_made(authority: Authority) -> N
     again = Authority.make(authority.home, authority.now)
     changed = {name for name, content in files(again.home).items() if before.get(name) != content}
     assert changed <= {"revoked.crl"}
-    names = [row.name for row in again.rows()]
+    names = [row.name for row in again.register.rows()]
     assert names[:4] == ["server", "reader", "operator", "registrar"] and names[5:] == ["broker"]
     assert names[4].startswith("reader-"), "the operator's second connection"
 
@@ -99,7 +99,7 @@ def test_a_name_whose_folder_cannot_be_made_is_not_taken(authority: Authority, t
 def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tmp_path: Path) -> None:
     (claim,) = authority.claim({"pi-1": tmp_path / "pi-1"})
     assert claim.role == "claim" and claim.token
-    assert claim.name in named(authority.rows(), NOW)
+    assert claim.name in named(authority.register.rows(), NOW)
     key = identity.new_key()
     request = identity.request("pi-1", key)
     for sender, wanted, secret, why in (
@@ -121,8 +121,8 @@ def test_a_claim_is_worth_one_certificate_on_its_device(authority: Authority, tm
     with pytest.raises(RequestRejectedError, match="unknown"):
         authority.answer(claim.name, request, claim.token.secret)
     assert f"{claim.serial:x}" in revoked_serials(authority), "a device's claim ends with it"
-    assert not [name for name in named(authority.rows(), NOW) if name.startswith("claim-")]
-    assert denied(authority.rows(), NOW) == ["pi-1"]
+    assert not [name for name in named(authority.register.rows(), NOW) if name.startswith("claim-")]
+    assert denied(authority.register.rows(), NOW) == ["pi-1"]
 
 
 def test_a_claim_runs_out(authority: Authority, clock: Clock, tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_rotation_leaves_the_old_certificate_valid(authority: Authority, tmp_pat
     key = (first.folder / "client.key").read_bytes()
     second = authority.rotate(first.folder)
     assert second.serial != first.serial and (first.folder / "client.key").read_bytes() != key
-    assert len([row for row in authority.rows() if row.name == "pi-1" and row.holds(NOW)]) == 2
+    assert len([row for row in authority.register.rows() if row.name == "pi-1" and row.holds(NOW)]) == 2
     with pytest.raises(ConfigError, match="broker up"):
         authority.rotate(authority.home / "broker")
 
@@ -225,10 +225,10 @@ def test_a_person_gets_ninety_days_and_keeps_the_name_when_renewed(
         with pytest.raises(ConfigError, match="people: --role"):
             authority.bake(wrong)
     clock.now = NOW + timedelta(days=100)
-    assert "viewer-ann" not in named(authority.rows(), clock.now)
+    assert "viewer-ann" not in named(authority.register.rows(), clock.now)
     renewed = authority.rotate(ann.folder, timedelta(days=7))
     assert (renewed.name, renewed.expires - clock.now) == ("viewer-ann", timedelta(days=7))
-    assert "viewer-ann" in named(authority.rows(), clock.now)
+    assert "viewer-ann" in named(authority.register.rows(), clock.now)
 
 
 def test_a_person_cannot_renew_over_mqtt(authority: Authority, tmp_path: Path) -> None:
@@ -245,7 +245,11 @@ def test_the_second_identity_of_a_releaser_ends_with_the_first(authority: Author
     authority.rotate(bo.folder)
     assert identity.read(bo.folder / "reader").serial != second.serial
     ended = authority.revoke("releaser-bo")
-    assert {row.name for row in ended} == {"releaser-bo", second.name} <= set(denied(authority.rows(), NOW))
+    assert (
+        {row.name for row in ended}
+        == {"releaser-bo", second.name}
+        <= set(denied(authority.register.rows(), NOW))
+    )
     assert {row.revoked_by for row in ended} == {local_user()} == {row.issued_by for row in ended}
 
 

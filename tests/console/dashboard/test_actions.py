@@ -132,7 +132,7 @@ def test_revoke_acts_only_where_the_ca_is(context: PageContext) -> None:
     authority.bake({"pi-03": context.home.parent / "identities" / "devices" / "pi-03"})
     assert actions.ACTIONS["revoke"].ask(context, "pi-03").word == "Revoke"
     assert "pi-03: 1 revoked" in actions.revoke(context, "pi-03")
-    assert {row.name for row in authority.rows() if row.revoked} == {"pi-03"}
+    assert {row.name for row in authority.register.rows() if row.revoked} == {"pi-03"}
     with pytest.raises(RunError, match="has no valid certificate"):
         actions.revoke(context, "pi-03")
 

@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from edge_fl import metrics
-from edge_fl.console import formatting
+from edge_fl.console import units
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
 from edge_fl.wire.hosts import is_loopback
@@ -358,19 +358,19 @@ def _targets(board: dict) -> list[str]:
 )
 def test_times_are_coarse(passed: int, expected: str) -> None:
     then = datetime.fromtimestamp(NOW.timestamp() - passed, UTC).isoformat()
-    assert formatting.ago(then, NOW) == expected
+    assert units.ago(then, NOW) == expected
 
 
 def test_sizes_and_shares_are_short() -> None:
-    assert [formatting.size(n) for n in (0, 1023, 1536, 52_900_000)] == [
+    assert [units.size(n) for n in (0, 1023, 1536, 52_900_000)] == [
         "0 B",
         "1023 B",
         "1.5 KiB",
         "50.4 MiB",
     ]
-    assert (formatting.share(0.9312), formatting.share(None), formatting.share(float("nan"))) == (
+    assert (units.share(0.9312), units.share(None), units.share(float("nan"))) == (
         "93.1",
-        "–",
-        "–",
+        "-",
+        "-",
     )
     assert replace(FleetQuery(), page=2).page == 2

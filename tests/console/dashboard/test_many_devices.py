@@ -83,7 +83,7 @@ def test_the_fleet_is_searched_sorted_and_paged_without_a_mouse(service: Dashboa
         visit.page.wait_for_selector("th[aria-sort=ascending] [data-key=sort-after]")
         cells = "[...document.querySelectorAll(`tbody td[data-label='Accuracy after %']`)].map((cell) => cell.innerText)"
         values = (
-            f"{cells}.map((text) => text === '–' ? 101 : parseFloat(text))"  # full devices have none: last
+            f"{cells}.map((text) => text === '-' ? 101 : parseFloat(text))"  # full devices have none: last
         )
         rising = f"(() => {{ const all = {values}; return all.length === 10 && all.every((one, n) => n === 0 || all[n - 1] <= one); }})()"
         visit.page.wait_for_function(rising)  # the rows may follow the header

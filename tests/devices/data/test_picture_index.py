@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import depth, limits, pictures
+from edge_fl.data import limits, pictures
 from edge_fl.errors import KilledError
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Child, encode, feature_children
@@ -261,7 +261,7 @@ def test_the_range_of_16_bit_pictures_is_known_without_opening_them_and_follows_
     assert read() == (12, {125})
     with monkeypatch.context() as patch:
         save(8, 60_000)  # the sample misses it, so it is skipped
-        patch.setattr(depth, "inspect", lambda *_: limits.Depth(12))
+        patch.setattr(pictures, "depth_of", lambda *_: limits.Depth(12))
         assert read() == (12, {125})
     assert read() == (16, {7, 234})
     with monkeypatch.context() as patch:

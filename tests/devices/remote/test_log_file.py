@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from edge_fl.errors import ArtefactError, ConfigError, DataError
-from edge_fl.wire.diagnostics import LogLine
-from edge_fl.wire.messages import Query
+from edge_fl.wire.messages import LogLine, Query
 from edge_fl_devices.remote.log_file import FILE, FILE_BYTES, LOCAL, LogFile, public_text, recording
 
 SECRET = "/srv/anna/beach.jpg"

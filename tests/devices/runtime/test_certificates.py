@@ -88,7 +88,7 @@ def test_a_claim_becomes_a_certificate_and_is_gone(site: Site) -> None:
     assert (found.name, found.role, found.token) == ("pi-1", "device", None)
     assert {path.name for path in found.folder.iterdir()} == {"ca.crt", "client.crt", "client.key"}
     packet = sent.get_nowait()
-    assert packet.topic == FLEET.enrol_request(claim.name)
+    assert packet.topic == FLEET.enrol(claim.name, "req")
     assert b"CERTIFICATE REQUEST" in packet.payload and b"PRIVATE" not in packet.payload
     client = MqttTransport(site.endpoint(found), "pi-1", None, lambda event: None, session_expiry_s=0)
     client.wait_connected(WAIT_S)
@@ -179,16 +179,16 @@ def test_renewal_loses_no_message_and_the_new_certificate_is_used_afterwards(sit
     connect = renewal.through(partial(MqttTransport, endpoint))
     device = connect("pi-7", None, heard.put)
     device.wait_connected(WAIT_S)
-    device.subscribe(FLEET.down("pi-7"))
+    device.subscribe(FLEET.down("pi-7", "#"))
     device.drain(WAIT_S)
     sent, until = 0, time.monotonic() + WAIT_S
     while renewal.current.serial == old.serial and time.monotonic() < until:
         renewal.tick()
-        server.publish(Packet(FLEET.assignment("pi-7"), b"%d" % sent))
+        server.publish(Packet(FLEET.down("pi-7", "assignment"), b"%d" % sent))
         sent += 1
         time.sleep(0.05)
     assert renewal.current.serial != old.serial
-    server.publish(Packet(FLEET.assignment("pi-7"), b"last"))
+    server.publish(Packet(FLEET.down("pi-7", "assignment"), b"last"))
     events: list[Event] = []
     while not events or not (isinstance(events[-1], Packet) and events[-1].payload == b"last"):
         events.append(heard.get(timeout=WAIT_S))

@@ -62,7 +62,7 @@ def test_a_missing_identity_is_one_line_and_bad_input(
 def test_devices_of_two_fleets_may_have_one_name_on_one_broker(mosquitto: Mosquitto) -> None:
     """Session, queued messages and will are each device's own."""
     name, heard = "sim-001", {fleet: Recorder() for fleet in ("one", "two")}
-    wills = {fleet: Packet(Topics(fleet).state(name), fleet.encode()) for fleet in heard}
+    wills = {fleet: Packet(Topics(fleet).up(name, "state"), fleet.encode()) for fleet in heard}
     watcher_heard = Recorder()
     watcher = MqttTransport(mosquitto.endpoint, "will-watcher", None, watcher_heard, session_expiry_s=0)
     for will in wills.values():
@@ -76,15 +76,15 @@ def test_devices_of_two_fleets_may_have_one_name_on_one_broker(mosquitto: Mosqui
 
     one, two = join("one"), join("two")
     assert not heard["one"].next(Connected).session_present
-    one.subscribe(Topics("one").down(name))
+    one.subscribe(Topics("one").down(name, "#"))
     one.drain(10)
-    two.publish(Packet(Topics("two").log(name), b""))
+    two.publish(Packet(Topics("two").up(name, "log"), b""))
     two.drain(10)
     with pytest.raises(queue.Empty):
         heard["one"].next(Disconnected, 0.5)
     one.close(clean=False)
     assert watcher_heard.next(Packet).payload == b"one"
-    two.publish(Packet(Topics("one").command(name), b"queued"))
+    two.publish(Packet(Topics("one").down(name, "cmd"), b"queued"))
     two.drain(10)
     again = join("one")
     assert heard["one"].next(Connected).session_present

@@ -193,7 +193,7 @@ def test_a_revoked_head_is_gone(local: Site) -> None:
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "rpt")
         server.ack("pi-01", "rel-1")
-        server.publish(TOPICS.command("pi-01"), Command("c1", "revoke-local-head"))
+        server.publish(TOPICS.down("pi-01", "cmd"), Command("c1", "revoke-local-head"))
         server.wait_for("pi-01", "state", lambda s: s.release == 0 and s.activity == "idle", number=2)
     with pytest.raises(InputError, match="no personal model"):
         Predictor(local.home)
@@ -220,8 +220,8 @@ def test_messages_that_break_the_protocol_are_ignored(local: Site) -> None:
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: s.status == "ready")
         for payload in (b"[" * 5000, b'{"version": 1e400}', b"\xff", b'{"version": -1, "mode": "serve"}'):
-            server.transport.publish(Packet(TOPICS.assignment("pi-01"), payload))
-        server.publish(TOPICS.command("pi-01"), Command("c1", "rebirth"))
+            server.transport.publish(Packet(TOPICS.down("pi-01", "assignment"), payload))
+        server.publish(TOPICS.down("pi-01", "cmd"), Command("c1", "rebirth"))
         server.wait_for("pi-01", "meta", number=2)
 
 
@@ -242,7 +242,7 @@ def test_many_devices_share_one_runner(local: Site) -> None:
 
 def test_a_device_reports_a_server_of_another_protocol(local: Site) -> None:
     server = local.server
-    server.publish(TOPICS.server_state(), ServerState(True, "s1", protocol="9.0"), retain=True)
+    server.publish(TOPICS.server("state"), ServerState(True, "s1", protocol="9.0"), retain=True)
     with running(head_device(local.home), connect=local.connect):
         server.wait_for("pi-01", "state", lambda s: (s.status, s.why) == ("alert", "unsupported_proto"))
 

@@ -9,8 +9,7 @@ import pytest
 
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.heads.auto import Choice
-from edge_fl.heads.constant import Constant
-from edge_fl.heads.linear import Nearest
+from edge_fl.heads.linear import Constant, Nearest
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.inputs import InputSpec
 from edge_fl.wire.messages import Capability

@@ -13,7 +13,7 @@ from edge_fl.heads.head import Array
 from edge_fl.heads.statistics import class_statistics
 from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, RELEASES
 from edge_fl.heads.statistics.prior import PRIOR
-from edge_fl.secure import noise
+from edge_fl.secure import fixed_point
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
 from edge_fl_devices.workers.statistics import NEXT, SENT, StatisticsOffers
 
@@ -270,7 +270,7 @@ def test_a_sum_that_a_prior_does_not_contain_is_not_subtracted(tmp_path: Path) -
 
 def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Path) -> None:
     offers = prepared(tmp_path, 12)
-    sent = noise.clipped(offers.give("s", 1, LENGTH), 2.0)
+    sent = fixed_point.clipped(offers.give("s", 1, LENGTH), 2.0)
     offers.commit("s", 2.0)
     shape = class_statistics.shape_of(CLASSES, DIM)
     total = class_statistics.from_flat(others_vector() + sent, shape)

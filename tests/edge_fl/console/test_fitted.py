@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_fl.console import units
-from edge_fl.console.layout import fitted
-from edge_fl.console.tables import Column, Columns, Table, aligned_lines, cell_width, listing
+from edge_fl.console.tables import Column, Columns, Table, aligned_lines, cell_width, fitted, listing
 
 COLUMNS: Columns = {
     "device": "device",

@@ -23,7 +23,7 @@ INPUT = InputSpec((3, 64, 64))
 PEAK = r"""
 import re, sys
 from pathlib import Path
-from edge_fl.data import decoding_cost, pictures
+from edge_fl.data import formats, pictures
 from edge_fl.inputs import InputSpec
 input = InputSpec((3, 64, 64)) if sys.argv[3] == "reduced" else None
 def peak():
@@ -31,7 +31,7 @@ def peak():
 needed = []
 require = pictures._require_affordable
 def remember(picture, file, stored, own_bytes, limits):
-    needed.append(own_bytes + decoding_cost.decoding_bytes(picture, file, stored))
+    needed.append(own_bytes + formats.decoding_bytes(picture, file, stored))
 pictures._require_affordable = remember
 pictures.decode(Path(sys.argv[1]), input)
 before = peak()

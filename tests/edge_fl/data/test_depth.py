@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_fl.data import depth, limits, pictures
+from edge_fl.data import limits, pictures
 from edge_fl.data.limits import Depth
 from edge_fl.data.pictures import PictureError
 from edge_fl.inputs import InputSpec
@@ -40,14 +40,14 @@ def saved_colour(path: Path, level: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("bits", depth.RANGES)
+@pytest.mark.parametrize("bits", pictures.RANGES)
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 def test_the_bits_in_use_are_found_and_the_upper_8_of_them_are_kept(
     tmp_path: Path, bits: int, suffix: str
 ) -> None:
     levels = (RAMP << bits - 6).astype(np.uint16)
     path = saved(tmp_path / f"x{suffix}", levels)
-    assert depth.inspect([path]) == Depth(bits)
+    assert pictures.depth_of([path]) == Depth(bits)
     assert np.array_equal(pictures.decode(path, GREY, bits=bits)[0], RAMP << 2)
     assert np.array_equal(pictures.decode(path, None, bits=bits)[0], RAMP << 2)
 
@@ -58,13 +58,13 @@ def test_all_bits_are_the_default_and_another_picture_does_not_change(tmp_path: 
         assert np.array_equal(pictures.decode(path, None, bits=bits)[0], RAMP << 2)
     path = saved(tmp_path / "8.png", RAMP.astype(np.uint8))
     assert np.array_equal(pictures.decode(path, None, bits=12)[0], RAMP)
-    assert depth.inspect([path]) == limits.UNKNOWN_DEPTH == Depth(0)
+    assert pictures.depth_of([path]) == limits.UNKNOWN_DEPTH == Depth(0)
 
 
 def test_a_dark_picture_stays_dark_beside_a_bright_one(tmp_path: Path) -> None:
     dark = saved(tmp_path / "0.png", np.full((8, 8), 160, np.uint16))
     bright = saved(tmp_path / "1.png", np.full((8, 8), 4000, np.uint16))
-    found = depth.inspect([dark, bright])
+    found = pictures.depth_of([dark, bright])
     assert found.remark == "16-bit pictures use 12 bits: scaled by 16"
     assert pictures.decode(dark, GREY, bits=found.bits).max() == 10
     assert pictures.decode(bright, GREY, bits=found.bits).min() == 250
@@ -80,19 +80,19 @@ def test_a_large_folder_is_sampled_evenly_and_damaged_files_are_passed_over(tmp_
     files = [saved(tmp_path / f"{number:03}.png", np.full((8, 8), 1000, np.uint16)) for number in range(200)]
     saved(files[0], np.full((8, 8), 4000, np.uint16))
     files[10].write_bytes(b"half")
-    assert depth.inspect(files) == depth.inspect(files) == Depth(12)
-    assert depth.inspect(files[1:]) == Depth(10)
+    assert pictures.depth_of(files) == pictures.depth_of(files) == Depth(12)
+    assert pictures.depth_of(files[1:]) == Depth(10)
 
 
 def test_a_pgm_brings_its_own_range(tmp_path: Path) -> None:
     (tmp_path / "x.pgm").write_bytes(b"P5\n8 8\n4095\n" + np.full((8, 8), 2048, ">u2").tobytes())
-    assert depth.inspect([tmp_path / "x.pgm"]) == Depth(16)
+    assert pictures.depth_of([tmp_path / "x.pgm"]) == Depth(16)
     assert (pictures.decode(tmp_path / "x.pgm", GREY) == 128).all()
 
 
 def test_colours_of_16_bits_are_scaled_too_and_the_remark_says_what_is_lost(tmp_path: Path) -> None:
     path = saved_colour(tmp_path / "x.png", 0x0FFF)
-    found = depth.inspect([path])
+    found = pictures.depth_of([path])
     assert found == Depth(12, colour=True) and "keep the upper 8 of 16: store them as 8 bits" in found.remark
     pixels = pictures.decode(path, InputSpec((3, 8, 8)), bits=12)
     assert pixels[:, 0, 0].tolist() == [240, 112, 0]

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from edge_fl.data import arrays
-from edge_fl.data.samples import Dataset, Samples
+from edge_fl.data.samples import Dataset, Samples, as_labels, as_pixels, class_ids
 from edge_fl.errors import DataError
 
 
@@ -52,20 +51,20 @@ def test_a_fingerprint_tells_content_apart_and_nothing_else() -> None:
     ],
 )
 def test_images_end_with_channels_first(given: tuple[int, ...], shape: tuple[int, int, int]) -> None:
-    assert arrays.pixels(np.zeros(given, np.uint8), "here").shape == (given[0], *shape)
+    assert as_pixels(np.zeros(given, np.uint8), "here").shape == (given[0], *shape)
 
 
 def test_channels_last_are_moved_not_reshaped() -> None:
     x = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
-    assert arrays.pixels(x, "here")[0, 1].tolist() == [[1, 4], [7, 10]]
+    assert as_pixels(x, "here")[0, 1].tolist() == [[1, 4], [7, 10]]
 
 
 def test_floats_from_0_to_1_become_grey_levels_and_other_ranges_are_refused() -> None:
-    assert arrays.pixels(np.array([[[0.0, 0.5, 1.0]]]), "here").ravel().tolist() == [0, 128, 255]
-    assert arrays.pixels(np.array([[[0, 255]]]), "here").ravel().tolist() == [0, 255]
+    assert as_pixels(np.array([[[0.0, 0.5, 1.0]]]), "here").ravel().tolist() == [0, 128, 255]
+    assert as_pixels(np.array([[[0, 255]]]), "here").ravel().tolist() == [0, 255]
     for wrong in ([[[0.0, 1.5]]], [[[-0.1, 0.5]]], [[[np.nan, 0.5]]], [[[0, 256]]]):
         with pytest.raises(DataError, match=r"here: .*images range over .*expected 0\.\."):
-            arrays.pixels(np.array(wrong), "here")
+            as_pixels(np.array(wrong), "here")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_floats_from_0_to_1_become_grey_levels_and_other_ranges_are_refused() ->
 )
 def test_arrays_that_are_no_images_are_refused(x: np.ndarray) -> None:
     with pytest.raises(DataError, match="here: images"):
-        arrays.pixels(x, "here")
+        as_pixels(x, "here")
 
 
 def test_a_label_outside_the_class_list_names_file_index_label_and_classes() -> None:
@@ -87,7 +86,7 @@ def test_a_label_outside_the_class_list_names_file_index_label_and_classes() -> 
         DataError,
         match=r"photos\.npz: label 2 at index 1 \(1 such labels\) is outside the 2 classes 0\.\.1 \(cat, dog\)",
     ):
-        arrays.labels(np.array([0, 2, 1]), ("cat", "dog"), "photos.npz")
+        as_labels(np.array([0, 2, 1]), ("cat", "dog"), "photos.npz")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_a_label_outside_the_class_list_names_file_index_label_and_classes() -> 
 )
 def test_labels_that_are_no_class_ids_are_refused(y: np.ndarray) -> None:
     with pytest.raises(DataError, match="label"):
-        arrays.class_ids(y, "here")
+        class_ids(y, "here")
 
 
 def test_mean_and_std_are_those_of_the_original_training_pixels() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from edge_fl import process_limits
 from edge_fl.errors import InputError
-from edge_fl.files import descriptors
 
 
 @pytest.fixture
@@ -19,17 +19,17 @@ def low() -> Iterator[int]:
 
 
 def test_the_soft_limit_is_raised_when_it_is_too_low(low: int) -> None:
-    descriptors.require(300, "300 devices")
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 + descriptors.SPARE
+    process_limits.require_sockets(300, "300 devices")
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300 + process_limits.SPARE
 
 
 def test_a_hard_limit_that_is_too_low_is_named(low: int) -> None:
     if low == resource.RLIM_INFINITY:
         pytest.skip("no hard limit here")
     with pytest.raises(InputError, match=rf"may have {low}; .*nothing was changed"):
-        descriptors.require(low, "a fleet")
+        process_limits.require_sockets(low, "a fleet")
 
 
 def test_what_is_enough_stays_as_it_is(low: int) -> None:
-    descriptors.require(10, "ten devices")
+    process_limits.require_sockets(10, "ten devices")
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 256

@@ -9,7 +9,7 @@ from edge_fl.errors import StatisticsError
 from edge_fl.heads.statistics import bounds, class_statistics
 from edge_fl.heads.statistics.bounds import Senders
 from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Shape, Statistics
-from edge_fl.secure import noise
+from edge_fl.secure import fixed_point
 
 CLASSES, DIM = 4, 150
 Change = Callable[[Statistics], None]
@@ -33,7 +33,7 @@ def rebuilt(vector: np.ndarray, shape: Shape) -> Statistics:
 @pytest.mark.parametrize("clip", [0.0, 3.0, 1000.0])
 def test_whatever_honest_devices_send_is_possible(dim: int, clip: float) -> None:
     each = [device(seed, dim) for seed in range(30)]
-    vectors = [noise.clipped(found.flat, clip) for found in each]
+    vectors = [fixed_point.clipped(found.flat, clip) for found in each]
     for vector in vectors:
         bounds.require_possible(rebuilt(vector, each[0].shape), Senders(1, clip), dim)
     bounds.require_possible(rebuilt(np.sum(vectors, axis=0), each[0].shape), Senders(30, clip), dim)
@@ -47,7 +47,7 @@ def test_sums_that_are_projected_are_possible_too() -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 0.3, 5.0])
 def test_noise_alone_is_never_outside(scale: float) -> None:
-    rng, each = np.random.default_rng(1), [noise.clipped(device(seed).flat, 10.0) for seed in range(8)]
+    rng, each = np.random.default_rng(1), [fixed_point.clipped(device(seed).flat, 10.0) for seed in range(8)]
     shape = device(0).shape
     for _ in range(200):
         vector = np.sum(each, axis=0) + scale * rng.normal(size=shape.length)
@@ -127,7 +127,7 @@ def test_clipped_statistics_have_the_same_bounds(change: Change) -> None:
 @pytest.mark.parametrize(("place", "value"), [(0, 40.0), (3, -8.0), (CLASSES + 5, 60.0)])
 def test_with_noise_a_device_can_add_what_the_noise_hides_and_no_more(place: int, value: float) -> None:
     shape = device(1).shape
-    vector = noise.clipped(device(1).flat, 5.0) + noise.clipped(device(2).flat, 5.0)
+    vector = fixed_point.clipped(device(1).flat, 5.0) + fixed_point.clipped(device(2).flat, 5.0)
     vector[place] += value
     bounds.require_possible(rebuilt(vector, shape), Senders(2, 1000.0, 20.0), DIM)
     with pytest.raises(StatisticsError):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge_fl.heads.statistics import class_statistics, comparison
+from edge_fl.heads.statistics import bounds, class_statistics
 from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Doubles, Statistics
 
 CLASSES, DIM, DEVICES = 6, 200, 12
@@ -53,7 +53,7 @@ def means_of(devices: list[Statistics]) -> Doubles:
 
 @pytest.mark.parametrize("honest", [skewed, lambda seed: device(seed, [2] * CLASSES)])
 def test_honest_devices_stay_however_skewed(honest: Callable[[int], Statistics]) -> None:
-    far = comparison.far_classes([honest(seed) for seed in range(3 * DEVICES)])
+    far = bounds.far_classes([honest(seed) for seed in range(3 * DEVICES)])
     assert not any(len(classes) for classes in far)
 
 
@@ -67,7 +67,7 @@ def test_who_lies_about_one_class_is_left_out_of_it_alone(
     means = means_of(devices)
     for place in range(liars):
         devices[3 * place + 1] = lying(devices[3 * place + 1], means, lie, [3])
-    far = comparison.far_classes(devices)
+    far = bounds.far_classes(devices)
     found = {place: classes.tolist() for place, classes in enumerate(far) if len(classes)}
     assert found == {3 * place + 1: [3] for place in range(liars)}
 
@@ -75,11 +75,11 @@ def test_who_lies_about_one_class_is_left_out_of_it_alone(
 def test_who_lies_about_most_classes_is_left_out_altogether() -> None:
     devices = [device(seed, [2] * CLASSES) for seed in range(DEVICES)]
     devices[5] = lying(devices[5], means_of(devices), of_another, [0, 1, 2, 3])
-    far = comparison.far_classes(devices)
+    far = bounds.far_classes(devices)
     assert [len(classes) for classes in far] == [0] * 5 + [CLASSES] + [0] * 6
 
 
 def test_classes_of_three_devices_are_not_compared() -> None:
     devices = [device(seed, [2] * CLASSES) for seed in range(3)]
     devices[1] = lying(devices[1], means_of(devices), reversed_, [2])
-    assert not any(len(classes) for classes in comparison.far_classes(devices))
+    assert not any(len(classes) for classes in bounds.far_classes(devices))

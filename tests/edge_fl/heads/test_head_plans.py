@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from edge_fl import heads
 from edge_fl.errors import ArtefactError, RunError
 from edge_fl.heads import HeadPlan, Tuned, descent, head_updates, linear
-from edge_fl.heads.gated import Gated
 from edge_fl.heads.head import TrainingSet, standardisation
+from edge_fl.heads.two_heads import Gated
 
 RNG = np.random.default_rng(5)
 Z = RNG.normal(size=(12, 3)).astype(np.float32)

@@ -24,9 +24,9 @@ from edge_fl.learn.batches import pixels
 from edge_fl.learn.optimiser import Sgd
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import METHODS, names
-from edge_fl.methods.contract import hyper, norm, steps, tiers
+from edge_fl.methods.contract import norm, steps, tiers
 from edge_fl.methods.contract.client import Client
-from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.method import Method, check_hypers, hypers_of
 from edge_fl.methods.finetuned import FineTuned
 from edge_fl.wire import tensors
 from edge_fl.wire.messages import Report
@@ -453,11 +453,11 @@ def poison(parts: Parts) -> Parts:
 @pytest.mark.parametrize("name", [*METHODS, "+ft"])
 def test_the_values_to_tune_are_allowed_and_of_at_most_two_hyper_parameters(name: str) -> None:
     method = FineTuned if name == "+ft" else METHODS[name]
-    known = hyper.hypers(method)
+    known = hypers_of(method)
     assert len(method.grid) <= 2
     for key, values in method.grid.items():
         assert len(set(values)) == len(values) >= 2 and {type(value) for value in values} == {
             type(known[key][0])
         }
         for value in values:
-            hyper.check(name, {key: value}, known)
+            check_hypers(name, {key: value}, known)

@@ -64,7 +64,7 @@ def test_stage_two_moves_the_global_head_alone() -> None:
     method = dualfed()
     down, _, up, _ = one_update(method)
     z = toy.batches().features(method.net.extractor, up["extractor"])
-    alone = method.fit_head(down["global_head"], z, stage="s2", epochs=1)
+    alone = method.train(method.head_loss, down["global_head"], z, stage="s2", epochs=1)
     assert close(up["global_head"], alone)
     assert not close(up["global_head"], down["global_head"])
 

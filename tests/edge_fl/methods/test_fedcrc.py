@@ -50,7 +50,7 @@ def test_every_stage_moves_its_part_alone() -> None:
     assert tree.same(up["extractor"], f)
     # the personal head is what stage 2 made of it: stage 3 left it alone
     z = data.features(method.net.extractor, f)
-    assert tree.same(new["head"], method.fit_head(own["head"], z, stage="s2", epochs=1))
+    assert tree.same(new["head"], method.train(method.head_loss, own["head"], z, stage="s2", epochs=1))
     # and each stage did something
     assert not tree.same(new["head"], own["head"])
     assert not tree.same(up["global_head"], down["global_head"])
@@ -63,7 +63,7 @@ def test_the_global_head_has_one_epoch_and_no_gradient_from_an_equal_teacher() -
     assert tree.same(up["extractor"], down["extractor"])
     assert tree.same(new["head"], own["head"])
     z = data.features(method.net.extractor, down["extractor"])
-    alone = method.fit_head(down["global_head"], z, stage="s3", epochs=1)
+    alone = method.train(method.head_loss, down["global_head"], z, stage="s3", epochs=1)
     assert not tree.same(alone, down["global_head"])
     assert all(torch.allclose(up["global_head"][name], alone[name], atol=1e-7) for name in alone)
 

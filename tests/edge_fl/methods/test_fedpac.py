@@ -102,7 +102,7 @@ def test_the_head_takes_one_epoch_on_the_received_extractor() -> None:
     down, data = steps.broadcast(method, steps.start(method), "c0"), toy.batches()
     z = data.features(method.net.extractor, down["extractor"])
     alone = toy.method("fedpac", optimiser=Sgd(0.1, 5e-4, momentum=0.5))
-    expected = alone.fit_head(down["head"], z, stage="s1", epochs=1)
+    expected = alone.train(alone.head_loss, down["head"], z, stage="s1", epochs=1)
     assert tree.same(method.local_update(down, {}, data)[0]["head"], expected)
 
 

@@ -17,7 +17,7 @@ from edge_fl.learn.losses import cross_entropy, gaussian_nll, vclub
 from edge_fl.learn.optimiser import Adam, Sgd
 from edge_fl.learn.random import fold, key_of, normal
 from edge_fl.learn.tree import Params, Parts
-from edge_fl.methods import fedrir_networks
+from edge_fl.methods import fedrir
 from edge_fl.methods.contract import steps
 from edge_fl.methods.fedrir import OBJECTIVES, FedRIR, explained
 from edge_fl.models import build_net
@@ -155,7 +155,7 @@ def test_a_share_of_zero_hides_nothing() -> None:
 def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int) -> None:
     net = build_net(ModelConfig("cnn2-bn"), InputSpec((channels, side, side)), 10)
     assert sum(t.numel() for t in tree.parameters(net.extractor.init()).values()) == size
-    specific, decoder = fedrir_networks.specific_extractor(net), fedrir_networks.decoder(net)
+    specific, decoder = fedrir.specific_extractor(net), fedrir.Decoder(512, net.input)
     image = torch.zeros(2, channels, side, side)
     assert specific(image).shape == (2, 1024)
     flat = (
@@ -171,7 +171,7 @@ def test_the_networks_have_the_papers_sizes(side: int, channels: int, size: int)
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 30, 17)])
 def test_the_decoder_fits_images_of_any_size(shape: tuple[int, int, int]) -> None:
-    decoder = fedrir_networks.Decoder(6, InputSpec(shape))
+    decoder = fedrir.Decoder(6, InputSpec(shape))
     assert decoder(torch.zeros(2, 6)).shape == (2, *shape)
 
 

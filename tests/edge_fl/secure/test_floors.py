@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl.errors import SecureSumError
-from edge_fl.secure import fixed_point, masks, shares
+from edge_fl.secure import fixed_point, masks
 from edge_fl.secure.device import SumDevice
 from edge_fl.secure.fixed_point import Vector
 from edge_fl.secure.floors import DEFAULT
@@ -60,7 +60,7 @@ def unmasked(known: Mapping[str, Member], terms: SumRequest, colluders: list[str
         place = slice(0, SEED_BYTES) if gone else slice(SEED_BYTES, None)
         revealed.append({**parts, **{name: secrets[name][place] for name in colluders}})
 
-    self_seed, key_seed = (shares.combine(parts, least, names) for parts in revealed)
+    self_seed, key_seed = (masks.combine_shares(parts, least, names) for parts in revealed)
     key = masks.private_key(key_seed)
     numbers = fixed_point.from_bytes(payload) - masks.stream(masks.self_mask_key(self_seed), LENGTH)
     for peer in names:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_fl.secure import fixed_point, shares
+from edge_fl.secure import fixed_point, masks
 from edge_fl.secure.fixed_point import Numbers
 from edge_fl.secure.terms import Member
 from edge_fl.wire.messages import SumRequest
@@ -30,14 +30,17 @@ def test_flower_reconstructs_our_shares_and_we_reconstruct_flowers() -> None:
 
     names = names_of(9)
     padded = pad(SEED, 16)  # Flower splits a padded secret, one block of 16 bytes after the other
-    blocks = [shares.split(padded[start : start + 16], 6, names) for start in (0, 16)]
+    blocks = [masks.split_seed(padded[start : start + 16], 6, names) for start in (0, 16)]
     ours = [
         (place + 1).to_bytes(4, "little") + b"".join(block[name] for block in blocks)
         for place, name in enumerate(names)
     ]
     assert combine_shares(ours[2:8]) == SEED
     theirs = create_shares(SEED, 6, 9)
-    assert shares.combine({name: theirs[place][4:20] for place, name in enumerate(names)}, 6, names) == SEED
+    assert (
+        masks.combine_shares({name: theirs[place][4:20] for place, name in enumerate(names)}, 6, names)
+        == SEED
+    )
 
 
 def test_masked_vectors_are_those_that_flower_computes(thirty: Mapping[str, Member]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire import identity, login
+from edge_fl.wire import endpoint, identity
 from edge_fl_broker.provision.authority import Authority
 
 SECRET = "correct horse 'battery' ütaple"
@@ -22,20 +22,20 @@ def write(folder: Path, password: str | bytes = SECRET, username: str = "fleet")
 
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_both_are_read_without_the_end_of_their_line(tmp_path: Path, end: str) -> None:
-    found = login.read(write(tmp_path / "id", SECRET + end))
+    found = endpoint.read_login(write(tmp_path / "id", SECRET + end))
     assert (found.username, found.password) == ("fleet", SECRET)
 
 
 def test_a_token_needs_no_user_name(tmp_path: Path) -> None:
-    assert login.read(write(tmp_path / "id", username="")) == login.Login("", SECRET)
+    assert endpoint.read_login(write(tmp_path / "id", username="")) == endpoint.Login("", SECRET)
 
 
 def test_a_login_means_tls_with_the_cas_of_the_system(tmp_path: Path) -> None:
-    endpoint = identity.endpoint("broker.example", folder=write(tmp_path / "id"))
-    assert (str(endpoint), endpoint.ca) == ("mqtts://broker.example:8883", None)
-    context = endpoint.tls_context()
+    found = identity.endpoint("broker.example", folder=write(tmp_path / "id"))
+    assert (str(found), found.ca) == ("mqtts://broker.example:8883", None)
+    context = found.tls_context()
     assert context and context.check_hostname
-    assert SECRET not in repr(endpoint) + repr(login.read(tmp_path / "id"))
+    assert SECRET not in repr(found) + repr(endpoint.read_login(tmp_path / "id"))
     (tmp_path / "id/ca.crt").write_text("not a CA")
     with pytest.raises(ConfigError, match=r"ca\.crt: .*expected a CA"):
         identity.endpoint("broker.example", folder=tmp_path / "id").tls_context()

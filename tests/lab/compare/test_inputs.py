@@ -146,9 +146,9 @@ def test_a_result_without_its_inputs_is_run_again(tmp_path: Path) -> None:
     assert comparison.run([cell], tmp_path)[cell.key].last
 
 
-def test_the_source_of_a_method_is_its_file_and_those_of_methods_that_it_imports() -> None:
+def test_the_source_of_a_method_is_its_file_and_those_that_it_imports() -> None:
     assert cell_runs._imported(("edge_fl.methods.fedrep",)).keys() == {"edge_fl.methods.fedrep"}
-    assert "edge_fl.methods.fedrir_networks" in cell_runs._imported(("edge_fl.methods.fedrir",))
+    assert "edge_fl.models.normalise" in cell_runs._imported(("edge_fl.methods.fedrir",))
     for method in METHODS.values():
         assert method.__module__ in cell_runs._imported((method.__module__,))
 

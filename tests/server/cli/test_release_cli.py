@@ -47,7 +47,7 @@ def test_without_a_server_a_roll_out_is_carried_out_from_here(releases, stage, t
 def test_a_stale_retained_state_counts_as_offline(releases, stage, tmp_path) -> None:
     early = stage.connect("early", None, lambda event: None)
     state = ServerState(True, "dead", 7)
-    early.publish(Packet(stage.topics.server_state(), encode(state), retain=True))
+    early.publish(Packet(stage.topics.server("state"), encode(state), retain=True))
     early.drain(WAIT_S)
     heads = [stage.head(f"h{number}", tmp_path) for number in range(4)]
     lines: list[str] = []

@@ -54,7 +54,7 @@ def test_fleet_list_shows_that_no_server_is_online_and_when_one_last_received_a_
 ):
     topics, endpoint = Topics("main"), own_mosquitto.endpoint
     device = MqttTransport(endpoint, "pi-1", None, lambda event: None)
-    device.publish(Packet(topics.state("pi-1"), encode(DeviceState("ready", "b1")), retain=True))
+    device.publish(Packet(topics.up("pi-1", "state"), encode(DeviceState("ready", "b1")), retain=True))
     device.drain(60)
     with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
         devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
@@ -115,7 +115,7 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
 def test_the_list_shows_a_devices_measurements_and_whether_a_server_is_online(bench):
     able = Capability("head", "aarch64", "3.11", notes=["no torch", "512 MB"])
     transport = bench.connect("d1", None, lambda event: None)
-    transport.publish(Packet(bench.topics.meta("d1"), encode(able), retain=True))
+    transport.publish(Packet(bench.topics.up("d1", "meta"), encode(able), retain=True))
     transport.drain(60)
     online, (row,) = device_list.devices(bench.connect, "main", Database.open(), LeaseLimits(settle_s=0.2))
     assert online

@@ -18,7 +18,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.console import units
-from edge_fl.console.formatting import clock
+from edge_fl.console.units import clock
 from edge_fl.errors import RunError
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.mqtt.transport import MqttTransport
@@ -173,7 +173,7 @@ def test_a_fleet(
             can = Capability("head", "aarch64, 4 cores, 905 MB", "3.11", samples=120, head="logistic")
             device = MqttTransport(endpoint, name, None, lambda event: None)
             state = DeviceState("alert", "b1", activity="fitting", release=3, why="canary_failed")
-            for topic, message in ((topics.state(name), state), (topics.meta(name), can)):
+            for topic, message in ((topics.up(name, "state"), state), (topics.up(name, "meta"), can)):
                 device.publish(Packet(topic, encode(message), retain=True))
             device.drain(10)
             device.close()

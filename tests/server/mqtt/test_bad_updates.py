@@ -13,7 +13,7 @@ from edge_fl.blob import describe, split
 from edge_fl.errors import RunError
 from edge_fl.learn.aggregation.robust import Robust
 from edge_fl.learn.tree import same
-from edge_fl.log_limit import AT_ONCE, EVERY_S
+from edge_fl.logs import AT_ONCE, EVERY_S
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.wire import tensors
@@ -216,10 +216,10 @@ def test_a_wrong_chunk_is_dropped_and_the_right_one_completes_the_update(bench):
     def poisoning(mode, report, payload):
         right = [bytes(chunk) for chunk in split(payload, 1024)]
         for chunk in (bytes(len(right[0])), right[0]):
-            device.send(bench.topics.report("d1", "t1", 1), encode(report))
-            device.send(bench.topics.blob("d1", report.id, 0), chunk, content_type=SAFETENSORS)
+            device.send(bench.topics.up("d1", "rpt", "t1", 1), encode(report))
+            device.send(bench.topics.up("d1", "blob", report.id, 0), chunk, content_type=SAFETENSORS)
         for index, chunk in enumerate(right[1:], 1):
-            device.send(bench.topics.blob("d1", report.id, index), chunk, content_type=SAFETENSORS)
+            device.send(bench.topics.up("d1", "blob", report.id, index), chunk, content_type=SAFETENSORS)
         return []
 
     device = bench.device("d1", tamper=poisoning)
@@ -230,10 +230,10 @@ def test_a_wrong_chunk_is_dropped_and_the_right_one_completes_the_update(bench):
 
 def test_malformed_packets_are_counted_by_sender_and_kind(bench):
     def noisy(mode, report, payload):
-        topic = bench.topics.report("d1", "t1", 1)
+        topic = bench.topics.up("d1", "rpt", "t1", 1)
         for content in (b"{", b'{"id": NaN}', b"[" * 5000, b"\xff", encode(report)[:-1]):
             device.send(topic, content)
-        device.send(bench.topics.blob("d1", report.id, 0), b"x", content_type="application/zip")
+        device.send(bench.topics.up("d1", "blob", report.id, 0), b"x", content_type="application/zip")
         device.send(f"{bench.topics.root}/d/d1/up/nonsense", b"{}")
         return [(report, payload)]
 
@@ -248,7 +248,7 @@ def test_malformed_packets_of_one_device_do_not_fill_the_log(bench, caplog):
     device = bench.device("d1", tamper=lambda *_: [])
     bench.wait_for(full=1)
     for _ in range(250):
-        device.send(bench.topics.report("d1", "t1", 1), b"{")
+        device.send(bench.topics.up("d1", "rpt", "t1", 1), b"{")
     assert bench.eventually(lambda: bench.connection.malformed["d1 rpt"] == 250)
     lines = [line for line in caplog.messages if "/d/d1/up/rpt/" in line]
     assert len(lines) == 3 and "(100 malformed messages of this kind)" in lines[-1]
@@ -256,10 +256,10 @@ def test_malformed_packets_of_one_device_do_not_fill_the_log(bench, caplog):
 
 FLOODS = {
     "stale reports": lambda topics, number: (
-        topics.report("d1", "t1", 1),
+        topics.up("d1", "rpt", "t1", 1),
         Report(f"r{number}", "update", "boot", 1),
     ),
-    "log lines": lambda topics, number: (topics.log("d1"), Log("error", f"line {number}")),
+    "log lines": lambda topics, number: (topics.up("d1", "log"), Log("error", f"line {number}")),
     "unknown kinds": lambda topics, number: (f"{topics.root}/d/d1/up/kind{number}", Log("info", "x")),
 }
 
@@ -274,13 +274,13 @@ def test_no_message_of_a_device_fills_the_log(bench, caplog):
         for number in range(100):
             topic, message = flood(bench.topics, number)
             device.send(topic, encode(message))
-    device.send(bench.topics.log("d2"), encode(Log("warning", "of another device")))
+    device.send(bench.topics.up("d2", "log"), encode(Log("warning", "of another device")))
     assert bench.eventually(lambda: "of another device" in caplog.text)
     assert bench.connection.malformed.total() == 100 and bench.inbox.counts["stale_round"] == 100
     lines = [record for record in caplog.records if getattr(record, "device", "") == "d1"]
     assert len(lines) == AT_ONCE and sum("d1" in message for message in caplog.messages) == AT_ONCE
     bench.inbox.journal.lines._clock.now_s += EVERY_S
-    device.send(bench.topics.log("d1"), encode(Log("warning", "later")))
+    device.send(bench.topics.up("d1", "log"), encode(Log("warning", "later")))
     assert bench.eventually(lambda: "d1: later (290 more lines of d1 were left out)" in caplog.text)
 
 
@@ -296,7 +296,7 @@ def test_a_failure_that_a_device_causes_again_and_again_does_not_fill_the_log(be
     bench.connection.on("rpt", lambda received: handled.update(["rpt"]))
     bench.connection.on("rpt", fail)
     for number in range(100):
-        device.send(bench.topics.report("d1", "t1", 1), encode(Report(f"r{number}", "update", "boot", 1)))
+        device.send(bench.topics.up("d1", "rpt", "t1", 1), encode(Report(f"r{number}", "update", "boot", 1)))
     assert bench.eventually(lambda: handled["rpt"] == 100)
     lines = [record for record in caplog.records if getattr(record, "device", "") == "d1"]
     assert len(lines) == AT_ONCE and any(record.exc_info for record in lines) == isinstance(error, KeyError)
@@ -312,7 +312,7 @@ def test_unrequested_chunks_take_no_memory(bench):
     (round_request,) = (opened.request for opened in fleet._open.values())
     for index in range(64):
         endless.send(
-            bench.topics.blob("d1", round_request.id, index), bytes(200_000), content_type=SAFETENSORS
+            bench.topics.up("d1", "blob", round_request.id, index), bytes(200_000), content_type=SAFETENSORS
         )
     bench.connection.transport.drain(5)
     assert bench.eventually(lambda: "d1" in round_request._uploads)

@@ -110,7 +110,7 @@ def test_a_device_that_restarts_during_a_round_still_responds(bench):
     def forgetful(mode, report, payload):
         tries.append(report.id)
         if len(tries) == 1:
-            reborn.send(bench.topics.assignment("d2"), b"", retain=True)  # the broker has lost it
+            reborn.send(bench.topics.down("d2", "assignment"), b"", retain=True)  # the broker has lost it
             reborn.reboot("b2")
             return []
         return [(report, payload)]
@@ -200,10 +200,10 @@ def test_a_device_may_request_chunks_and_its_assignment_again(bench):
     assignment = decode(bench.retained()["d/d1/dn/assignment"], Assignment)
     chunk = bench.topics.chunk(assignment.down.sha256, 0)
     bench.connection.transport.publish(Packet(chunk, b"", retain=True))
-    silent.send(bench.topics.request("d1"), encode(Request("r1", "chunks", assignment.down.sha256, [0])))
+    silent.send(bench.topics.up("d1", "req"), encode(Request("r1", "chunks", assignment.down.sha256, [0])))
     assert bench.eventually(lambda: chunk.removeprefix(bench.topics.root + "/") in bench.retained("art/#"))
     before = len(silent.assignments)
-    silent.send(bench.topics.request("d1"), encode(Request("r2", "assignment")))
+    silent.send(bench.topics.up("d1", "req"), encode(Request("r2", "assignment")))
     assert bench.eventually(lambda: len(silent.assignments) > before)
     assert silent.assignments[-1] == assignment
     fleet.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from edge_fl.failures import Failure
-from edge_fl.secure.signed import ForgedError
+from edge_fl.secure.signatures import ForgedError
 from edge_fl.wire.messages import Capability, DeviceState
 from edge_fl_server.mqtt.statements import (
     FORGET_S,

@@ -51,7 +51,7 @@ def limit(clock, excess) -> RateLimit:
 
 
 def test_messages_above_the_limit_are_dropped_and_reported_once_per_interval(limit, clock, excess):
-    state, other = Packet(TOPICS.state("d1"), b"{}"), Packet(TOPICS.log("d2"), b"{}")
+    state, other = Packet(TOPICS.up("d1", "state"), b"{}"), Packet(TOPICS.up("d2", "log"), b"{}")
     admitted = sum(limit.admits(state) for _ in range(MAX_MESSAGES + 250))
     assert admitted == MAX_MESSAGES and limit.admits(other) and not excess
     clock.now_s += device_packets.INTERVAL_S
@@ -71,17 +71,20 @@ def test_the_largest_update_with_its_repetition_and_a_busy_device_pass(limit):
     chunk = bytes(CHUNK_BYTES)
     for _ in range(2):
         for index in range(MAX_BLOB_BYTES // CHUNK_BYTES):
-            assert limit.admits(Packet(TOPICS.blob("d1", "r1", index), chunk))
-    assert all(limit.admits(Packet(TOPICS.state("d1"), b"{}")) for _ in range(MAX_MESSAGES))
+            assert limit.admits(Packet(TOPICS.up("d1", "blob", "r1", index), chunk))
+    assert all(limit.admits(Packet(TOPICS.up("d1", "state"), b"{}")) for _ in range(MAX_MESSAGES))
 
 
 def test_tiny_chunks_count_as_chunks_of_the_usual_size(limit):
-    packets = [Packet(TOPICS.blob("d1", "r1", index), b"x") for index in range(20_000)]
+    packets = [Packet(TOPICS.up("d1", "blob", "r1", index), b"x") for index in range(20_000)]
     assert sum(map(limit.admits, packets)) == 2 * MAX_BLOB_BYTES // CHUNK_BYTES
 
 
 def test_a_blocked_device_has_a_tenth_of_the_limit(limit, clock, excess):
-    state, chunk = Packet(TOPICS.state("blocked"), b"{}"), Packet(TOPICS.blob("blocked", "r1", 0), b"x")
+    state, chunk = (
+        Packet(TOPICS.up("blocked", "state"), b"{}"),
+        Packet(TOPICS.up("blocked", "blob", "r1", 0), b"x"),
+    )
     assert sum(limit.admits(state) for _ in range(MAX_MESSAGES)) == MAX_MESSAGES // 10
     clock.now_s += device_packets.INTERVAL_S
     assert sum(limit.admits(chunk) for _ in range(2000)) == MAX_BLOB_BYTES // 5 // CHUNK_BYTES
@@ -100,7 +103,7 @@ def test_names_that_no_device_has_are_dropped_without_a_record(limit, clock, exc
             admitted = limit.admits(Packet(f"{TOPICS.root}/d/{sender}/up/state", b"{}"))
         assert not admitted
     clock.now_s += device_packets.INTERVAL_S
-    assert limit.admits(Packet(TOPICS.server_state(), b"{}")) and not excess
+    assert limit.admits(Packet(TOPICS.server("state"), b"{}")) and not excess
 
 
 def lines_of(limit: RateLimit, packets: list[Packet]) -> int:
@@ -124,7 +127,7 @@ def lines_of(limit: RateLimit, packets: list[Packet]) -> int:
 
 def test_a_message_costs_the_same_among_10000_devices(limit):
     few, many = (
-        [Packet(TOPICS.state(f"{kind}-{number:05d}"), b"{}") for number in range(count)]
+        [Packet(TOPICS.up(f"{kind}-{number:05d}", "state"), b"{}") for number in range(count)]
         for kind, count in (("few", 10), ("many", 10_000))
     )
     per_message = lines_of(limit, few) // len(few)
@@ -145,14 +148,14 @@ def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
     monkeypatch.setattr(device_packets, "MAX_MESSAGES", MAX_MESSAGES // 10)
     monkeypatch.setattr(device_packets, "MAX_CHUNK_BYTES", device_packets.MAX_CHUNK_BYTES // 10)
     topic, payload = {
-        "state": (bench.topics.state("flooder"), '{"status": "ready", "boot": "b1"}'),
-        "log": (bench.topics.log("flooder"), '{"level": "info", "text": "' + 1000 * "x" + '"}'),
+        "state": (bench.topics.up("flooder", "state"), '{"status": "ready", "boot": "b1"}'),
+        "log": (bench.topics.up("flooder", "log"), '{"level": "info", "text": "' + 1000 * "x" + '"}'),
         "rpt": (
-            bench.topics.report("flooder", "t1", 1),
+            bench.topics.up("flooder", "rpt", "t1", 1),
             '{"id": "x", "kind": "update", "boot": "b1", "samples": 1}',
         ),
-        "blob": (bench.topics.blob("flooder", "t1-1", 0), 100 * "x"),
-        "malformed": (bench.topics.request("flooder"), "{"),
+        "blob": (bench.topics.up("flooder", "blob", "t1-1", 0), 100 * "x"),
+        "malformed": (bench.topics.up("flooder", "req"), "{"),
     }[kind]
     for id in ("d1", "d2", "d3"):
         bench.device(id)

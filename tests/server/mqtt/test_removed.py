@@ -58,7 +58,10 @@ class Site:
 
     def retained(self, name: str) -> set[str]:
         """The topics of a device with a retained message; the server's own, subscribed last, shows that all have come."""
-        topics, last = [TOPICS.state(name), TOPICS.meta(name), TOPICS.assignment(name)], TOPICS.server_state()
+        topics, last = (
+            [TOPICS.up(name, "state"), TOPICS.up(name, "meta"), TOPICS.down(name, "assignment")],
+            TOPICS.server("state"),
+        )
         while last not in (found := set(read_retained(self.connect, [*topics, last], QUICK))):
             pass
         return found - {last}
@@ -110,7 +113,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         assert eventually(lambda: server.roster.get("pi-1") is None)
         assert eventually(lambda: not site.retained("pi-1"))
         state = encode(DeviceState("ready", "b1", 9))
-        device.send(TOPICS.state("pi-1"), state, retain=True)  # its session is still open
+        device.send(TOPICS.up("pi-1", "state"), state, retain=True)  # its session is still open
         assert eventually(lambda: not site.retained("pi-1")) and server.roster.get("pi-1") is None
         assert (
             eventually(lambda: server.assignments.current("pi-1") is None)
@@ -119,7 +122,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         assert server.roster.get("pi-2") and eventually(lambda: len(site.retained("pi-2")) == 2)
         device.close()
         other.close()
-    assert {row.name for row in site.authority.rows() if row.revoked} == {"pi-1"}
+    assert {row.name for row in site.authority.register.rows() if row.revoked} == {"pi-1"}
     assert reports.is_accepted(db, "main", "pi-1", "r1")
 
     def listed() -> list[object]:

@@ -60,7 +60,7 @@ def test_a_device_of_another_protocol_is_never_ready():
 def test_an_empty_retained_state_retires_a_device(bench):
     device = bench.device("d1")
     bench.wait_for(full=1)
-    device.send(bench.topics.state("d1"), b"", retain=True)
+    device.send(bench.topics.up("d1", "state"), b"", retain=True)
     assert bench.eventually(lambda: not bench.roster.table)
 
 
@@ -117,7 +117,7 @@ def test_devices_that_connected_before_the_server_get_a_rebirth_command(bench):
     roster = Roster(second)
     second.open()
     roster.wait_for(full=1, deadline_s=WAIT_S)
-    command = bench.topics.command("d1")
+    command = bench.topics.down("d1", "cmd")
     assert bench.eventually(
         lambda: [decode(p.payload, Command).do for p in received if p.topic == command] == ["rebirth"]
     )
@@ -154,7 +154,7 @@ def test_a_state_that_arrives_after_connecting_raises_the_epoch(stage):
     connection = ServerConnection(stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
     connection.open()
     old = ServerState(False, "old", 7)
-    early.publish(Packet(stage.topics.server_state(), encode(old), retain=True))
+    early.publish(Packet(stage.topics.server("state"), encode(old), retain=True))
     assert stage.eventually(lambda: decode(stage.retained()["srv/state"], ServerState).epoch == 8)
     connection.check()
     connection.close()
@@ -245,7 +245,7 @@ def test_messages_of_another_fleet_on_the_same_broker_are_not_received(bench):
 def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage, caplog):
     """Without a beat the lease has ended; `--takeover` is not needed."""
     early = stage.connect("early", None, lambda event: None)
-    early.publish(Packet(stage.topics.server_state(), encode(ServerState(True, "old", 7)), retain=True))
+    early.publish(Packet(stage.topics.server("state"), encode(ServerState(True, "old", 7)), retain=True))
     early.drain(WAIT_S)
     connection = ServerConnection(
         stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05, lease_s=0.5)
@@ -259,7 +259,7 @@ def test_a_retained_online_state_without_beats_does_not_block_a_new_server(stage
 
 def test_what_a_slow_broker_retains_is_read(stage, broker):
     """The pause that ends reading begins with the broker's answer."""
-    topic = stage.topics.server_state()
+    topic = stage.topics.server("state")
     early = stage.connect("early", None, lambda event: None)
     early.publish(Packet(topic, encode(ServerState(True, "old", 7)), retain=True))
     early.drain(WAIT_S)
@@ -276,7 +276,7 @@ def test_what_a_slow_broker_retains_is_read(stage, broker):
 @pytest.mark.parametrize("epoch", [2**30, 2**40])
 def test_an_epoch_out_of_range_is_ignored(stage, epoch):
     early = stage.connect("early", None, lambda event: None)
-    poison = Packet(stage.topics.server_state(), encode(ServerState(False, "old", epoch)), retain=True)
+    poison = Packet(stage.topics.server("state"), encode(ServerState(False, "old", epoch)), retain=True)
     early.publish(poison)
     early.drain(WAIT_S)
     connection = ServerConnection(stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
@@ -286,7 +286,7 @@ def test_an_epoch_out_of_range_is_ignored(stage, epoch):
     early.drain(WAIT_S)
     handled = threading.Event()  # one thread handles all messages in order
     connection.on("log", lambda message: handled.set())
-    early.publish(Packet(stage.topics.log("early"), encode(Log("info", "after it"))))
+    early.publish(Packet(stage.topics.up("early", "log"), encode(Log("info", "after it"))))
     assert handled.wait(WAIT_S)
     connection.check()
     assert connection.epoch == 1

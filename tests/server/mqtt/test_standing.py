@@ -160,12 +160,14 @@ def test_an_operator_lists_devices_while_a_server_runs(site: Site) -> None:
 
 @pytest.mark.broker
 def test_messages_on_a_device_topic_count_for_device_names_only(site: Site) -> None:
-    will = Packet(site.connection.topics.state("operator"), b"")
+    will = Packet(site.connection.topics.up("operator", "state"), b"")
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")(
         "operator", will, lambda event: None
     )
     operator.wait_connected(60)
-    operator.publish(Packet(site.connection.topics.state("operator"), encode(DeviceState("ready", "b1"))))
+    operator.publish(
+        Packet(site.connection.topics.up("operator", "state"), encode(DeviceState("ready", "b1")))
+    )
     assert eventually(lambda: site.connection.malformed)
     assert "operator" not in site.roster.table
     operator.close()
@@ -182,11 +184,11 @@ def test_a_devices_identity_cannot_be_used_for_reading(site: Site, tmp_path) -> 
 def test_a_reader_with_the_operators_identity_does_not_disconnect_the_operator(site: Site) -> None:
     lost = threading.Event()
     connect = connector("127.0.0.1", site.port, site.authority.home / "operator")
-    will = Packet(site.connection.topics.state("operator"), b"")
+    will = Packet(site.connection.topics.up("operator", "state"), b"")
     at_work = connect("operator", will, lambda event: isinstance(event, Disconnected) and lost.set())
     at_work.wait_connected(60)
-    assert read_retained(connect, [site.connection.topics.server_state()])
-    at_work.publish(Packet(site.connection.topics.server_state(), b""))
+    assert read_retained(connect, [site.connection.topics.server("state")])
+    at_work.publish(Packet(site.connection.topics.server("state"), b""))
     at_work.drain(60)
     assert not lost.is_set() and not at_work.denied
     at_work.close()

@@ -136,8 +136,8 @@ def test_a_report_that_arrives_before_the_releases_are_known_is_not_answered(ben
     """The device sends it again; a rejection would delete it."""
     head = bench.head("h1", tmp_path)
     bench.wait_for(heads=1)
-    head._publish(bench.topics.report("h1", "toy-1", 1), Report("rel-1", "head", "h1", 9, release=1))
-    head._publish(bench.topics.report("h1", "toy-1", 1), Report("later", "update", "h1", 9))
+    head._publish(bench.topics.up("h1", "rpt", "toy-1", 1), Report("rel-1", "head", "h1", 9, release=1))
+    head._publish(bench.topics.up("h1", "rpt", "toy-1", 1), Report("later", "update", "h1", 9))
     assert bench.eventually(lambda: bool(head.acks))
     assert [ack.id for ack in head.acks] == ["later"]
 

@@ -36,7 +36,7 @@ class Site:
         bench, topics = self.bench, self.bench.topics
         capability = Capability("head", "test", "3", samples=9, head="svm", update=status)
         state = DeviceState(present, "b1")
-        for topic, message in ((topics.meta(device), capability), (topics.state(device), state)):
+        for topic, message in ((topics.up(device, "meta"), capability), (topics.up(device, "state"), state)):
             bench.connection.publish_packet(Packet(topic, encode(message), retain=True))
         assert bench.eventually(lambda: self._heard(device, capability, state))
 

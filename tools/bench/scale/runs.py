@@ -50,7 +50,7 @@ class _BrokerListener:
         if isinstance(event, Connected) and not event.session_present:
             self._ready.wait()  # the connection may be up before the constructor returns
             topics = Topics(FLEET)
-            patterns = (topics.round("+"), topics.report("+", "+", "+"), topics.tuf("timestamp.json"))
+            patterns = (topics.round("+"), topics.up("+", "rpt", "+", "+"), topics.tuf("timestamp.json"))
             for topic in (*COUNTED.values(), *patterns):
                 self._transport.subscribe(topic)
         self._watch.record(event)

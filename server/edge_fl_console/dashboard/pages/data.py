@@ -7,7 +7,7 @@ from msgspec import Struct
 from nicegui import ui
 from sqlalchemy import func, select
 
-from edge_fl.console.formatting import number
+from edge_fl.console.units import number
 from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import empty, facts, heading, place

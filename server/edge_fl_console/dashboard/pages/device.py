@@ -7,7 +7,7 @@ from msgspec import Struct
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 from sqlalchemy import func, select
 
-from edge_fl.console.formatting import clock, escape, mean, number, positive, seconds, share, since, size
+from edge_fl.console.units import clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console.dashboard import charts, standing

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from nicegui import ui
 from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
 
-from edge_fl.console.formatting import NOTHING, ago, escape, number, positive, share
+from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
 from edge_fl.metrics import EPSILON
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard, update

@@ -9,7 +9,7 @@ from msgspec import Struct
 from nicegui import ui
 from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, select, union_all
 
-from edge_fl.console.formatting import clock, escape
+from edge_fl.console.units import clock, escape
 from edge_fl.failures import SIGNATURE
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard

@@ -13,8 +13,7 @@ from nicegui import ui
 from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl.console.formatting import NOTHING, clock, escape, number, share
-from edge_fl.console.units import counted
+from edge_fl.console.units import NOTHING, clock, counted, escape, number, share
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard

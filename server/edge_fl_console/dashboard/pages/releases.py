@@ -7,7 +7,7 @@ from msgspec import Struct
 from nicegui import ui
 from sqlalchemy import case, func, select
 
-from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, share, size
+from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, share, size
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.actions import command_words
 from edge_fl_console.dashboard.live import Address, PageBoard

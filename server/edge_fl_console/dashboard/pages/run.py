@@ -14,7 +14,7 @@ from msgspec import Struct
 from sqlalchemy import case, func, select
 
 from edge_fl import metrics
-from edge_fl.console.formatting import NOTHING, clock, escape, mean, number, positive, seconds, share, size
+from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, size
 from edge_fl.metrics import PERSONAL_AFTER, PERSONAL_BEFORE, Summary, summarise_reports
 from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.charts import Chart, ChartCurve

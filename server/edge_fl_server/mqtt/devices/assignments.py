@@ -58,7 +58,7 @@ class Assignments:
             for device, assignment in list(self._current.items()):
                 if assignment.mode not in LASTING_MODES:
                     del self._current[device]
-                    self._connection.clear_retained(self._connection.topics.assignment(device))
+                    self._connection.clear_retained(self._connection.topics.down(device, "assignment"))
 
     def _republish_all(self) -> None:
         for device in list(self._current):
@@ -74,7 +74,7 @@ class Assignments:
             lasts = assignment.mode in LASTING_MODES
             assignment = self._connection.signed("assignment", device, assignment, lasts=lasts)
         self._current[device] = assignment
-        self._connection.publish(self._connection.topics.assignment(device), assignment, retain=True)
+        self._connection.publish(self._connection.topics.down(device, "assignment"), assignment, retain=True)
 
     def _on_state(self, received: ReceivedMessage) -> None:
         """Forget the assignment of a device that was removed: its state was cleared."""
@@ -90,7 +90,9 @@ class Assignments:
 def clear_leftover_assignments(connection: ServerConnection) -> int:
     """Clear the training assignments left by a server that crashed; return their number."""
     cleared = 0
-    for topic, payload in read_retained(connection.connect, [connection.topics.assignment("+")]).items():
+    for topic, payload in read_retained(
+        connection.connect, [connection.topics.down("+", "assignment")]
+    ).items():
         try:
             lasting = decode(payload, Assignment).mode in LASTING_MODES
         except ProtocolError:

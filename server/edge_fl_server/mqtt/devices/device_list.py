@@ -17,8 +17,7 @@ from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
-from edge_fl.secure.signatures import Authorities
-from edge_fl.secure.signed import ForgedError, require_stated
+from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
 from edge_fl_server.mqtt.connector import LeaseLimits, ServerConnect, read_retained
@@ -92,7 +91,7 @@ def devices(
     }
     signed: dict[str, str] = {}
     online = False
-    patterns = [topics.server_state(), topics.state("+"), topics.meta("+")]
+    patterns = [topics.server("state"), topics.up("+", "state"), topics.up("+", "meta")]
     retained = read_retained(connect, patterns, limits)
     if not retained and fleet not in (there := fleets.known(db)):
         raise InputError(f"no fleet {fleet!r} on this broker{nearest(fleet, there)}", "nothing was listed")

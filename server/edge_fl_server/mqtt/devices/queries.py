@@ -40,9 +40,20 @@ from edge_fl.failures import Failure
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
 from edge_fl.secure.signatures import Authorities, require_signed
-from edge_fl.wire.diagnostics import ANSWERS, Diagnostics, Logs, signed_content
 from edge_fl.wire.identity import IdentityError
-from edge_fl.wire.messages import GONE, MAX_ANSWER_BYTES, DeviceState, Query, QueryReply, decode, encode
+from edge_fl.wire.messages import (
+    GONE,
+    MAX_ANSWER_BYTES,
+    QUERY_ANSWERS,
+    DeviceState,
+    Diagnostics,
+    Logs,
+    Query,
+    QueryReply,
+    answer_content,
+    decode,
+    encode,
+)
 from edge_fl.wire.topics import Topics, checked, checked_device
 from edge_fl.wire.transport import Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.connector import ServerConnect, passing_client
@@ -118,12 +129,12 @@ class _Conversation:
         """Ask. Raises as `ask`, and _InterruptedError if the connection is lost."""
         transport.wait_connected(CONNECT_S)
         topics, device = self._topics, self._device
-        chunks = topics.query_chunk(device, self._query.id, "+")
-        for topic in (topics.query_reply(device), chunks, topics.state(device)):
+        chunks = topics.up(device, "query", self._query.id, "+")
+        for topic in (topics.up(device, "query"), chunks, topics.up(device, "state")):
             transport.subscribe(topic)
         self._listen(SETTLE_S, lambda: self._state is not None)
         self._require_present()
-        topic, expiry_s = topics.query(device), max(1, round(deadline_s))
+        topic, expiry_s = topics.down(device, "query"), max(1, round(deadline_s))
         transport.publish(Packet(topic, encode(self._query), expiry_s=expiry_s))
         transport.drain(CONNECT_S)
         if reason := getattr(transport, "denied", {}).get(topic):
@@ -193,7 +204,7 @@ class _Conversation:
             raise RunError(f"{name}: no answer: {known}", "nothing was read")
         if reply.blob.bytes > MAX_ANSWER_BYTES:
             raise ProtocolError(f"{name}: an answer of {reply.blob.bytes} bytes, at most {MAX_ANSWER_BYTES}")
-        content = signed_content(self._topics.fleet, name, self._query.id, reply.blob.sha256)
+        content = answer_content(self._topics.fleet, name, self._query.id, reply.blob.sha256)
         try:
             if authorities:
                 require_signed(reply.certificate, name, content, reply.signature, authorities)
@@ -201,7 +212,7 @@ class _Conversation:
             for index, chunk in self._chunks.items():
                 assembly.add(index, chunk)
             payload = assembly.join()
-            answer = decode(payload, ANSWERS[self._query.what])
+            answer = decode(payload, QUERY_ANSWERS[self._query.what])
         except IdentityError as error:
             raise TrustError(f"the answer of {error.message}", consequence="it was not used") from error
         except EdgeFLError as error:
@@ -240,7 +251,7 @@ def write_bundle(answer: QueryAnswer, fleet: str, out: Path | None = None) -> Pa
 
 def _files(answer: QueryAnswer, fleet: str) -> dict[str, bytes]:
     assert isinstance(answer.content, Diagnostics) and answer.reply.blob
-    content = signed_content(fleet, answer.device, answer.reply.id, answer.reply.blob.sha256)
+    content = answer_content(fleet, answer.device, answer.reply.id, answer.reply.blob.sha256)
     certificate = ""
     if answer.signed:
         pem = x509.load_der_x509_certificate(answer.reply.certificate).public_bytes(Encoding.PEM)

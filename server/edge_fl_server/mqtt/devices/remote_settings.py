@@ -140,4 +140,4 @@ class SettingsPublisher:
         if known is None or known.serial != settings.serial or self._director.is_stale(known):
             known = self._director.sign("settings", device, settings)
         self._published[device] = known
-        self._connection.publish(self._connection.topics.settings(device), known, retain=True)
+        self._connection.publish(self._connection.topics.down(device, "settings"), known, retain=True)

@@ -218,7 +218,12 @@ class Roster:
         with self._change:
             self._devices.pop(id, None)
         topics = self._connection.topics
-        for topic in (topics.state(id), topics.meta(id), topics.assignment(id), topics.settings(id)):
+        for topic in (
+            topics.up(id, "state"),
+            topics.up(id, "meta"),
+            topics.down(id, "assignment"),
+            topics.down(id, "settings"),
+        ):
             self._connection.clear_retained(topic)
 
     def _detect_duplicates(self, id: DeviceId, boot: str) -> None:

@@ -357,7 +357,7 @@ class Inbox:
             return
         self._log(device, verdict)
         ack = Ack(verdict.id, verdict.status, verdict.reason)
-        self._connection.publish(self._connection.topics.ack(device), ack, expiry_s=ACK_EXPIRY_S)
+        self._connection.publish(self._connection.topics.down(device, "ack"), ack, expiry_s=ACK_EXPIRY_S)
 
     def _log(self, device: str, verdict: UpdateVerdict) -> None:
         """Log why a report does not count, once, within the limit of its device's lines."""

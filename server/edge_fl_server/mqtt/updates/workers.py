@@ -85,8 +85,8 @@ class UpdateWorker:
         """Handle an event on the transport's thread: the broker sends the next message after this one is stored."""
         if isinstance(event, Connected):
             self._ready.wait()  # the broker may answer before `_transport` is assigned
-            self._transport.subscribe(shared(self._topics.report("+", "+", "+")))
-            self._transport.subscribe(shared(self._topics.blob("+", "+", "+")))
+            self._transport.subscribe(shared(self._topics.up("+", "rpt", "+", "+")))
+            self._transport.subscribe(shared(self._topics.up("+", "blob", "+", "+")))
             self._subscribed.set()
         elif isinstance(event, Packet) and event.payload and self._rate_limit.admits(event):
             try:
@@ -175,7 +175,7 @@ class UpdateWorker:
 
     def _acknowledge(self, device: str, verdict: UpdateVerdict) -> None:
         ack = Ack(verdict.id, verdict.status, verdict.reason)
-        self._transport.publish(Packet(self._topics.ack(device), encode(ack), expiry_s=ACK_EXPIRY_S))
+        self._transport.publish(Packet(self._topics.down(device, "ack"), encode(ack), expiry_s=ACK_EXPIRY_S))
 
 
 class SharedInbox(Inbox):

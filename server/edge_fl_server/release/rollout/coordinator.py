@@ -25,8 +25,8 @@ from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.heads.plan import Way
 from edge_fl.learn.tree import Parts
+from edge_fl.logs import Outage
 from edge_fl.methods.contract.method import Method
-from edge_fl.outage import Outage
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.release.manifests import Manifest, blobs, extends
 from edge_fl.wire.egress import HEAD_NUMBERS
@@ -106,7 +106,9 @@ class AgentRollout:
         update = AgentUpdate(id, release)
         if status.id != update.id and not self._has_been_asked(device, update):
             self._asked[device] = self._connection.signed("agent", device, update)
-            self._connection.publish(self._connection.topics.agent(device), self._asked[device], retain=True)
+            self._connection.publish(
+                self._connection.topics.down(device, "agent"), self._asked[device], retain=True
+            )
 
     def _has_been_asked(self, device: str, update: AgentUpdate) -> bool:
         """Whether this server has asked for the update, with a key that devices still trust."""

@@ -22,7 +22,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.fleet.settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
-from edge_fl.secure import signed
+from edge_fl.secure import signatures
 from edge_fl.wire.messages import Assignment, Command, encode
 from edge_fl_server.mqtt.connection import M
 from edge_fl_server.release.repository import Repository
@@ -49,7 +49,7 @@ class Director:
         """
         expires = int(self.clock() + LIFE_S) if lasts else 0
         signature = ServerSignature(self.fleet, device, self._next_number(), expires)
-        content = signed.to_device(kind, signature, encode(replace(message, signature=None)))
+        content = signatures.to_device(kind, signature, encode(replace(message, signature=None)))
         signature = replace(signature, signatures=self._signatures(content))
         return replace(message, signature=signature)
 

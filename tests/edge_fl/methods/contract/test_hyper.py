@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from edge_fl.errors import MethodError
-from edge_fl.methods.contract.hyper import Hyper, check
+from edge_fl.methods.contract.method import Hyper, check_hypers
 
 KNOWN: dict[str, tuple[Any, Hyper]] = {
     "mu": (0.1, Hyper("pull", low=0)),
@@ -37,7 +37,7 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is_expected(
     name: str, value: Any, expected: str
 ) -> None:
     with pytest.raises(MethodError) as refused:
-        check("fedx", {name: value}, KNOWN)
+        check_hypers("fedx", {name: value}, KNOWN)
     assert f"method fedx: {name} = {value!r}, expected {expected}" in str(refused.value)
 
 
@@ -55,4 +55,4 @@ def test_a_value_that_is_not_allowed_is_refused_with_what_is_expected(
     ],
 )
 def test_the_ends_of_a_range_and_all_choices_are_allowed(name: str, value: Any) -> None:
-    check("fedx", {name: value}, KNOWN)
+    check_hypers("fedx", {name: value}, KNOWN)

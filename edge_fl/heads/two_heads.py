@@ -1,6 +1,8 @@
-"""The gated head of FedCP: a frozen policy weights every feature between the personal head and the frozen global head.
+"""Heads that combine a personal head with the frozen global one of the release: the gated head of FedCP, the ensemble of DualFed.
 
-Only the personal head is trained here, by SGD from the global one; policy and global head are extras of the release.
+FedCP: a frozen policy weights every feature between both heads. Only the personal head is trained here, by SGD from the global one; policy
+and global head are extras of the release. DualFed: the mean of the probabilities of a personal MLP and the global classifier (Eq. 5). The
+MLP replaces projector and personal classifier, which a head-only device trains on features without the contrastive term.
 """
 
 from collections.abc import Mapping
@@ -12,12 +14,14 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.heads.descent import Weights, descend, probabilities, received
-from edge_fl.heads.graph import Graph
-from edge_fl.heads.head import Array, Features, Head, TrainingSet, require_features
+from edge_fl.heads.head import Array, Features, Graph, Head, TrainingSet, require_features
+from edge_fl.heads.mlp import Mlp
 
 POLICY = "policy"
 EPSILON = 1e-5  # as in torch's LayerNorm
 NAMES = {"0.weight": "inner", "0.bias": "inner_bias", "1.weight": "gain", "1.bias": "shift"}
+TINY = np.float32(1e-30)
+"""Keeps the logarithm of a zero probability finite."""
 
 
 @final
@@ -36,16 +40,16 @@ class Gated(Head):
     shift: Features
 
     kind: ClassVar[str] = "gated"
-    shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "weights": ("C", "d"),
-        "bias": ("C",),
-        "theirs": ("C", "d"),
-        "theirs_bias": ("C",),
-        "context": ("d",),
-        "inner": ("e", "d"),
-        "inner_bias": ("e",),
-        "gain": ("e",),
-        "shift": ("e",),
+    shapes: ClassVar[Mapping[str, str]] = {
+        "weights": "Cd",
+        "bias": "C",
+        "theirs": "Cd",
+        "theirs_bias": "C",
+        "context": "d",
+        "inner": "ed",
+        "inner_bias": "e",
+        "gain": "e",
+        "shift": "e",
     }
 
     @classmethod
@@ -107,3 +111,50 @@ def _policy(data: TrainingSet) -> dict[str, Array]:
             consequence="no head was fitted",
         )
     return {NAMES[name]: array.astype(np.float32) for name, array in arrays.items()}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Ensemble(Head):
+    """The arrays of an MLP head, and theirs [C, d], theirs_bias [C] of the global classifier."""
+
+    hidden_weights: Features
+    hidden_bias: Features
+    weights: Features
+    bias: Features
+    mean: Features
+    std: Features
+    theirs: Features
+    theirs_bias: Features
+
+    kind: ClassVar[str] = "ensemble"
+    shapes: ClassVar[Mapping[str, str]] = {**Mlp.shapes, "theirs": "Cd", "theirs_bias": "C"}
+
+    @classmethod
+    def fit(cls, data: TrainingSet) -> Self:
+        theirs = received(data, data.plan.start)
+        bias = np.zeros(data.classes, np.float32) if theirs.bias is None else theirs.bias
+        return cls(
+            data.classes,
+            data.extractor,
+            **Mlp.fit(data).to_arrays(),
+            theirs=theirs.weight,
+            theirs_bias=bias,
+        )
+
+    @property
+    def mlp(self) -> Mlp:
+        """The personal part."""
+        return Mlp(self.classes, self.extractor, **{name: getattr(self, name) for name in Mlp.shapes})
+
+    def logits(self, z: Features) -> Features:
+        """Logarithm of the mean of both probabilities."""
+        ours, theirs = probabilities(self.mlp.logits(z)), probabilities(z @ self.theirs.T + self.theirs_bias)
+        logits: Features = np.log((ours + theirs) / 2 + TINY)
+        return logits
+
+    def graph(self, graph: Graph, z: str) -> str:
+        votes = (self.mlp.graph(graph, z), graph.affine(z, self.theirs, self.theirs_bias))
+        both = graph.node("Add", *(graph.node("Softmax", vote, axis=1) for vote in votes))
+        mean = graph.node("Mul", both, graph.constant(0.5))
+        return graph.node("Log", graph.node("Add", mean, graph.constant(TINY)))
