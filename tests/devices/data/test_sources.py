@@ -125,7 +125,7 @@ def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> 
 
 PEAK = """
 import sys
-from edge_fl_devices.data import load
+from tests.devices.loading import loaded
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl.inputs import InputSpec
 print(loaded(sys.argv[1], DataSpec(("cat", "dog"), InputSpec((3, 32, 32))))[1].samples)
