@@ -269,7 +269,7 @@ class DeviceFactory:
         self._full = full_devices(len(self.names), config.full, config.seed)
         heads = (number for number in range(len(self.names)) if number not in self._full)
         self._kinds = dict(zip(heads, cycle(config.heads), strict=False))
-        self._check = _CheckOnce(canary.require)
+        self._check = _CheckOnce()
         self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
 
     def __call__(self, name: str, clock: Clock = wall_clock) -> Device:
@@ -322,8 +322,7 @@ class DeviceFactory:
 class _CheckOnce:
     """Runs an extractor's canary once per process: all simulated devices would get the same verdict."""
 
-    def __init__(self, check: Callable[[InstalledRelease], None]) -> None:
-        self._check = check
+    def __init__(self) -> None:
         self._verdicts: dict[str, ArtefactError | None] = {}
         self._lock = threading.Lock()
 
@@ -332,7 +331,7 @@ class _CheckOnce:
         with self._lock:
             if sha256 not in self._verdicts:
                 try:
-                    self._check(installed)
+                    canary.require(installed)
                     self._verdicts[sha256] = None
                 except ArtefactError as error:
                     self._verdicts[sha256] = error
