@@ -6,16 +6,21 @@ All threads and timers of the product are made here (tests/test_layout.py). They
     once      one piece of work; an exception ends it, but nothing else
     later     one piece of work after a delay, unless cancelled
     guarded   the same for work of a pool whose result is not read
+    ahead     an iterator that works in a thread, while the caller uses the items before
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from queue import Full, Queue
+from typing import TypeVar
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
+PUT_S = 0.1
 
 Report = Callable[[str], None]
 """Takes why a thread failed: the type of the exception and its text."""
@@ -78,3 +83,37 @@ def guarded(run: Callable[[], object], name: str, report: Report | None = None) 
         return True
 
     return call
+
+
+def ahead(items: Iterator[T], most: int = 1) -> Iterator[T]:
+    """Yield `items` in their order, made in one thread that is at most `most` + 1 of them ahead; its exception is raised here."""
+    made: Queue[tuple[T] | BaseException | None] = Queue(most)  # an item, an exception, or None at the end
+    stopped = threading.Event()
+
+    def put(entry: tuple[T] | BaseException | None) -> None:
+        while not stopped.is_set():
+            try:
+                return made.put(entry, timeout=PUT_S)
+            except Full:
+                continue
+
+    def run() -> None:
+        try:
+            for item in items:
+                put((item,))
+                if stopped.is_set():
+                    return
+            put(None)
+        except BaseException as error:
+            put(error)
+
+    thread = once(run, "edge-fl-ahead")
+    thread.start()
+    try:
+        while (entry := made.get()) is not None:
+            if isinstance(entry, BaseException):
+                raise entry
+            yield entry[0]
+    finally:
+        stopped.set()
+        thread.join()

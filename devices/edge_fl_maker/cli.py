@@ -77,7 +77,7 @@ def serve(
     answers: PredictionOptions,
 ) -> None:
     """Predict over HTTP (POST a picture to /predict), and label pictures in a browser (/label)."""
-    from edge_fl_devices.board.memory import return_freed_blocks
+    from edge_fl.process_limits import return_freed_blocks
 
     return_freed_blocks()
     from edge_fl_devices import config as settings

@@ -26,6 +26,7 @@ from edge_fl_devices.data.spec import DataSpec
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.devices.images import X, Y
+from tests.devices.loading import loaded
 from tests.devices.scripted import TOPICS, ScriptedServer
 
 GREY = InputSpec((1, 4, 4))
@@ -106,16 +107,16 @@ def test_a_folder_in_either_unicode_form_is_the_class(tmp_path: Path) -> None:
         store(root / (APART, "glas")[row % 2], f"{row}.png", row)
     for name in ("müll", APART):
         spec = DataSpec((name, "glas"), GREY, only=("müll",))
-        report = load.load(str(root), spec)[1]
+        report = loaded(str(root), spec)[1]
         assert report.classes == ("müll", "glas") and report.samples_per_class == (n // 2, 0)
-    assert load.load(str(root), DataSpec())[1].classes == ("glas", "müll")
+    assert loaded(str(root), DataSpec())[1].classes == ("glas", "müll")
     assert config(root, classes=[APART]).classes == ["müll"]
 
 
 def test_folders_in_both_unicode_forms_are_one_class(tmp_path: Path) -> None:
     for row in range(4):
         store(tmp_path / ("müll", APART)[row % 2], f"{row}.png", row)
-    report = load.load(str(tmp_path), DataSpec())[1]
+    report = loaded(str(tmp_path), DataSpec())[1]
     assert (report.classes, report.samples_per_class, report.local_notes) == (("müll",), (4,), [])
 
 
@@ -146,7 +147,7 @@ def test_pictures_behind_links_to_folders_count_once(tmp_path: Path) -> None:
         (root / link).symlink_to(target)
     (tmp_path / "link").symlink_to("data")
     for source in (root, tmp_path / "link"):
-        report = load.load(str(source), DataSpec(("a", "b"), GREY))[1]
+        report = loaded(str(source), DataSpec(("a", "b"), GREY))[1]
         assert report.samples_per_class == (6, 6)
         assert report.skipped == {
             "a link to a folder that is read already": 1,

@@ -23,7 +23,7 @@ from edge_fl_devices.data import location, record, sources
 from edge_fl_devices.data.picture_index import Origin, PictureFacts, PictureIndex, groups_of
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.sources import resized
-from edge_fl_devices.data.spec import UNKNOWN, DataSpec, Pictures, SourceData, Wants
+from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
 from edge_fl_devices.data.split import SPLIT, DeviceSplit, Sets, key, position
 
 FEATURES = "features"
@@ -133,15 +133,6 @@ def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientDa
     return ClientData(*(every.take(rows) for rows in stream.sets))
 
 
-def load(source: str, spec: DataSpec = UNKNOWN, split: DeviceSplit = SPLIT) -> tuple[ClientData, DataReport]:
-    """Read and split the images of `source` (see `sources.read`), resized to `spec.input`.
-
-    Raises DataError: no source, fewer than two images, another number of channels than `spec.input`, labels outside the class list.
-    """
-    stream = ImageStream(sources.read(source, spec), split, f"{source}: ")
-    return collect(stream), stream.report
-
-
 def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: str, taker: str) -> ClientData:
     """Return the data in the size of `input`. Raises DataError without training images, or for labels or channels that do not fit.
 
@@ -171,7 +162,10 @@ def streamer(
 
 
 def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataReport]:
-    """Read the data that these settings name into memory. Raises DataError as `load`."""
+    """Read the data that these settings name into memory.
+
+    Raises DataError: no source, fewer than two images, another number of channels than the extractor takes, labels outside the class list.
+    """
     with recording(config):
         stream = _stream(config, replace(spec, index=_index(config, spec)))
         data = collect(stream)
@@ -182,9 +176,9 @@ def load_for(config: DeviceConfig, spec: DataSpec) -> tuple[ClientData, DataRepo
 
 
 def count_for(config: DeviceConfig, spec: DataSpec, progress: Progress = ignore) -> DataReport:
-    """Summarise the data that these settings name; the pictures of a folder are not decoded. Raises DataError as `load`.
+    """Summarise the data that these settings name; the pictures of a folder are not decoded.
 
-    progress: takes how many pictures are counted.
+    progress: takes how many pictures are counted. Raises DataError as `load_for`.
     """
     with recording(config):
         kind, folder = location.parsed(config.data)

@@ -25,8 +25,8 @@ from edge_fl.errors import DataError, shortened
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
+from edge_fl.threads import ahead
 from edge_fl_devices.child import Progress, ignore
-from edge_fl_devices.data.ahead import ahead
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
 from edge_fl_devices.data.location import KINDS, file_digest, parsed
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of, origin

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 import edge_fl
 from edge_fl.errors import DataError
+from edge_fl.process_limits import return_freed_blocks
 from edge_fl_devices.board import benchmark
-from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.child import decode, encode, progress, serve
 from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec

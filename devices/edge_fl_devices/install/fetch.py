@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 
-from edge_fl.blob import Blob
+from edge_fl.blob import Assembly, Blob
 from edge_fl.errors import ArtefactError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.untrusted import NOT_JSON
@@ -21,6 +20,7 @@ from edge_fl.wire.messages import Echo, Request, decode
 from edge_fl.wire.topics import GROUP, Address, Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
 from edge_fl_devices.agent.events import Failed, Fetched
+from edge_fl_devices.storage.chunks import ChunkSink
 
 AHEAD = GROUP // 2  # the next group is subscribed when at most this many chunks are outstanding
 MAX_MISSING = 1024
@@ -44,15 +44,8 @@ class FetchLimits:
 
 
 LIMITS = FetchLimits()
-
-
-class Sink(Protocol):
-    """Destination of verified chunks: `blob.Assembly` in memory, `storage.slots.ChunkSink` on disk."""
-
-    @property
-    def missing(self) -> list[int]: ...
-
-    def add(self, index: int, payload: bytes) -> bool: ...
+Sink = Assembly | ChunkSink
+"""Destination of verified chunks: in memory or on disk."""
 
 
 class _Fetch:

@@ -290,6 +290,9 @@ class Device:
 
     # effects that are not of the wire
 
+    def _send(self, effect: effects.Send) -> None:
+        self.connection.publish(self.reporting.packets(effect))
+
     def _fetch(self, effect: effects.Fetch) -> None:
         if effect.keep:
             self._fetching.fetch(effect.blob, self.worker.sink(effect.blob))
@@ -330,7 +333,7 @@ _MESSAGES: dict[str, Callable[[Device, events.Received], None]] = {
 }
 """Messages that are more than an event of the agent."""
 _EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {
-    effects.Send: lambda device, effect: device.connection.publish(device.reporting.packets(effect)),
+    effects.Send: Device._send,
     effects.Fetch: Device._fetch,
     effects.CancelFetch: lambda device, effect: device._fetching.cancel(),
     effects.Refresh: lambda device, effect: device._fetching.look_up(effect.release, device._now_s),

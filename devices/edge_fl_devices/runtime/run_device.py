@@ -54,10 +54,10 @@ from edge_fl_devices.workers.head_fitting import ChildFitter
 from edge_fl_devices.workers.releases import Mirror, PrecisionLimits
 from edge_fl_devices.workers.worker import MakeWorker, Trainer
 
-CONNECT_S = 15.0
-READING_S = 60.0  # between lines about a slow reading of the pictures
 log = logging.getLogger(__name__)
 
+CONNECT_S = 15.0
+READING_S = 60.0  # between lines about a slow reading of the pictures
 ROOM_S = 10.0  # between looks at a full disk
 START_BYTES = 64 * 1024  # memory, settings and state, and some room
 

@@ -24,9 +24,9 @@ from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent import events
 from edge_fl_devices.runtime.device import Device, DeviceEvent, MayFetch, RunnerJob
 
-PER_TIMEOUT = 3  # notifications per watchdog timeout
 log = logging.getLogger(__name__)
 
+PER_TIMEOUT = 3  # notifications per watchdog timeout
 MIN_SLEEP_S = 0.01
 DISCONNECT_S = 5.0
 MAX_FETCHES = 32  # at a time; each has up to a megabyte of chunks in flight

@@ -23,7 +23,7 @@ from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data.ahead import ahead
+from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features

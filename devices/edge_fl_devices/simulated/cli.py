@@ -130,8 +130,15 @@ def up(
     from edge_fl.wire.identity import certificate_in
     from edge_fl_devices.config import DeviceBroker, require_heads
     from edge_fl_devices.runtime.connection import connector, fleet_connector
-    from edge_fl_devices.simulated.fleet import FleetConfig, SimulatedData, run_fleet, tier_counts
-    from edge_fl_devices.simulated.fleet_status import DeviceResult, LiveTable, unmeasured
+    from edge_fl_devices.simulated.fleet import (
+        DeviceResult,
+        FleetConfig,
+        LiveTable,
+        SimulatedData,
+        run_fleet,
+        tier_counts,
+        unmeasured,
+    )
     from edge_fl_devices.storage.store import Store
 
     head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
@@ -200,7 +207,7 @@ class _ProgressLine:
         self._last, self._printed_s = "", 0.0
 
     def __call__(self, devices: Sequence[Device]) -> None:
-        from edge_fl_devices.simulated.fleet_status import fleet_progress
+        from edge_fl_devices.simulated.fleet import fleet_progress
 
         line, now_s = fleet_progress(devices), time.monotonic()
         if is_quiet() or line == self._last:

@@ -35,10 +35,9 @@ from edge_fl_devices.workers.worker import Material
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 20.0  # without data
-TOTAL_S = 3600.0  # for one file
-
-FILE = "file://"
+MIRROR_IDLE_S = 20.0  # without data
+MIRROR_TOTAL_S = 3600.0  # for one file
+LOCAL = "file://"
 MEBIBYTE = 1024 * 1024
 RUNTIME_FACTOR = 3  # memory that an extractor takes while it runs, as a multiple of its file size
 MEMORY_SHARE = 4  # an extractor may take one part in four of the memory
@@ -58,7 +57,7 @@ class Mirror:
         address, transferred, missing = f"{self._address}/targets/{path}", 0, set(sink.missing)
         if not missing:
             return 0
-        local = address.startswith(FILE)
+        local = address.startswith(LOCAL)
         chunks = _read if local else _download
         try:
             for index, chunk in chunks(address, blob, min(missing), max(missing)):
@@ -74,7 +73,7 @@ class Mirror:
 
 def _download(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
     """Yield the chunks `first` to `last`, or from 0 if the server supports no ranges. Raises HTTPError, OSError."""
-    until_s = time.monotonic() + TOTAL_S
+    until_s = time.monotonic() + MIRROR_TOTAL_S
     stop = min(blob.bytes, (last + 1) * blob.chunk_bytes)
     response = urllib3.request(
         "GET",
@@ -82,7 +81,7 @@ def _download(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple
         headers={"Range": f"bytes={first * blob.chunk_bytes}-{stop - 1}", "Accept-Encoding": "identity"},
         preload_content=False,
         decode_content=False,
-        timeout=IDLE_S,
+        timeout=MIRROR_IDLE_S,
         retries=urllib3.Retry(connect=1, read=0, redirect=3),
     )
     try:
@@ -94,14 +93,14 @@ def _download(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple
                 raise HTTPError(f"ended within chunk {index} of {len(blob.chunks)}")
             yield index, chunk
             if time.monotonic() > until_s:
-                raise HTTPError(f"not complete after {TOTAL_S:g} s")
+                raise HTTPError(f"not complete after {MIRROR_TOTAL_S:g} s")
     finally:
         response.close()
 
 
 def _read(address: str, blob: Blob, first: int, last: int) -> Iterator[tuple[int, bytes]]:
     """Yield the chunks `first` to `last` of a file. Raises OSError."""
-    with Path(address.removeprefix(FILE)).open("rb") as file:
+    with Path(address.removeprefix(LOCAL)).open("rb") as file:
         file.seek(first * blob.chunk_bytes)
         for index in range(first, last + 1):
             yield index, file.read(blob.chunk_bytes)

@@ -27,6 +27,7 @@ from edge_fl.errors import (
 )
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
+from edge_fl.process_limits import return_freed_blocks
 from edge_fl.wire import messages
 from edge_fl.wire.egress import Egress
 from edge_fl.wire.messages import Assignment, Report, SumRequest
@@ -35,7 +36,6 @@ from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed, Finished
 from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
-from edge_fl_devices.board.memory import return_freed_blocks
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.store import Store

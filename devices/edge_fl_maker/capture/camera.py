@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,20 +51,6 @@ class Frame:
 
     number: int
     pixels: Pixels
-
-
-class FrameSource(Protocol):
-    """An opened source of frames; `fps` is 0 unless frames must be read at this rate."""
-
-    fps: float
-
-    def grab(self) -> bool:
-        """Wait for the next frame; False at the end or when it was interrupted."""
-
-    def retrieve(self) -> Pixels | None:
-        """Convert the frame grabbed last; None if it is damaged."""
-
-    def close(self) -> None: ...
 
 
 class Camera:
@@ -169,7 +155,7 @@ class Camera:
 
 
 class _OpenCv:
-    """A V4L2 device, a stream or a file, read by OpenCV."""
+    """A V4L2 device, a stream or a file, read by OpenCV; `fps` is 0 unless frames must be read at this rate."""
 
     def __init__(self, cv2: Any, source: str, limits: CameraLimits) -> None:
         self._cv2, self.fps = cv2, 0.0
@@ -192,9 +178,11 @@ class _OpenCv:
             self.fps = fps if math.isfinite(fps) and 0 < fps <= MAX_FPS else 25.0
 
     def grab(self) -> bool:
+        """Wait for the next frame; False at the end or when it was interrupted."""
         return bool(self._capture.grab())
 
     def retrieve(self) -> Pixels | None:
+        """Convert the frame grabbed last; None if it is damaged."""
         found, pixels = self._capture.retrieve()
         return np.asarray(self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB), np.uint8) if found else None
 
@@ -227,7 +215,7 @@ class _PiCamera:
         self._camera.close()
 
 
-def _open(source: str, limits: CameraLimits) -> FrameSource:
+def _open(source: str, limits: CameraLimits) -> _OpenCv | _PiCamera:
     if source.isdecimal():
         picamera2 = _module("picamera2")
         if picamera2 and int(source) < len(picamera2.Picamera2.global_camera_info()):

@@ -28,10 +28,10 @@ from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
 from edge_fl_maker.capture.pool import Added, Pool, jpeg
 
-CAMERA, WATCH = "camera:", "watch:"
-LARGEST_BYTES = 32 * MB
 log = logging.getLogger(__name__)
 
+CAMERA, WATCH = "camera:", "watch:"
+LARGEST_BYTES = 32 * MB
 MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 State = Literal["off", "capturing", "waiting", "paused", "disk full", "not writable"]
 

@@ -10,8 +10,8 @@ from PIL import Image
 from edge_fl.data import datasets, npz
 from edge_fl.errors import DataError
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.data import load
 from edge_fl_devices.data.spec import DataSpec
+from tests.devices.loading import loaded
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 GREY = InputSpec((1, 8, 8))
@@ -21,7 +21,7 @@ PETS = ("cat", "dog")
 def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
     x, y = DIGITS.samples.x[:40], DIGITS.samples.y[:40]
     npz.write(tmp_path / "mine.npz", {"x": x, "y": y})
-    found, report = load.load(str(tmp_path / "mine.npz"), DataSpec(DIGITS.classes, GREY))
+    found, report = loaded(str(tmp_path / "mine.npz"), DataSpec(DIGITS.classes, GREY))
     assert report.samples == 40
     sets = (found.train, found.validation, found.test)
     assert len(found.test) > 0 and sum(map(len, sets)) == 40
@@ -31,7 +31,7 @@ def test_an_npz_is_split_or_brings_its_own_split(tmp_path: Path) -> None:
     npz.write(
         tmp_path / "own.npz", {"x_train": x[:30], "y_train": y[:30], "x_test": x[30:], "y_test": y[30:]}
     )
-    found, report = load.load(f"npz:{tmp_path / 'own.npz'}", DataSpec(DIGITS.classes, GREY))
+    found, report = loaded(f"npz:{tmp_path / 'own.npz'}", DataSpec(DIGITS.classes, GREY))
     assert (len(found.train), len(found.validation), report.samples) == (30, 0, 40)
     assert np.array_equal(found.test.x, x[30:])
 
@@ -43,8 +43,8 @@ def test_arrays_get_the_size_that_the_extractor_takes_but_not_other_channels(tmp
         (tmp_path / "images" / PETS[i % 2]).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "images" / PETS[i % 2] / f"{i}.png")
     spec = DataSpec(PETS, InputSpec((3, 8, 8)))
-    archive, _ = load.load(str(tmp_path / "mine.npz"), spec)
-    folder, _ = load.load(str(tmp_path / "images"), spec)
+    archive, _ = loaded(str(tmp_path / "mine.npz"), spec)
+    folder, _ = loaded(str(tmp_path / "images"), spec)
     for stored, decoded in zip(
         *((found.train, found.validation, found.test) for found in (archive, folder)), strict=True
     ):
@@ -52,7 +52,7 @@ def test_arrays_get_the_size_that_the_extractor_takes_but_not_other_channels(tmp
     with pytest.raises(
         DataError, match=r"mine\.npz: images of \[3, 9, 12\].*, the extractor takes \[1, 8, 8\]"
     ):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
+        loaded(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_classes(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_cl
     with pytest.raises(
         DataError, match=r"mine\.npz \(x\): label 7 at index 2 .* outside the 2 classes 0\.\.1 \(cat, dog\)"
     ):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
+        loaded(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_label_outside_the_class_list_is_rejected_with_file_index_label_and_cl
 def test_an_npz_without_usable_samples_is_rejected(tmp_path: Path, change: dict[str, np.ndarray]) -> None:
     npz.write(tmp_path / "mine.npz", change)
     with pytest.raises(DataError, match=r"mine\.npz: .*nothing was changed"):
-        load.load(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
+        loaded(str(tmp_path / "mine.npz"), DataSpec(PETS, GREY))
 
 
 def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,12 +91,12 @@ def test_a_function_of_the_user_is_a_source(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "my_sensor", None)  # so that it is removed at the end
     del sys.modules["my_sensor"]
-    found, report = load.load("python:my_sensor:read", DataSpec(PETS, GREY))
+    found, report = loaded("python:my_sensor:read", DataSpec(PETS, GREY))
     assert report.samples == 2
     assert found.train.x.dtype == np.uint8
     with pytest.raises(DataError, match="python:my_sensor:fails: OSError: camera is off; expected"):
-        load.load("python:my_sensor:fails", DataSpec(PETS, GREY))
+        loaded("python:my_sensor:fails", DataSpec(PETS, GREY))
     with pytest.raises(DataError, match="has no attribute 'raed'"):
-        load.load("python:my_sensor:raed", DataSpec(PETS, GREY))
+        loaded("python:my_sensor:raed", DataSpec(PETS, GREY))
     with pytest.raises(DataError, match="No module named 'no_such_module'"):
-        load.load("python:no_such_module:read", DataSpec(PETS, GREY))
+        loaded("python:no_such_module:read", DataSpec(PETS, GREY))

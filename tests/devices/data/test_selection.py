@@ -7,9 +7,10 @@ import pytest
 
 from edge_fl.errors import DataError
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data.load import load, load_for
+from edge_fl_devices.data.load import load_for
 from edge_fl_devices.data.spec import UNKNOWN
 from tests.devices.images import picture
+from tests.devices.loading import loaded
 
 
 def config_for(path: Path, **settings: object) -> DeviceConfig:
@@ -50,4 +51,4 @@ def test_of_a_folder_only_the_kept_pictures_are_read(tmp_path: Path) -> None:
     for policy in ("newest", "reservoir"):
         _, report = load_for(config_for(tmp_path, keep=6, policy=policy), UNKNOWN)
         assert report.samples == 6
-    assert load(str(tmp_path))[1].samples == 12
+    assert loaded(str(tmp_path))[1].samples == 12

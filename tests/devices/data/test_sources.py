@@ -26,6 +26,7 @@ from edge_fl_devices.data.load import ImageStream, collect
 from edge_fl_devices.data.record import DataReport
 from edge_fl_devices.data.spec import UNKNOWN, DataSpec
 from edge_fl_devices.doctor import status
+from tests.devices.loading import loaded
 
 DIGITS = datasets.load("digits", Path("nowhere"))
 GREY = InputSpec((1, 8, 8))
@@ -54,7 +55,7 @@ def everything(found: ClientData) -> list[int]:
 
 
 def test_a_folder_per_class_becomes_labelled_images(tmp_path: Path) -> None:
-    found, report = load.load(str(pets(tmp_path)), DataSpec(PETS, GREY))
+    found, report = loaded(str(pets(tmp_path)), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     for part in (found.train, found.validation, found.test):
         assert ((part.x[:, 0, 0, 0] >= 100) == part.y).all()
@@ -63,7 +64,7 @@ def test_a_folder_per_class_becomes_labelled_images(tmp_path: Path) -> None:
 
 
 def test_labels_follow_the_class_list_not_the_folders_order(tmp_path: Path) -> None:
-    found, _ = load.load(f"folder:{pets(tmp_path)}", DataSpec(("dog", "bird", "cat"), GREY))
+    found, _ = loaded(f"folder:{pets(tmp_path)}", DataSpec(("dog", "bird", "cat"), GREY))
     assert set(found.train.y[found.train.x[:, 0, 0, 0] < 100]) == {2}
 
 
@@ -79,7 +80,7 @@ def test_files_that_cannot_be_used_are_skipped_and_counted(tmp_path: Path) -> No
     (tmp_path / "cat" / ".DS_Store").write_text("hidden files are ignored")
     picture(tmp_path / ".thumbnails" / "0.png", 200)
     picture(tmp_path / "cat" / ".thumbnails" / "0.png", 200)
-    found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    found, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert everything(found) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert report.skipped == {
         "not a picture file": 1,
@@ -98,7 +99,7 @@ def test_a_misspelt_folder_is_named_here_and_only_its_nearest_class_is_sent(tmp_
     pets(tmp_path)
     for number in range(3):
         picture(tmp_path / "Dogg" / f"{number}.png", 200)
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.local_notes == ["folder 'Dogg' is not a class: did you mean 'dog'?"]
     assert report.notes == [f"3 files skipped: {OUTSIDE}, nearest 'dog'"]
 
@@ -106,9 +107,9 @@ def test_a_misspelt_folder_is_named_here_and_only_its_nearest_class_is_sent(tmp_
 def test_pictures_are_resized_and_recoloured_to_what_the_extractor_takes(tmp_path: Path) -> None:
     for i in range(3):
         picture(tmp_path / "cat" / f"{i}.jpg", 255, size=(20, 12), mode="RGB")
-    found, _ = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    found, _ = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert found.train.shape == (1, 8, 8)
-    found, _ = load.load(str(tmp_path), DataSpec(PETS, InputSpec((3, 4, 6))))
+    found, _ = loaded(str(tmp_path), DataSpec(PETS, InputSpec((3, 4, 6))))
     assert found.train.shape == (3, 4, 6)
 
 
@@ -119,15 +120,15 @@ def test_a_camera_held_sideways_still_gives_upright_pictures(tmp_path: Path) -> 
         exif = image.getexif()
         exif[0x0112] = 6
         image.save(tmp_path / "cat" / f"{i}.png", exif=exif)
-    assert load.load(str(tmp_path))[0].train.shape == (1, 6, 4)
+    assert loaded(str(tmp_path))[0].train.shape == (1, 6, 4)
 
 
 PEAK = """
 import sys
-from edge_fl_devices.data import load
+from tests.devices.loading import loaded
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl.inputs import InputSpec
-print(load.load(sys.argv[1], DataSpec(("cat", "dog"), InputSpec((3, 32, 32))))[1].samples)
+print(loaded(sys.argv[1], DataSpec(("cat", "dog"), InputSpec((3, 32, 32))))[1].samples)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -153,16 +154,16 @@ def test_sixteen_bit_pictures_keep_their_shades(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for i in range(2):
         Image.fromarray(np.full((8, 8), 0x8000 + i, np.uint16)).save(tmp_path / "cat" / f"{i}.png")
-    assert set(everything(load.load(str(tmp_path), DataSpec(PETS, GREY))[0])) == {0x80}
+    assert set(everything(loaded(str(tmp_path), DataSpec(PETS, GREY))[0])) == {0x80}
 
 
 def test_before_the_first_release_the_folder_itself_says_what_there_is(tmp_path: Path) -> None:
-    found, report = load.load(str(pets(tmp_path)))
+    found, report = loaded(str(pets(tmp_path)))
     assert report.classes == PETS
     assert found.train.shape == (1, 8, 8)
     picture(tmp_path / "dog" / "wide.png", 0, size=(9, 8))
     with pytest.raises(DataError, match=r"wide\.png: .*expected one shape"):
-        load.load(str(tmp_path))
+        loaded(str(tmp_path))
 
 
 def test_before_the_first_release_pictures_of_any_size_are_counted_without_their_pixels(
@@ -198,11 +199,11 @@ def test_fifos_sockets_and_devices_are_skipped_and_counted(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket.png")
     skipped = {"not a regular file": 3, "a broken link": 1}
-    assert load.load(str(tmp_path), DataSpec(PETS, GREY))[1].skipped == skipped
+    assert loaded(str(tmp_path), DataSpec(PETS, GREY))[1].skipped == skipped
     assert load.count_for(DeviceConfig("pi-1", str(tmp_path)), UNKNOWN).skipped == skipped
     os.mkfifo(tmp_path / "pipe.npz")
     with pytest.raises(DataError, match=r"pipe\.npz: not a regular file"):
-        load.load(str(tmp_path / "pipe.npz"))
+        loaded(str(tmp_path / "pipe.npz"))
 
 
 def test_a_folder_that_cannot_be_listed_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_a_folder_that_cannot_be_listed_is_counted(tmp_path: Path, monkeypatch: 
         return list_folder(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.skipped == {"unreadable folder": 1} and report.samples_per_class == (4, 0)
     assert "1 file skipped: unreadable folder" in report.notes
 
@@ -225,9 +226,9 @@ def test_a_misspelt_folder_names_the_nearest_class(tmp_path: Path) -> None:
     picture(tmp_path / "cats" / "0.png", 0)
     picture(tmp_path / "zebra" / "0.png", 0)
     with pytest.raises(DataError, match="folder 'DOG' is not a class: did you mean 'dog'"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY))
+        loaded(str(tmp_path), DataSpec(PETS, GREY))
     pets(tmp_path)
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.hints == tuple(
         f"folder {name!r} is not a class: did you mean {near!r}?"
         for name, near in (("DOG", "dog"), ("cats", "cat"))
@@ -267,7 +268,7 @@ def test_jfif_and_mpo_pictures_are_read(tmp_path: Path) -> None:
         (tmp_path / "cat" / "x.jpg").rename(tmp_path / "cat" / name)
     frames = [Image.new("RGB", (8, 8), (level, 0, 0)) for level in (200, 10)]
     frames[0].save(tmp_path / "cat" / "c.mpo", "MPO", save_all=True, append_images=frames[1:])
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.samples == 3 and not report.skipped
     assert pictures.decode(tmp_path / "cat" / "c.mpo", InputSpec((3, 8, 8)))[0, 0, 0] > 190
 
@@ -276,7 +277,7 @@ def test_float_pictures_are_scaled_or_rejected_with_the_reason(tmp_path: Path) -
     (tmp_path / "cat").mkdir()
     for name, level in (("a", 0.5), ("b", 1.0), ("high", 200.0), ("nan", np.nan)):
         Image.fromarray(np.full((8, 8), level, np.float32)).save(tmp_path / "cat" / f"{name}.tif")
-    found, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    found, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert everything(found) == [128, 255]
     assert report.skipped == {"floating-point pixels outside 0..1: store them as 8 or 16 bits": 2}
 
@@ -289,7 +290,7 @@ def test_heic_without_its_decoder_names_the_extra(tmp_path: Path, monkeypatch: p
     pets(tmp_path)
     for name in ("phone.heic", "renamed.jpg"):
         (tmp_path / "cat" / name).write_bytes(HEIC_START)
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.skipped == {"HEIC needs pip install 'edge-fl[heic]'": 2}
     with pytest.raises(PictureError, match=r"edge-fl\[heic\]"):
         pictures.decode(BytesIO(HEIC_START), GREY)
@@ -307,19 +308,19 @@ def test_heic_is_read_with_its_decoder(tmp_path: Path) -> None:
 
 def test_an_empty_source_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no usable image \(no files\); expected pictures in cat, dog"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY))
+        loaded(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "zebra" / "0.png", 0)
     with pytest.raises(DataError, match="1 in a folder that is not in the class list"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY))
+        loaded(str(tmp_path), DataSpec(PETS, GREY))
     picture(tmp_path / "cat" / "0.png", 0)
     with pytest.raises(DataError, match="1 usable image, expected 2 or more"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY))
+        loaded(str(tmp_path), DataSpec(PETS, GREY))
 
 
 def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
     for i in range(3):
         picture(tmp_path / "dog" / f"{i}.png", i)
-    _, report = load.load(str(tmp_path), DataSpec(PETS, GREY))
+    _, report = loaded(str(tmp_path), DataSpec(PETS, GREY))
     assert report.one_class
     assert report.notes == ["one_class"]
     assert report.samples_per_class == (0, 3)
@@ -328,10 +329,10 @@ def test_one_class_is_allowed_and_flagged(tmp_path: Path) -> None:
 def test_limits_hold(tmp_path: Path) -> None:
     pets(tmp_path)
     with pytest.raises(DataError, match="more than 3 images"):
-        load.load(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_images=3)))
+        loaded(str(tmp_path), DataSpec(PETS, GREY, limits=PictureLimits(max_images=3)))
     for limits in (PictureLimits(max_pixels=63), PictureLimits(max_decoding_bytes=63)):
         with pytest.raises(DataError, match="8 too large for this board"):
-            load.load(str(tmp_path), DataSpec(PETS, GREY, limits=limits))
+            loaded(str(tmp_path), DataSpec(PETS, GREY, limits=limits))
 
 
 def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) -> None:
@@ -339,7 +340,7 @@ def test_an_extractor_of_other_data_than_pictures_is_rejected(tmp_path: Path) ->
     with pytest.raises(
         DataError, match=r"takes float32 \[9, 128\] with axes CT; expected pictures, uint8 CHW"
     ):
-        load.load(str(pets(tmp_path)), DataSpec(PETS, sequence))
+        loaded(str(pets(tmp_path)), DataSpec(PETS, sequence))
 
 
 @pytest.mark.parametrize("source", ["nowhere", "foldr:x", "npz:nowhere.npz", "folder:nowhere", "nowhere.npz"])
@@ -348,7 +349,7 @@ def test_a_source_that_is_not_there_is_rejected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"nothing was changed"):
-        load.load(source)
+        loaded(source)
 
 
 def dim(root: Path, bits: int = 12) -> Path:

@@ -24,16 +24,14 @@ from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.simulated.fleet import (
     DeviceFactory,
+    DeviceResult,
     FleetConfig,
+    device_result,
+    fleet_progress,
     full_devices,
     names,
     run_fleet,
     tier_counts,
-)
-from edge_fl_devices.simulated.fleet_status import (
-    DeviceResult,
-    device_result,
-    fleet_progress,
     unmeasured,
 )
 from edge_fl_devices.workers.full import FullWorker

@@ -9,7 +9,7 @@ from rich.console import Console
 from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.runtime.device import Device
-from edge_fl_devices.simulated.fleet_status import LiveTable, table_rows
+from edge_fl_devices.simulated.fleet import LiveTable, table_rows
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.worker import Worker
 

@@ -10,8 +10,7 @@ import pytest
 
 from edge_fl.data.partition import DataConfig
 from edge_fl_devices.agent.state import AgentLimits
-from edge_fl_devices.simulated.fleet import FleetConfig, names, run_fleet
-from edge_fl_devices.simulated.fleet_status import DeviceResult
+from edge_fl_devices.simulated.fleet import DeviceResult, FleetConfig, names, run_fleet
 from tests.devices.scripted import ScriptedServer, eventually
 from tools.chaos.injector import FaultInjector
 from tools.chaos.profile import Chaos, Devices, Restarts

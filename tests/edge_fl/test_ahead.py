@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_fl_devices.data.ahead import ahead
+from edge_fl.threads import ahead
 from tests.devices.scripted import eventually
 
 
