@@ -28,13 +28,26 @@ class Rejection:
     counts: bool = True
 
 
+def states(
+    word: str,
+    subject: str,
+    meaning: str,
+    remedy: str = "",
+    *,
+    final: bool = False,
+    rejection: Rejection | None = None,
+) -> tuple[str, Stated, Rejection | None]:
+    """A word that a device states; `rejection`: what a server means by it."""
+    return word, Stated(subject, meaning, remedy, final), rejection
+
+
 class Failure(StrEnum):
     """A failure word. `stated` and `rejection` say what it means from a device and from a server; None: that one never uses it."""
 
     stated: Stated | None
     rejection: Rejection | None
 
-    def __new__(cls, word: str, *uses: Stated | Rejection) -> Self:
+    def __new__(cls, word: str, *uses: Stated | Rejection | None) -> Self:
         """Make the member of `word`."""
         self = str.__new__(cls, word)
         self._value_ = word
@@ -42,292 +55,247 @@ class Failure(StrEnum):
         self.rejection = next((use for use in uses if isinstance(use, Rejection)), None)
         return self
 
-    CHUNK_HASH = "chunk_hash", Stated("download", "what arrived is not what was signed")
-    DEADLINE = (
-        "deadline",
-        Stated("download", "it took longer than allowed, or a report was not acknowledged in time"),
+    CHUNK_HASH = states("chunk_hash", "download", "what arrived is not what was signed")
+    DEADLINE = states(
+        "deadline", "download", "it took longer than allowed, or a report was not acknowledged in time"
     )
-    MISSING = (
+    MISSING = states(
         "missing",
-        Stated(
-            "download",
-            "the release or its signed metadata are not on the broker, or not signed any longer",
-            "start the server, which publishes them again",
-        ),
+        "download",
+        "the release or its signed metadata are not on the broker, or not signed any longer",
+        "start the server, which publishes them again",
     )
-    INCOMPLETE = (
-        "incomplete",
-        Stated("download", "parts of a release or of an agent's environment are missing"),
+    INCOMPLETE = states(
+        "incomplete", "download", "parts of a release or of an agent's environment are missing"
     )
-    BLOB_HASH = (
+    BLOB_HASH = states(
         "blob_hash",
-        Stated("download", "the pieces of a message do not give the whole that was announced"),
-        Rejection("its update arrived damaged"),
+        "download",
+        "the pieces of a message do not give the whole that was announced",
+        rejection=Rejection("its update arrived damaged"),
     )
-    ENOSPC = (
-        "enospc",
-        Stated("disk", "the card is full", "free some space; the previous release continues to serve"),
+    ENOSPC = states(
+        "enospc", "disk", "the card is full", "free some space; the previous release continues to serve"
     )
-    DISK = (
+    DISK = states(
         "disk",
-        Stated(
-            "disk",
-            "the card cannot be read or written",
-            "replace it; the previous release continues to serve",
-        ),
+        "disk",
+        "the card cannot be read or written",
+        "replace it; the previous release continues to serve",
     )
 
-    ROLLBACK = "rollback", Stated("signed metadata", "an older version than the trusted one")
-    EXPIRED = (
+    ROLLBACK = states("rollback", "signed metadata", "an older version than the trusted one")
+    EXPIRED = states(
         "expired",
-        Stated(
-            "signed metadata",
-            "metadata or a message are too old",
-            "start the server, which signs new ones; if it runs, distrust the broker: newer ones are being withheld",
-        ),
+        "signed metadata",
+        "metadata or a message are too old",
+        "start the server, which signs new ones; if it runs, distrust the broker: newer ones are being withheld",
     )
-    WRONG_KEY = (
+    WRONG_KEY = states(
         "wrong_key",
-        Stated(
-            "signed metadata",
-            "metadata or a message are signed by none of the fleet's keys",
-            "distrust the broker, or give the device its fleet's root with --root",
-        ),
+        "signed metadata",
+        "metadata or a message are signed by none of the fleet's keys",
+        "distrust the broker, or give the device its fleet's root with --root",
     )
-    MIX_AND_MATCH = (
-        "mix_and_match",
-        Stated("signed metadata", "a file is not the one that the other metadata name"),
+    MIX_AND_MATCH = states(
+        "mix_and_match", "signed metadata", "a file is not the one that the other metadata name"
     )
-    TRUNCATED = "truncated", Stated("signed metadata", "a file ends early, or is none")
-    ENDLESS = "endless", Stated("signed metadata", "a file is longer than allowed")
-    INVALID = "invalid", Stated("signed metadata", "a file violates the rules of signed metadata")
-    NO_ROOT = (
+    TRUNCATED = states("truncated", "signed metadata", "a file ends early, or is none")
+    ENDLESS = states("endless", "signed metadata", "a file is longer than allowed")
+    INVALID = states("invalid", "signed metadata", "a file violates the rules of signed metadata")
+    NO_ROOT = states(
         "no_root",
-        Stated(
-            "signed metadata",
-            "the device trusts no keys, because none were shipped, and trust on first use is not allowed",
-            "give it the fleet's keys with --root",
-        ),
+        "signed metadata",
+        "the device trusts no keys, because none were shipped, and trust on first use is not allowed",
+        "give it the fleet's keys with --root",
     )
-    MANIFEST = (
+    MANIFEST = states(
         "manifest",
-        Stated(
-            "signed metadata", "the description of a release is invalid, or one of its parts does not fit it"
-        ),
+        "signed metadata",
+        "the description of a release is invalid, or one of its parts does not fit it",
     )
 
-    FORGED = (
+    FORGED = states(
         "forged",
-        Stated(
-            "message",
-            "it was changed after it was signed, or a key, signature or share of a sum is not its sender's",
-            "distrust the broker",
-        ),
-        Rejection("a message in its name is not signed by it", counts=False),
+        "message",
+        "it was changed after it was signed, or a key, signature or share of a sum is not its sender's",
+        "distrust the broker",
+        rejection=Rejection("a message in its name is not signed by it", counts=False),
     )
-    UNSIGNED = (
+    UNSIGNED = states(
         "unsigned",
-        Stated(
-            "message",
-            "it has no signature, although signed ones came before",
-            "distrust the broker, unless an older server, or one with another --home, is online",
-        ),
-        Rejection("a message in its name lacks its signature", counts=False),
+        "message",
+        "it has no signature, although signed ones came before",
+        "distrust the broker, unless an older server, or one with another --home, is online",
+        rejection=Rejection("a message in its name lacks its signature", counts=False),
     )
-    REPLAYED = (
+    REPLAYED = states(
         "replayed",
-        Stated("message", "it was signed before another one that the device has", "distrust the broker"),
-        Rejection("an old message of it was sent again", counts=False),
+        "message",
+        "it was signed before another one that the device has",
+        "distrust the broker",
+        rejection=Rejection("an old message of it was sent again", counts=False),
     )
-    MISDIRECTED = (
-        "misdirected",
-        Stated("message", "it was signed for another device or fleet", "distrust the broker"),
+    MISDIRECTED = states(
+        "misdirected", "message", "it was signed for another device or fleet", "distrust the broker"
     )
 
-    CANARY_FAILED = (
+    CANARY_FAILED = states(
         "canary_failed",
-        Stated(
-            "release",
-            "the new release does not compute the expected features on this board, or the new agent fails a test of the running one",
-            "the old one continues to serve",
-            final=True,
-        ),
+        "release",
+        "the new release does not compute the expected features on this board, or the new agent fails a test of the running one",
+        "the old one continues to serve",
+        final=True,
     )
-    UNSUPPORTED_OPSET = (
-        "unsupported_opset",
-        Stated("release", "onnxruntime is too old for the export", "update it", final=True),
+    UNSUPPORTED_OPSET = states(
+        "unsupported_opset", "release", "onnxruntime is too old for the export", "update it", final=True
     )
-    WORSE = (
+    WORSE = states(
         "worse",
-        Stated(
-            "release",
-            "the new model is worse on held-out images",
-            "the old one continues to serve",
-            final=True,
-        ),
+        "release",
+        "the new model is worse on held-out images",
+        "the old one continues to serve",
+        final=True,
     )
-    CRASH_LOOP = (
+    CRASH_LOOP = states(
         "crash_loop",
-        Stated(
-            "release", "the agent ended early three times in a row with it", "the one before serves again"
-        ),
+        "release",
+        "the agent ended early three times in a row with it",
+        "the one before serves again",
     )
-    BLOCKED = (
-        "blocked",
-        Stated("release", "it failed here before", "the device waits for a newer one", final=True),
+    BLOCKED = states(
+        "blocked", "release", "it failed here before", "the device waits for a newer one", final=True
     )
-    REJECTED = (
-        "rejected",
-        Stated("release", "it requests something that may not leave the device", final=True),
+    REJECTED = states(
+        "rejected", "release", "it requests something that may not leave the device", final=True
     )
-    ARTEFACT = "artefact", Stated("release", "one of its files cannot be used")
-    NO_EXTRACTOR = "no_extractor", Stated("release", "the method of this run releases no extractor")
+    ARTEFACT = states("artefact", "release", "one of its files cannot be used")
+    NO_EXTRACTOR = states("no_extractor", "release", "the method of this run releases no extractor")
 
-    NO_DATA = (
+    NO_DATA = states(
         "no_data",
-        Stated(
-            "computation",
-            "fewer than two usable images, or none of the release's classes",
-            "put pictures into one folder per class, named exactly as the class",
-            final=True,
-        ),
+        "computation",
+        "fewer than two usable images, or none of the release's classes",
+        "put pictures into one folder per class, named exactly as the class",
+        final=True,
     )
-    OUT_OF_MEMORY = (
+    OUT_OF_MEMORY = states(
         "out_of_memory",
-        Stated(
-            "computation",
-            "counting or reading the images ran out of memory",
-            "use fewer or smaller pictures, or set keep",
-        ),
+        "computation",
+        "counting or reading the images ran out of memory",
+        "use fewer or smaller pictures, or set keep",
     )
-    KILLED = (
+    KILLED = states(
         "killed",
-        Stated(
-            "computation",
-            "a child process was ended by a signal",
-            "it is tried again a few times, then with new pictures, another release or after a restart. SIGILL is an instruction that"
-            " the processor lacks, SIGSEGV or SIGBUS mostly bad memory or a bad card; edge-fl device doctor names the package",
-        ),
+        "computation",
+        "a child process was ended by a signal",
+        "it is tried again a few times, then with new pictures, another release or after a restart. SIGILL is an instruction that"
+        " the processor lacks, SIGSEGV or SIGBUS mostly bad memory or a bad card; edge-fl device doctor names the package",
     )
-    BUDGET_EXHAUSTED = (
+    BUDGET_EXHAUSTED = states(
         "budget_exhausted",
-        Stated(
-            "computation",
-            "its next update would exceed its privacy budget",
-            "it no longer trains",
-            final=True,
-        ),
+        "computation",
+        "its next update would exceed its privacy budget",
+        "it no longer trains",
+        final=True,
     )
-    DIVERGED = "diverged", Stated("computation", "training gave NaN or infinity", final=True)
-    BAD_SPEC = (
+    DIVERGED = states("diverged", "computation", "training gave NaN or infinity", final=True)
+    BAD_SPEC = states(
         "bad_spec",
-        Stated("computation", "this version cannot build the method that was requested", "update the agent"),
+        "computation",
+        "this version cannot build the method that was requested",
+        "update the agent",
     )
-    UNSUPPORTED_TIER = (
-        "unsupported_tier",
-        Stated("computation", "it does not belong to the tier of this device", final=True),
+    UNSUPPORTED_TIER = states(
+        "unsupported_tier", "computation", "it does not belong to the tier of this device", final=True
     )
-    ERROR = "error", Stated("computation", "an unexpected error", "the log of the device has the traceback")
-    DRIFT = (
+    ERROR = states("error", "computation", "an unexpected error", "the log of the device has the traceback")
+    DRIFT = states(
         "drift",
-        Stated(
-            "computation",
-            "the images differ from those that the head was fitted on",
-            "label some of the new ones",
-        ),
+        "computation",
+        "the images differ from those that the head was fitted on",
+        "label some of the new ones",
     )
-    UNSUPPORTED_PROTO = (
+    UNSUPPORTED_PROTO = states(
         "unsupported_proto",
-        Stated(
-            "computation",
-            "the server speaks another major version of the protocol",
-            "update the older of both",
-        ),
+        "computation",
+        "the server speaks another major version of the protocol",
+        "update the older of both",
     )
 
-    WRONG_PLATFORM = (
-        "wrong_platform",
-        Stated("agent update", "no wheel of edge-fl for this machine and Python", final=True),
+    WRONG_PLATFORM = states(
+        "wrong_platform", "agent update", "no wheel of edge-fl for this machine and Python", final=True
     )
-    UNSATISFIED = (
+    UNSATISFIED = states(
         "unsatisfied",
-        Stated(
-            "agent update",
-            "a package would lack a dependency, or another installed one would no longer fit; named with both versions",
-            final=True,
-        ),
+        "agent update",
+        "a package would lack a dependency, or another installed one would no longer fit; named with both versions",
+        final=True,
     )
-    DOWNGRADE = (
+    DOWNGRADE = states(
         "downgrade",
-        Stated("agent update", "a lower version than the running one, not signed as a downgrade", final=True),
+        "agent update",
+        "a lower version than the running one, not signed as a downgrade",
+        final=True,
     )
-    BAD_WHEEL = (
-        "bad_wheel",
-        Stated("agent update", "not a wheel, or it unpacks to more than was signed", final=True),
+    BAD_WHEEL = states(
+        "bad_wheel", "agent update", "not a wheel, or it unpacks to more than was signed", final=True
     )
-    WITHDRAWN = (
-        "withdrawn",
-        Stated("agent update", "the roll-out was aborted since: the request is old", final=True),
+    WITHDRAWN = states(
+        "withdrawn", "agent update", "the roll-out was aborted since: the request is old", final=True
     )
-    NOT_CONNECTED = (
+    NOT_CONNECTED = states(
         "not_connected",
-        Stated("agent update", "the new agent did not connect and serve within its trial", final=True),
+        "agent update",
+        "the new agent did not connect and serve within its trial",
+        final=True,
     )
 
-    TOO_FEW = "too_few", Stated("secure sum", "too few devices remained")
-    OUT_OF_ORDER = "out_of_order", Stated("secure sum", "a stage that is not the next")
-    INCONSISTENT = "inconsistent", Stated("secure sum", "shares or survivors are not those of the cohort")
-    WRONG_LENGTH = "wrong_length", Stated("secure sum", "a vector or a share has another length")
-    OUT_OF_RANGE = "out_of_range", Stated("secure sum", "a number is not finite, or too large for the sum")
-    NOT_MASKED = (
+    TOO_FEW = states("too_few", "secure sum", "too few devices remained")
+    OUT_OF_ORDER = states("out_of_order", "secure sum", "a stage that is not the next")
+    INCONSISTENT = states("inconsistent", "secure sum", "shares or survivors are not those of the cohort")
+    WRONG_LENGTH = states("wrong_length", "secure sum", "a vector or a share has another length")
+    OUT_OF_RANGE = states("out_of_range", "secure sum", "a number is not finite, or too large for the sum")
+    NOT_MASKED = states(
         "not_masked",
-        Stated("secure sum", "a plain sum was requested, and this device takes part in masked ones only"),
+        "secure sum",
+        "a plain sum was requested, and this device takes part in masked ones only",
     )
-    NO_CERTIFICATE = (
-        "no_certificate",
-        Stated("secure sum", "a masked sum needs certificates", "enrol the devices"),
+    NO_CERTIFICATE = states(
+        "no_certificate", "secure sum", "a masked sum needs certificates", "enrol the devices"
     )
-    BELOW_FLOOR = (
+    BELOW_FLOOR = states(
         "below_floor",
-        Stated(
-            "secure sum",
-            "its terms protect less than the device's owner demands",
-            "raise the recipe's minimum, or lower the device's [sums]",
-        ),
+        "secure sum",
+        "its terms protect less than the device's owner demands",
+        "raise the recipe's minimum, or lower the device's [sums]",
     )
-    RESTORED = (
+    RESTORED = states(
         "restored",
-        Stated(
-            "secure sum",
-            "the device has sent more than its folder knows, which came from a backup",
-            "it takes part again with new pictures",
-        ),
+        "secure sum",
+        "the device has sent more than its folder knows, which came from a backup",
+        "it takes part again with new pictures",
     )
-    NOTHING = "nothing", Stated("secure sum", "it has nothing to add")
-    LOST = "lost", Stated("secure sum", "its connection broke")
+    NOTHING = states("nothing", "secure sum", "it has nothing to add")
+    LOST = states("lost", "secure sum", "its connection broke")
 
-    OFF = (
-        "off",
-        Stated(
-            "query or setting",
-            "its owner has switched off the setting remote_logs, or it is simulated",
-        ),
+    OFF = states(
+        "off", "query or setting", "its owner has switched off the setting remote_logs, or it is simulated"
     )
-    LOCAL_ONLY = "local_only", Stated("query or setting", "switched off by the owner")
-    FIXED = "fixed", Stated("query or setting", "a simulated device has fixed settings")
-    TOO_OFTEN = (
-        "too_often",
-        Stated("query or setting", "it answers at most 6 queries per minute", "try again in a minute"),
+    LOCAL_ONLY = states("local_only", "query or setting", "switched off by the owner")
+    FIXED = states("fixed", "query or setting", "a simulated device has fixed settings")
+    TOO_OFTEN = states(
+        "too_often", "query or setting", "it answers at most 6 queries per minute", "try again in a minute"
     )
-    BUSY = "busy", Stated("query or setting", "it is still answering another query", "try again")
-    BUDGET = "budget", Stated("query or setting", "its daily budget is used up", "try again tomorrow")
+    BUSY = states("busy", "query or setting", "it is still answering another query", "try again")
+    BUDGET = states("budget", "query or setting", "its daily budget is used up", "try again tomorrow")
 
-    UNKNOWN = "unknown", Stated("certificate request", "its sender has no valid claim or certificate")
-    WRONG_TOKEN = "wrong_token", Stated("certificate request", "the secret is not that of the claim")
-    WRONG_NAME = "wrong_name", Stated("certificate request", "it names another device")
-    USED = "used", Stated("certificate request", "the claim was redeemed with another key")
-    TOO_MANY = "too_many", Stated("certificate request", "the device has too many valid certificates")
-    WRONG_ROLE = "wrong_role", Stated("certificate request", "only devices may renew")
+    UNKNOWN = states("unknown", "certificate request", "its sender has no valid claim or certificate")
+    WRONG_TOKEN = states("wrong_token", "certificate request", "the secret is not that of the claim")
+    WRONG_NAME = states("wrong_name", "certificate request", "it names another device")
+    USED = states("used", "certificate request", "the claim was redeemed with another key")
+    TOO_MANY = states("too_many", "certificate request", "the device has too many valid certificates")
+    WRONG_ROLE = states("wrong_role", "certificate request", "only devices may renew")
 
     STALE_ROUND = "stale_round", Rejection("its report came too late", counts=False)
     NOT_IN_COHORT = "not_in_cohort", Rejection("it was not selected in that round", counts=False)
