@@ -23,10 +23,7 @@ from edge_fl_server.registry import audit
 EVERY_S = 1.5
 NOTICE_MS, ERROR_MS = 5_000, 20_000
 SIGNED_OUT = "the sign-in has expired or was revoked: reload the page to sign in"
-PLAIN: dict[str, Any] = {
-    "color": "plain",
-    "textColor": "plain",
-}  # no colours of Quasar: the style sheet has them
+PLAIN: dict[str, Any] = {"color": "plain", "textColor": "plain"}  # the style sheet has the colours
 PRESSED = "(event) => { const at = event.target.closest('[data-act]'); if (at) emit(at.dataset.act); }"
 CELL = """
 <q-td :props="props" :data-label="props.col.label" :class="{bare: ['', '–'].includes(props.value)}">

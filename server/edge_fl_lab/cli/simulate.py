@@ -135,7 +135,7 @@ def simulate(
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = round_metrics.find(track or [])
     results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
-    from edge_fl_lab.report import facts, page
+    from edge_fl_lab.report import facts, page  # with matplotlib, which no round needs
 
     written = page.write(results)
     _show_accuracies(outcome, format)

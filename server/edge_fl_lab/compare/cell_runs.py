@@ -54,19 +54,18 @@ from edge_fl_server.training.studies import Study
 
 LIBRARIES = ("torch", "numpy")
 PLACES = (
-    *(f"edge_fl_server/{place}" for place in ("training", "orchestrate/execution.py")),
-    *(
-        f"edge_fl_lab/{place}"
-        for place in ("compare/cell_runs.py", "features.py", "newcomers.py", "recipe_heads.py")
-    ),
+    "edge_fl_server/training",
+    "edge_fl_server/orchestrate/execution.py",
+    "edge_fl_lab/compare/cell_runs.py",
+    "edge_fl_lab/features.py",
+    "edge_fl_lab/newcomers.py",
+    "edge_fl_lab/recipe_heads.py",
 )
 """Files of the server and of this package that affect numbers; of `edge_fl` all do, except those of single methods and models."""
 
 _ROOT = Path(edge_fl.__file__).parent.parent
-_INSTALLED = {
-    "site-packages",
-    "dist-packages",
-}  # folders of installed packages, also those of other environments on the path
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of installed packages, also those of other environments on the path."""
 
 
 class Point(Struct, frozen=True, forbid_unknown_fields=True):

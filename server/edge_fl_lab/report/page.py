@@ -244,13 +244,7 @@ def _show(figure: ReportFigure) -> str:
 
 def _attributes(figure: ReportFigure) -> Markup:
     """Attributes that name the lines of a number."""
-    fields = {
-        "line": figure.lines,
-        "field": figure.field,
-        "metric": figure.metric,
-        "client": figure.client,
-        "against": figure.against,
-        "group": figure.group,
-    }
+    names = ("field", "metric", "client", "against", "group")
+    fields = {"line": figure.lines} | {name: getattr(figure, name) for name in names}
     given = {**fields, "value": "" if figure.value is None else repr(figure.value)}
     return Markup(" ".join(f'data-{name}="{units.escape(value)}"' for name, value in given.items() if value))

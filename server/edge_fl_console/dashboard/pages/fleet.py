@@ -38,6 +38,7 @@ from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.selectors import SelectorError
 
 PER_PAGE = 50
+SEARCHED = ("device", "status", "quarantine", "activity", "why")  # and whether it is blocked
 
 
 class FleetQuery(Struct, frozen=True):
@@ -147,17 +148,11 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         return query.limit(1).correlate(devices).scalar_subquery()
 
     return {
-        "device": devices.c.device,
-        "status": devices.c.status,
+        **{name: devices.c[name] for name in (*SEARCHED, "release", "seen_at", "outlier_score")},
         "standing": STANDING,
-        "quarantine": devices.c.quarantine,
-        "activity": devices.c.activity,
-        "why": devices.c.why,
         "tier": func.coalesce(able["tier"].as_string(), ""),
-        "release": devices.c.release,
         "head": func.coalesce(able["head"].as_string(), ""),
         "samples": func.coalesce(able["samples"].as_integer(), 0),
-        "seen_at": devices.c.seen_at,
         "head_at": func.coalesce(
             newest(case((reports.c.kind == "head", reports.c.received_at), else_="")), ""
         ),
@@ -168,7 +163,6 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .where(mine)
         .correlate(devices)
         .scalar_subquery(),
-        "outlier_score": devices.c.outlier_score,
         "attention": standing.ATTENTION,
     }
 
@@ -185,16 +179,8 @@ def _order(columns: dict[str, ColumnElement[Any]], query: FleetQuery) -> tuple[C
 def _filters(query: FleetQuery) -> list[ColumnElement[bool]]:
     filters: list[ColumnElement[bool]] = []
     if query.search:
-        text = query.search.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-        columns = (
-            devices.c.device,
-            devices.c.status,
-            STANDING,
-            devices.c.quarantine,
-            devices.c.activity,
-            devices.c.why,
-        )
-        filters.append(or_(*(column.ilike(f"%{text}%", escape="\\") for column in columns)))
+        columns = (STANDING, *(devices.c[name] for name in SEARCHED))
+        filters.append(or_(*(column.icontains(query.search, autoescape=True) for column in columns)))
     if query.only in standing.ONLY:
         filters.append(standing.ONLY[query.only])
     if query.status:
