@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from edge_fl import heads
+from edge_fl.files.shared import make_folder
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.board.capability import version
 from edge_fl_devices.child import KILLS
@@ -71,6 +72,7 @@ def speed(
         return stored.speed
     measured = measure(steps(installed, features, training=training))
     with suppress(OSError):
+        make_folder(folder)
         write_json(folder / FILE, StoredSpeed(setup, measured))
     return measured
 

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from edge_fl.files.shared import make_folder
 from edge_fl_devices.storage import read_json, write_json
 
 FITTED, SEEN = "fitted.json", "seen.json"
@@ -90,4 +91,5 @@ def measured(folder: Path) -> float:
 
 def _write(path: Path, content: Moments, *, flush: bool = True) -> None:
     with suppress(OSError):
+        make_folder(path.parent, 0o700)
         write_json(path, content, flush=flush)

@@ -13,7 +13,6 @@ import msgspec
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.accounts import not_allowed
-from edge_fl.files.shared import make_folder
 from edge_fl.untrusted import NOT_JSON
 
 T = TypeVar("T")
@@ -36,8 +35,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def write_json(path: Path, content: object, *, flush: bool = True, private: bool = False) -> None:
-    """Replace a JSON file, as `edge_fl.files.atomic.write`; its folder is made if it is missing. Raises OSError."""
-    make_folder(path.parent, 0o700)
+    """Replace a JSON file, as `edge_fl.files.atomic.write`. Raises OSError, also without its folder."""
     atomic.write(path, msgspec.json.encode(content), flush=flush, private=private)
 
 

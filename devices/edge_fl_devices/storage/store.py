@@ -290,6 +290,7 @@ class Store:
         """Replace the record of secure sums. Raises ArtefactError if the disk fails."""
         if record != self.sums():
             with reporting(SUMS):
+                make_folder((self.folder / SUMS).parent)
                 write_json(self.folder / SUMS, record, private=True)
 
     def fitted_data(self) -> str:

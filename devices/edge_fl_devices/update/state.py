@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl.files.disk import reporting
+from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import UpdateStatus
 from edge_fl_devices.storage import read_json, write_json
 from edge_fl_devices.update.launcher import STATE
@@ -74,6 +75,7 @@ class Updates:
     def save(self, state: UpdateState) -> UpdateState:
         """Replace the state, and return it. Raises ArtefactError for a full disk, as all that follow."""
         with reporting(STATE):
+            make_folder(self.home)
             write_json(self.home / STATE, state)
         return state
 

@@ -19,7 +19,9 @@ from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.effects import Train
 from edge_fl_devices.agent.events import Finished
 from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.data import load
 from edge_fl_devices.data.current import CurrentData
+from edge_fl_devices.data.spec import UNKNOWN
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.worker import attempt
@@ -157,3 +159,12 @@ def test_another_mode_or_an_overwritten_picture_of_the_same_size_and_time_change
     before = current.stamp()
     path.chmod(0o600)
     assert current.stamp() != before
+
+
+def test_counting_makes_no_folder(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 100).save(tmp_path / "images" / name / "0.png")
+    config = DeviceConfig("pi-1", str(tmp_path / "images"), folder=str(tmp_path / "home"))
+    assert load.count_for(config, UNKNOWN).samples == 2  # as of `device doctor`, which changes nothing
+    assert not (tmp_path / "home").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 from edge_fl.blob import Assembly, Blob, describe, split
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
-from edge_fl.wire.messages import Echo, Request
+from edge_fl.wire.messages import Echo, Request, encode
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent.effects import Effect, Publish, Subscribe, Unsubscribe
 from edge_fl_devices.agent.events import Failed, Fetched
@@ -15,6 +15,7 @@ from edge_fl_server.release.repository import Repository
 from tests.devices.graphs import graph, manifest_for
 
 TOPICS = Topics("main")
+ECHO = "efl/1/main/d/pi-01/dn/echo"
 LIMITS = FetchLimits(stall_s=10, bad_chunk_s=1, tries=3, quiet_s=0.3, metadata_s=5)
 PAYLOAD = bytes(range(256)) * 4 * 36 + b"tail"  # 37 chunks of 1 KiB: groups of 16, 16 and 5
 BLOB = describe(PAYLOAD, 1024)
@@ -223,3 +224,19 @@ def test_a_stream_of_files_does_not_delay_the_end_forever() -> None:
     assert metadata_fetch.wake_s == 5.0
     list(metadata_fetch.tick(5.0))
     assert isinstance(metadata_fetch.outcome, dict) and len(metadata_fetch.outcome) == 256
+
+
+def test_fetches_take_the_messages_that_are_theirs(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    repository.publish(manifest_for(graph()))
+    fetch, (metadata_fetch, echo) = download(), ask()
+    list(fetch.begin(0.0))
+    chunks = {TOPICS.chunk(BLOB.sha256, index): chunk for index, chunk in enumerate(CHUNKS)}
+    files = {TOPICS.tuf(name): payload for name, payload in repository.files()}
+    others = {TOPICS.chunk("0" * 64, 0): b"of another blob", ECHO: b"no message"}
+    for topic, payload in (others | chunks | files).items():
+        for each in (fetch, metadata_fetch):
+            list(each.received(TOPICS.parse(topic), payload, 1.0))
+    assert fetch.outcome == Fetched(BLOB.sha256, BLOB.bytes) and metadata_fetch.outcome is None
+    list(metadata_fetch.received(TOPICS.parse(ECHO), encode(echo), 1.0))
+    assert metadata_fetch.outcome == dict(repository.files())
