@@ -4,17 +4,20 @@ A `Visit` records what no page may do: log errors to the console, raise, or send
 be: wider than its window, or hard to use according to axe-core.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Found = TypeVar("Found")
 DEADLINE_S = 60.0
 LOOKS = ((1440, "light"), (1440, "dark"), (390, "light"), (390, "dark"))
 """Widths and colour schemes in which every page is tested."""
@@ -35,6 +38,12 @@ LAYOUT = r"""() => {
   ];
 }"""
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Found]) -> Found:
+    """Run it in a thread of its own: a browser that an earlier test opened occupies the event loop of this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 def chromium() -> str | None:

@@ -1,9 +1,7 @@
 """The read-only MCP server, asked by the SDK's own client over standard input and output."""
 
-import asyncio
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 from edge_fl_console.alerts import stored
 from edge_fl_server.registry import Database, devices, rollouts
+from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
 mcp = pytest.importorskip("mcp")
@@ -51,8 +50,7 @@ def test_an_assistant_reads_the_fleet_and_changes_nothing(tmp_path: Path) -> Non
         rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 1.0]})
         stored.update_active(db, "main", [("silent", filled.name(4), "no message for 2 h")], [], 1)
         before = rollouts.listed(db, "main"), devices.listed(db, "main")
-        with ThreadPoolExecutor(1) as thread:  # a browser of an earlier test occupies this one's event loop
-            answers = thread.submit(asyncio.run, ask(registry)).result(100)
+        answers = run_coroutine(ask(registry))
         assert (rollouts.listed(db, "main"), devices.listed(db, "main")) == before
     assert not any(answers[name].is_error for name in TOOLS), answers
     content = {name: answers[name].structured_content for name in TOOLS}

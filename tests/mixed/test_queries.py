@@ -8,9 +8,10 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -327,11 +328,10 @@ def test_two_operators_on_one_machine_ask_one_after_the_other(
 ) -> None:
     """Both have the identity next to the CA, for which the broker keeps one connection."""
     with site.device("pi-01"), ThreadPoolExecutor(1) as other:
-        with sole_user(site.operator, 60, pytest.fail):
-            waits, said = other.submit(command, site, "device", "logs", "pi-01", "--wait", "60"), ""
-            while "waiting for another command with the identity operator" not in said:
-                assert not waits.done(), said
-                said += capsys.readouterr().err
+        with sole_user(site.operator, 60, pytest.fail), redirect_stderr(StringIO()) as said:
+            waits = other.submit(command, site, "device", "logs", "pi-01", "--wait", "60")
+            while "waiting for another command with the identity operator" not in said.getvalue():
+                assert not waits.done(), said.getvalue()
             assert site.ask("pi-01").signed  # not interrupted
         assert waits.result(60) == 0
         with sole_user(site.operator, 60, pytest.fail):

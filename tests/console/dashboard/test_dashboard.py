@@ -1,6 +1,5 @@
 """The dashboard without a browser: queries, pages, actions, access, metrics."""
 
-import asyncio
 import json
 import re
 import shutil
@@ -35,6 +34,7 @@ from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.serve import DashboardSettings
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
+from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -282,7 +282,7 @@ def visit(address: str = "/", token: str = "", **headers: str) -> httpx.Response
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
             return await client.get(address, headers=headers)
 
-    return asyncio.run(get())
+    return run_coroutine(get())
 
 
 def test_loopback_accepts_only_its_own_names() -> None:

@@ -1,8 +1,6 @@
 """Who may see the dashboard, who may do what there, and what the audit log says about it."""
 
-import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,7 +19,7 @@ from edge_fl_console.dashboard import actions
 from edge_fl_console.dashboard.auth import ACCESS, LoginMiddleware
 from edge_fl_server.registry import Database, audit, devices, rollouts
 from edge_fl_server.registry.tables import tokens as table
-from tests.browsing import dashboard, visiting
+from tests.browsing import dashboard, run_coroutine, visiting
 from tests.console.dashboard import filled
 
 HOST = "http://fleet.example:8080"
@@ -53,8 +51,7 @@ def ask(db: Database, method: str = "GET", path: str = "/", **request: Any) -> h
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HOST) as client:
             return await client.request(method, path, **request)
 
-    with ThreadPoolExecutor(1) as thread:  # a browser of an earlier test occupies this one's event loop
-        return thread.submit(asyncio.run, get()).result()
+    return run_coroutine(get())
 
 
 def test_a_personal_token_opens_the_dashboard_until_it_ends(tmp_path: Path) -> None:

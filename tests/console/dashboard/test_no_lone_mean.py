@@ -4,10 +4,8 @@ A registry is filled with random fleets, releases, reports and rounds. Each page
 its n, and be one of those that follow from the reports by hand.
 """
 
-import asyncio
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from html.parser import HTMLParser
@@ -25,6 +23,7 @@ from edge_fl_console.dashboard.pages import device, fleet
 from edge_fl_console.dashboard.serve import ROUTES
 from edge_fl_server.registry import Database, devices, reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RoundRecord, RunRecord
+from tests.browsing import run_coroutine
 
 PAGES = [path for path, (_, build) in ROUTES.items() if build not in (fleet.build, device.build)]
 """All but those whose rows and tiles are of single devices."""
@@ -137,9 +136,7 @@ def statements(db: Database, path: str, address: dict[str, str]) -> Iterator[str
         finally:
             client.delete()
 
-    with ThreadPoolExecutor(1) as thread:  # an open browser has a loop in this thread
-        found = thread.submit(asyncio.run, built()).result()
-    for props in found:
+    for props in run_coroutine(built()):
         yield from Statements(props.get("innerHTML", "")).found
         headings = {column["name"]: column["label"] for column in props.get("columns", ())}
         for row in props.get("rows", ()):

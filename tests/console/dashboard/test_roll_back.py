@@ -22,6 +22,7 @@ from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.round_metrics import RoundMetrics
+from tests.browsing import run_coroutine
 
 ANNA = Person("anna", "token", frozenset({"releaser"}))
 ACCURACIES = {"pi-0": (0.93, 0.96, 0.97), "pi-1": (0.94, 0.96, 0.95)}
@@ -171,5 +172,5 @@ def test_a_dialog_whose_tab_is_closed_ends_without_an_error(db: Database) -> Non
         gc.collect()
         await asyncio.wait_for(task, 60)
 
-    asyncio.run(closed())
+    run_coroutine(closed())
     assert rollouts.current(db, "main") is None
