@@ -128,11 +128,13 @@ def _make_temporary_folder() -> None:
 
 def death(pool: ProcessPoolExecutor) -> str:
     """How the worker died that broke a pool, such as "was ended by SIGSEGV (segmentation fault)"; the pool itself ends the others."""
-    codes = set()
-    for process in list((pool._processes or {}).values()):
-        process.join(KILL_S)
-        codes |= {process.exitcode or 0}
-    codes -= {0, -signal.SIGTERM}
+    workers = list((pool._processes or {}).values())
+    manager: Any = pool._executor_manager_thread
+    if (
+        manager is not None
+    ):  # it waits for the workers as well; of two threads that wait for one, one can miss its exit code
+        manager.join(KILL_S)
+    codes = {worker.exitcode or 0 for worker in workers} - {0, -signal.SIGTERM}
     if -signal.SIGKILL in codes:
         return "was ended by SIGKILL (out of memory?)"
     return signals.ending(min(codes)) if codes else "died"
