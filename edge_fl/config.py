@@ -65,7 +65,7 @@ class CompressionConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PrivacyConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Differential privacy of updates (`edge_fl.learn.codec.privacy`); `noise_multiplier` 0 turns it off.
+    """Differential privacy of updates (`edge_fl.learn.codec.differential_privacy`); `noise_multiplier` 0 turns it off.
 
     An update's change is clipped to an L2 norm of `clip` and gets Gaussian noise of std `noise_multiplier` * `clip`. A client takes part
     as long as its next update keeps its epsilon at `delta` within `budget` (0: no limit).

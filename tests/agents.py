@@ -23,9 +23,9 @@ import msgspec
 from edge_fl import TELEMETRY_OFF, __version__
 from edge_fl.release import device_wheel
 from edge_fl.wire.endpoint import Endpoint
+from edge_fl_devices.agent_update import environment, launcher
+from edge_fl_devices.agent_update.state import Updates
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.update import environment, launcher
-from edge_fl_devices.update.state import Updates
 
 WAIT_S = 90.0
 Patches = Mapping[str, tuple[str, str]]

@@ -49,7 +49,7 @@ PLANTED_IMPORTS = [
     (CIRCLE, "devices/edge_fl_devices/agent/state.py", "edge_fl_devices.agent.step"),
     (CIRCLE, "server/edge_fl_server/mqtt/journal.py", "edge_fl_server.mqtt.devices.roster"),
     (f"edge_fl{DOWNWARDS}", "edge_fl/release/manifests.py", "edge_fl.wire.messages"),
-    (f"server{DOWNWARDS}", "server/edge_fl_server/registry/devices.py", "edge_fl_server.cli"),
+    (f"server{DOWNWARDS}", "server/edge_fl_server/registry/registered_devices.py", "edge_fl_server.cli"),
     (f"devices{DOWNWARDS}", "devices/edge_fl_devices/agent/step.py", "edge_fl_devices.runtime"),
     (f"maker{DOWNWARDS}", "devices/edge_fl_maker/watch.py", "edge_fl_maker.cli"),
     (f"lab{DOWNWARDS}", "server/edge_fl_lab/catalogue.py", "edge_fl_lab.cli"),
@@ -330,8 +330,8 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
     others = {
         "flash": "writes cards of other machines",
         "simulated": "has folders of its own",
-        "update/launcher.py": "runs as the agent; imports only Python",
-        "update/environment.py": "runs in the agent",
+        "agent_update/launcher.py": "runs as the agent; imports only Python",
+        "agent_update/environment.py": "runs in the agent",
         "doctor/folder_probe.py": "runs as the agent; imports only Python",
         "labelling/feature_rows.py": "appends to a file made with open_private",
     }
@@ -444,7 +444,7 @@ def test_security_lists_every_variable_that_switches_telemetry_off() -> None:
 
 CACHED = {
     "edge_fl/data/limits.py:board_bytes": "the memory of the board",
-    "edge_fl/heads/statistics/class_statistics.py:_groups": "a function of two numbers",
+    "edge_fl/heads/class_statistics/sums.py:_groups": "a function of two numbers",
     "edge_fl/learn/aggregation/screening.py:_signs": "a function of a length and a device of torch",
     "edge_fl/learn/batches.py:batches": "one key for the batches of one stage",
     "edge_fl/learn/stacked.py:batches": "one key for the batches of one stage",

@@ -42,7 +42,7 @@ CODE = (
     "edge_fl/release/*.py",
     "devices/edge_fl_devices/agent/*.py",
     "server/edge_fl_server/training/rounds.py",
-    "server/edge_fl_server/training/cohort.py",
+    "server/edge_fl_server/training/cohorts.py",
     "server/edge_fl_server/release/rollout/gates.py",
     "server/edge_fl_server/release/rollout/stages.py",
     "server/edge_fl_server/mqtt/updates/validation.py",

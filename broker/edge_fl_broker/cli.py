@@ -246,8 +246,8 @@ def check(
 
     from edge_fl.wire import identity as identities
     from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
-    from edge_fl_broker import check as checks
-    from edge_fl_broker.check import full_check
+    from edge_fl_broker import checks
+    from edge_fl_broker.checks import full_check
 
     if identity and (insecure or identities.certificate_in(identity)):
         raise ConfigError(
@@ -279,13 +279,13 @@ def check(
 
 def _validity(settings: BrokerSettings) -> str:
     """For which names the broker's certificate is valid, and the addresses to listen on that are missing there."""
-    from edge_fl.wire import hosts
+    from edge_fl.wire import host_names
     from edge_fl_broker.provision.authority import broker_names
 
     assert settings.certificates
     names = broker_names(settings.certificates.cert)
-    required = hosts.own_addresses() if settings.host in hosts.ANYWHERE else (settings.host,)
-    missing = [host for host in required if not hosts.covers(names, host)]
+    required = host_names.own_addresses() if settings.host in host_names.ANYWHERE else (settings.host,)
+    missing = [host for host in required if not host_names.covers(names, host)]
     line = f"the broker's certificate is valid for {', '.join(names) or 'no name'}"
     return f"{line}; devices cannot connect to {', '.join(missing)}" if missing else line
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
 from edge_fl.wire.endpoint import PORT
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.topics import RESERVED, access_rules, checked, role_of
 from edge_fl_broker.find import Program
 

@@ -35,7 +35,7 @@ from edge_fl_devices.simulated.cli import up
 
 if TYPE_CHECKING:
     from edge_fl_devices.child import Children
-    from edge_fl_devices.remote.settings import RemoteSettings
+    from edge_fl_devices.remote.applied_settings import RemoteSettings
     from edge_fl_devices.serving.predict import Prediction
 
 MAX_NAMED = 10
@@ -66,7 +66,7 @@ def run(device: DeviceOptions, agent: AgentOptions) -> None:
         _become_owner(device)
     with closing(feature_children()) as children:
         children.start()  # the child loads its modules while the agent does
-        from edge_fl_devices.remote.settings import RemoteSettings
+        from edge_fl_devices.remote.applied_settings import RemoteSettings
 
         settings = RemoteSettings(*device.tree(**asdict(agent)))
         code = _run(settings, children)
@@ -161,7 +161,7 @@ def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
     """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
     from edge_fl_devices.board.installation import settings_file
     from edge_fl_devices.doctor import run_checks
-    from edge_fl_devices.remote.settings import RemoteSettings
+    from edge_fl_devices.remote.applied_settings import RemoteSettings
 
     settings = RemoteSettings(*device.tree(settings_file()))
     results = run_checks(settings.config, print_status)

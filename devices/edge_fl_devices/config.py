@@ -14,7 +14,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.fields import Name
 from edge_fl.files import atomic
 from edge_fl.files.paths import is_utf8, text
-from edge_fl.fleet.settings import BrokerAddress, SharedSettings
+from edge_fl.fleet.remote_settings import BrokerAddress, SharedSettings
 from edge_fl.heads.auto import AUTO
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
@@ -84,7 +84,7 @@ class UpdateConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
-    """Settings of one device. With `remote_settings` off the operator changes none of them (`edge_fl.fleet.settings.DeviceSettings`).
+    """Settings of one device. With `remote_settings` off the operator changes none of them.
 
     `data` is a source of `edge_fl_devices.data.sources`; `tier` limits the measured tier; `root` is the release root installed
     with the device. With `uploads` off a head-only device sends metrics only: neither the head updates (class means, ...) of a method nor

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from edge_fl.errors import InputError
 from edge_fl.files import atomic
 from edge_fl.files.paths import text
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 
 TOKEN_FILE, COOKIE, HEADER = "token", "edge_fl_token", "X-Edge-FL"
 TOKEN_BYTES = 24

@@ -208,16 +208,16 @@ def reset(
     yes: YesOption = False,
 ) -> None:
     """Reset the device to its state after flashing: heads, outbox, releases and caches are deleted."""
-    from edge_fl_maker.upkeep import folder as resetting
-    from edge_fl_maker.upkeep.folder import stopped
+    from edge_fl_maker.upkeep import device_folder
+    from edge_fl_maker.upkeep.device_folder import stopped
 
     with stopped(folder):
-        planned = resetting.plan_reset(folder, labels=labels, identity=identity)
+        planned = device_folder.plan_reset(folder, labels=labels, identity=identity)
     if not planned.paths:
         print_status(f"{text(folder)}: nothing to delete")
         return
     confirm(f"Delete {planned.describe()}?", yes)
-    resetting.reset(folder, planned)
+    device_folder.reset(folder, planned)
     kept = [*([] if identity else ["identity", "privacy budget"]), *([] if labels else ["pictures"])]
     print_status(f"{text(folder)}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
 
@@ -229,8 +229,8 @@ def backup(
 ) -> None:
     """Back up heads, settings, personal parts, privacy budget and identity of this device into one file of mode 0600."""
     from edge_fl_devices.config import remembered
-    from edge_fl_maker.upkeep import backup as backups
-    from edge_fl_maker.upkeep.folder import stopped
+    from edge_fl_maker.upkeep import backups
+    from edge_fl_maker.upkeep.device_folder import stopped
 
     with stopped(folder):
         settings = remembered(folder)
@@ -258,7 +258,7 @@ def restore(
 
     from edge_fl.untrusted import NOT_JSON
     from edge_fl_devices.config import DeviceConfig
-    from edge_fl_maker.upkeep import backup as backups
+    from edge_fl_maker.upkeep import backups
 
     header, contents = backups.read(file, _passphrase(passphrase_file))
     try:
@@ -283,22 +283,22 @@ def restore(
 
 def uninstall(yes: YesOption = False) -> None:
     """Remove edge-fl from this board: service, program, settings, identity and the agent's folder; your pictures stay."""
-    from edge_fl_maker.upkeep import uninstall as removal
+    from edge_fl_maker.upkeep import uninstalling
 
-    paths = removal.installed()
+    paths = uninstalling.installed()
     if not paths:
         raise InputError("nothing of 'edge-fl flash' is installed here")
     if os.geteuid() != 0:
         raise InputError("device uninstall: not root, expected sudo")
     confirm(f"Delete {', '.join(map(text, paths))}, with identity, heads and unlabelled pictures?", yes)
     try:
-        removal.uninstall(paths)
+        uninstalling.uninstall(paths)
     except OSError as error:
         raise InputError(
             f"{error.filename}: {error.strerror}", "run the command again to complete it"
         ) from error
     print_status("edge-fl was removed; pictures, and the bundle on the boot partition, stay")
-    if left := removal.left_by_dependencies():
+    if left := uninstalling.left_by_dependencies():
         print_status(
             f"onnxruntime wrote {', '.join(map(text, left))}: delete it if no other program uses onnxruntime"
         )

@@ -8,7 +8,7 @@ alone; then every function here gives what it gave without groups.
 
 Near duplicates are found by thumbnails: SIDE x SIDE grey means, of which mean and contrast are removed. Two pictures belong together if
 1 minus the cosine of their thumbnails is at most `nearness`. The hash of 64 bits that the pool of unlabelled pictures uses
-(`edge_fl_maker.capture.pool`) is no use here: the hash of half of 3,000 pictures of Fashion-MNIST is within 5 bits of another
+(`edge_fl_maker.capture.pools`) is no use here: the hash of half of 3,000 pictures of Fashion-MNIST is within 5 bits of another
 one's, that of a picture with noise of 6 grey levels is 8 bits from its own. With the thumbnails, of up to 10,000 clean pictures 0.12 % of
 Fashion-MNIST are in a group, none of MNIST, 0.30 % of PACS photos, 0.54 % of paintings, 1.2 % of cartoons (some are there twice) and
 0.59 % of sketches, in groups of at most 3; of 30 frames that a trembling hand takes of a photo 99 % are in one group

@@ -14,11 +14,11 @@ import numpy as np
 
 from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
+from edge_fl.heads.class_statistics import prior
 from edge_fl.heads.head import Array, Extras, Head, TrainingSet
 from edge_fl.heads.linear import Constant, Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
-from edge_fl.heads.statistics import prior
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
 from edge_fl.heads.two_heads import Ensemble, Gated
 from edge_fl.untrusted import whole

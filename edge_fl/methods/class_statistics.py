@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from edge_fl import heads
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.plan import HeadPlan
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.batches import Batches

@@ -50,7 +50,7 @@ HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
 
 
 STATISTICS = "statistics"
-"""Subject of the sums of class statistics (`edge_fl.heads.statistics`)."""
+"""Subject of the sums of class statistics (`edge_fl.heads.class_statistics`)."""
 
 HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their second moment, projected")}
 """Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""

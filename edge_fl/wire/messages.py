@@ -16,7 +16,7 @@ from edge_fl.blob import Blob, digest
 from edge_fl.config import MAX_CLASSES, MethodSpec
 from edge_fl.errors import ProtocolError, brief
 from edge_fl.fields import Count, DeviceSignature, Id, Name, Number, ServerSignature, Text, Version
-from edge_fl.fleet.settings import DesiredSettings, SettingsStatus
+from edge_fl.fleet.remote_settings import DesiredSettings, SettingsStatus
 from edge_fl.release.agent import AgentUpdate, UpdateStatus
 from edge_fl.untrusted import NOT_JSON
 

@@ -274,13 +274,13 @@ def silence(
     """Send no alert of a rule, or about a device, for some time. Those whose condition still holds then are sent at its end."""
     from edge_fl_console.alerts import stored
     from edge_fl_console.alerts.rules import load, path_of
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     until_s = int(time.time()) + int(units.parse_duration(duration, "--for"))
     with registry(place) as db:
         known = {
             *load(path_of(place.home, place.fleet), db, place.fleet).rules,
-            *devices.names(db, place.fleet),
+            *registered_devices.names(db, place.fleet),
             "server",
         }
         known |= {alert.subject for alert in stored.active(db, place.fleet)}

@@ -27,9 +27,8 @@ from sqlalchemy import ColumnElement, select
 
 from edge_fl.errors import ConfigError, EdgeFLError, nearest, shortened, similar
 from edge_fl.fleet.tags import KEY, NUMBERS, TEXTS
-from edge_fl_server.registry import Database, tags
-from edge_fl_server.registry import devices as registered
-from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry import Database, registered_devices, registered_tags
+from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
 WORDS = ("and", "or", "not")
@@ -306,7 +305,7 @@ def _is_word(token: str) -> bool:
 
 def parsed(db: Database, fleet: str, text: str) -> Selector:
     """Parse a selector with the fleet's groups. Raises SelectorError."""
-    return parse(text, tags.saved_groups(db, fleet))
+    return parse(text, registered_tags.saved_groups(db, fleet))
 
 
 def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
@@ -316,7 +315,7 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
     names = sorted(selector.keys & ATTRIBUTES.keys() | {"name"})
     query = select(*(ATTRIBUTES[name].label(name) for name in names)).where(of_fleet(fleet))
     keys = selector.keys - ATTRIBUTES.keys()
-    tagged = tags.of_devices(db, fleet, keys) if keys else {}
+    tagged = registered_tags.of_devices(db, fleet, keys) if keys else {}
     matching = []
     for row in db.rows(query.order_by(devices.c.device)):
         values = {name: value for name, value in zip(names, row, strict=True) if value not in (None, "")}
@@ -328,8 +327,8 @@ def selected(db: Database, fleet: str, selector: Selector | str) -> list[str]:
 
 def unknown_tags(db: Database, fleet: str, selector: Selector) -> str:
     """Format a hint for the keys of a selector that no device of the fleet has; empty if there are none."""
-    tagged = tags.of_devices(db, fleet)
-    known = sorted({key for name in registered.names(db, fleet) for key in tagged.get(name, {})})
+    tagged = registered_tags.of_devices(db, fleet)
+    known = sorted({key for name in registered_devices.names(db, fleet) for key in tagged.get(name, {})})
     missing = sorted(selector.keys - {*known, *ATTRIBUTES})
     lists = f" (tags: {shortened(known) or 'none'}; attributes: {', '.join(ATTRIBUTES)})"
     return "".join(

@@ -15,9 +15,9 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.release.agent import AgentUpdate
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.agent_update.launcher import MAX_STARTS
 from edge_fl_devices.board.installation import INSTALLER, SERVICE
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.update.launcher import MAX_STARTS
 from edge_fl_server.release import agent_releases, website
 from edge_fl_server.release.rollout.director import Director
 from tests import agents

@@ -26,7 +26,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.roles import PERSON_ROLES
 from edge_fl.wire.topics import Topics, access_rules, home_assistant, role_of
 from edge_fl.wire.transport import Disconnected, Event, Packet
-from edge_fl_broker.check import BrokerCheck, full_check
+from edge_fl_broker.checks import BrokerCheck, full_check
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import RELOADS, Mosquitto

@@ -8,7 +8,7 @@ from edge_fl.errors import ConnectError
 from edge_fl.wire.mqtt.transport import Endpoint, MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
-from edge_fl_broker.check import check, temporary_parties
+from edge_fl_broker.checks import check, temporary_parties
 from edge_fl_broker.config import BrokerSettings, MosquittoLimits
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto

@@ -12,8 +12,8 @@ from edge_fl.release.agent import UpdateStatus
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
+from edge_fl_devices.agent_update.launcher import MAX_STARTS
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.update.launcher import MAX_STARTS
 from tests import agents
 from tests.agents import Board, eventually, own_files
 from tests.mixed.test_agent_updates import AT_ONCE, Site, classes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl_server.registry import Database, database, reports, runs
+from edge_fl_server.registry import Database, database, registered_reports, runs
 from edge_fl_server.runs.results import Results
 from tests.chaos.conftest import HEADS_EVERY
 from tests.chaos.stage import LONGEST_S, Stage, chaos_of
@@ -55,7 +55,7 @@ def require_counted_once(results: Results, folder: Path) -> None:
     assert [row.round for row in rows] == list(range(1, len(rows) + 1))
     db = Database.open(str(folder / "server" / database.FILE))
     try:
-        counted = reports.of_run(db, results.id)
+        counted = registered_reports.of_run(db, results.id)
     finally:
         db.close()
     assert max(Counter((report.device, report.id) for report in counted).values(), default=1) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edge_fl_console.alerts import stored
-from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry import Database, registered_devices, rollouts
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
 
@@ -46,12 +46,12 @@ def test_an_assistant_reads_the_fleet_and_changes_nothing(tmp_path: Path) -> Non
     registry = tmp_path / "registry.sqlite"
     with closing(Database.open(registry)) as db:
         filled.fill(db, 20, tmp_path)
-        devices.quarantine(db, "main", filled.name(3), "3 reports rejected")
+        registered_devices.quarantine(db, "main", filled.name(3), "3 reports rejected")
         rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 1.0]})
         stored.update_active(db, "main", [("silent", filled.name(4), "no message for 2 h")], [], 1)
-        before = rollouts.listed(db, "main"), devices.listed(db, "main")
+        before = rollouts.listed(db, "main"), registered_devices.listed(db, "main")
         answers = run_coroutine(ask(registry))
-        assert (rollouts.listed(db, "main"), devices.listed(db, "main")) == before
+        assert (rollouts.listed(db, "main"), registered_devices.listed(db, "main")) == before
     assert not any(answers[name].is_error for name in TOOLS), answers
     content = {name: answers[name].structured_content for name in TOOLS}
     assert content["fleet_status"]["total"] == 20 and content["fleet_status"]["rollout"]["release"] == 3

@@ -12,7 +12,7 @@ from edge_fl.fleet import actions as certificate_actions
 from edge_fl.wire.roles import ACTIONS, Person
 from edge_fl_console.dashboard import actions as dashboard
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import Database, audit, devices, fleets
+from edge_fl_server.registry import Database, audit, fleets, registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.repository import Repository
 
@@ -93,7 +93,7 @@ def test_commands_and_the_certificate_authority_record_their_actions(
     db = Database.open("runs/server/registry.sqlite")
     fleets.claim(db, "main")
     Repository(Path("runs/releases/main"))
-    devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(5)])
+    registered_devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(5)])
     done = [
         ("fleet enrol pi-0 --baked", "enrol", "pi-0"),
         ("fleet enrol --role viewer ann", "enrol", "viewer-ann"),

@@ -6,7 +6,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.wire.roles import local_user
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 
 
@@ -28,7 +28,7 @@ def test_tokens_and_admissions_by_command_are_in_the_log(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     db = Database.open(registry := "runs/server/registry.sqlite")
-    devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
+    registered_devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
     where = ["--database", registry]
     assert (
         main(["token", "create", "ann", "--role", "viewer", "--role", "operator", "--days", "3", *where]) == 0

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from edge_fl import metrics
-from edge_fl.fleet.settings import ActualSetting, SettingsStatus
+from edge_fl.fleet.remote_settings import ActualSetting, SettingsStatus
 from edge_fl.wire.messages import Capability, DeviceState, Log, Report, encode
 from edge_fl_console.dashboard import prometheus
 from edge_fl_server.mqtt.device_packets import decode_cleaned, one_line
-from edge_fl_server.registry import Database, reports, runs
-from edge_fl_server.registry.reports import KEPT_REJECTIONS
+from edge_fl_server.registry import Database, registered_reports, runs
+from edge_fl_server.registry.registered_reports import KEPT_REJECTIONS
 from edge_fl_server.registry.tables import RejectionRecord, RoundRecord, RunRecord
 from tests.rejections import rejections_of
 from tests.server.single_round import one_round
@@ -99,9 +99,9 @@ def test_the_counter_of_rejected_reports_never_decreases():
         name = f'edge_fl_rejected_reports_total{{fleet="main",reason="{reason}"}}'
         return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    reports.reject(db, RejectionRecord("main", "d1", "r", "run", 1, "samples"))
+    registered_reports.reject(db, RejectionRecord("main", "d1", "r", "run", 1, "samples"))
     for number in range(KEPT_REJECTIONS + 5):
-        reports.reject(db, RejectionRecord("main", "d1", f"r{number}", "run", 1, "malformed"))
+        registered_reports.reject(db, RejectionRecord("main", "d1", f"r{number}", "run", 1, "malformed"))
     assert (count("samples"), count("malformed")) == (1, KEPT_REJECTIONS + 5)
 
 

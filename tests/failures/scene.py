@@ -33,7 +33,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_broker.provision import register_sync
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, ReleaseConfig, ValidationConfig
-from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.registry import Database, registered_reports, runs
 from edge_fl_server.runs.results import Results
 from tests.failures.points import Death, arm
 
@@ -287,7 +287,9 @@ class Scene:
         state = results.state()
         db = Database.open(self.database or self.folder / "server" / "registry.sqlite")
         record = runs.get(db, results.id)
-        counted = [(one.device, f"{one.kind} {one.round}") for one in reports.of_run(db, results.id)]
+        counted = [
+            (one.device, f"{one.kind} {one.round}") for one in registered_reports.of_run(db, results.id)
+        ]
         attempts = len({request.id for request in runs.requests_of(db, results.id)})
         db.close()
         last = sorted(results.checkpoints.glob("*.safetensors"))

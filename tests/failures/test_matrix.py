@@ -24,7 +24,7 @@ from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.registry import Database, registered_reports, runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
@@ -157,7 +157,7 @@ def test_row_17_a_server_with_a_full_disk_acknowledges_nothing(real_bench, tmp_p
     (parcel,) = device._unacknowledged.values()
     device.report(*parcel)
     assert bench.eventually(lambda: bool(device.acks))
-    assert len(reports.of_run(db, "t1")) <= 1
+    assert len(registered_reports.of_run(db, "t1")) <= 1
     db.close()
 
 

@@ -27,7 +27,7 @@ from edge_fl_lab.demo import DemoOptions
 from edge_fl_lab.report import page
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.runs.results import Results
 from edge_fl_server.runs.round_metrics import RoundMetrics
 from tests.devices.deadly import deadly
@@ -185,7 +185,7 @@ def test_the_demo_completes_and_leaves_only_its_results(mosquitto_program, tmp_p
     assert len(shown.comparison) == 8
     assert not any(math.isnan(line["mean"]) for line in shown.comparison)
     with closing(Database.existing(str(shown.path / demo.REGISTRY))) as db:
-        assert len(devices.listed(db, "main")) == 4
+        assert len(registered_devices.listed(db, "main")) == 4
     assert re.search(
         r"training on the client's own data alone .* Lowest: sim-00\d, \d+\.\d % of \d+ test", shown.verdict
     )

@@ -17,7 +17,7 @@ from edge_fl_lab import newcomers as newclients
 from edge_fl_lab.newcomers import HeadTraining, learn_new_task, meet, newcomers_model
 from edge_fl_server.orchestrate.execution import RunResult, simulate
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
-from edge_fl_server.training import cohort, studies
+from edge_fl_server.training import cohorts, studies
 from edge_fl_server.training.rounds import RoundResult
 from edge_fl_server.training.studies import draw_unseen
 from tests.rounds_seen import RoundsSeen
@@ -214,9 +214,9 @@ def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
     """docs/methods.md G12: m is uniform over floor(a N)..floor(rho N), anew in every round."""
     clients = [f"c{n:03d}" for n in range(20)]
     drawn = CohortConfig(participation=1.0, participation_from=0.5)
-    sizes = [len(cohort.draw(clients, drawn, 0, number)) for number in range(1, 301)]
+    sizes = [len(cohorts.draw(clients, drawn, 0, number)) for number in range(1, 301)]
     assert set(sizes) == set(range(10, 21))
     assert np.mean(sizes) == pytest.approx(15, abs=0.6)
     fixed = CohortConfig(participation=0.5)
-    assert cohort.draw(clients, fixed, 0, 1) == cohort.draw(clients, fixed, 0, 1)
-    assert {len(cohort.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}
+    assert cohorts.draw(clients, fixed, 0, 1) == cohorts.draw(clients, fixed, 0, 1)
+    assert {len(cohorts.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}

@@ -22,14 +22,14 @@ from edge_fl.files import shared
 from edge_fl_devices.board.installation import LABEL_SERVICE, UNITS
 from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.doctor import run_checks
-from edge_fl_maker.upkeep.uninstall import uninstall
+from edge_fl_maker.upkeep.uninstalling import uninstall
 from tests.accounts import ROOT, Account, account, interpreter, packages, reachable
 from tests.devices.images import X, Y
 
 POOL = """
 import sys
 from pathlib import Path
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_devices.config import CaptureConfig
 from edge_fl_maker.labelling.moves import Moves
 do, folder, data, *rest = sys.argv[1:]
@@ -274,9 +274,9 @@ def test_label_switches_the_service_and_prints_the_address_with_its_token(board:
 def test_after_an_uninstall_the_pictures_belong_to_their_owner_alone(
     board: Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_fl_maker.upkeep import uninstall as removal
+    from edge_fl_maker.upkeep import uninstalling
 
-    monkeypatch.setattr(removal, "ACCOUNT", board.agent.name)
+    monkeypatch.setattr(uninstalling, "ACCOUNT", board.agent.name)
     shared.share(board.pictures, board.agent.name)
     board.agent.run("sh", "-c", f"mkdir {board.pictures}/new && touch {board.pictures}/new/a.png")
     (tmp_path / "etc/edge-fl").mkdir(parents=True)

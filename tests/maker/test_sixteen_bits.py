@@ -20,7 +20,7 @@ from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.http_server import Service
 from edge_fl_maker.labelling.feature_rows import file_key

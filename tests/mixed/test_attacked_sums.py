@@ -19,7 +19,7 @@ from cryptography import x509
 from numpy.typing import NDArray
 
 from edge_fl.errors import SecureSumError
-from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.secure.server import SumServer
 from edge_fl.wire import identity
@@ -37,7 +37,7 @@ from edge_fl_devices.runtime.connection import fleet_connector
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.workers.statistics import NEXT, StatisticsOffer, StatisticsOffers
+from edge_fl_devices.workers.class_statistics import NEXT, StatisticsOffer, StatisticsOffers
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import connector, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal

@@ -12,7 +12,7 @@ from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices.runtime.device import Device
 from edge_fl_server.mqtt.connector import LeaseLimits, read_retained
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from tests.devices import graphs
 from tests.devices.scripted import eventually, running
@@ -64,7 +64,7 @@ def prepared(scene: Scene) -> tuple[Server, RolloutCoordinator, Device]:
     rollout = coordinator(scene, server)
     payload = graphs.graph()
     manifest = graphs.manifest_for(payload)
-    devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 60.0})
+    registered_devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 60.0})
     device, _ = configured(scene)
     with running(device, connect=scene.connect):
         eventually(lambda: server.roster.get("pi-01"))

@@ -10,7 +10,7 @@ from edge_fl import metrics
 from edge_fl.cli import main
 from edge_fl.config import PrivacyConfig
 from edge_fl.errors import BudgetExhaustedError
-from edge_fl.learn.codec import privacy
+from edge_fl.learn.codec import differential_privacy
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.runs import round_metrics
@@ -19,9 +19,9 @@ from tests.mixed.conftest import Site
 
 FULL, HEADS = ("d1", "d2"), {"h1": "logistic"}
 NOISE = PrivacyConfig(noise_multiplier=4.0, clip=0.5)
-COST = privacy.cost(NOISE)
-TWO_UPDATES = privacy.epsilon(2.5 * COST, NOISE.delta)
-EPSILON_SPENT = privacy.epsilon(2 * COST, NOISE.delta)
+COST = differential_privacy.cost(NOISE)
+TWO_UPDATES = differential_privacy.epsilon(2.5 * COST, NOISE.delta)
+EPSILON_SPENT = differential_privacy.epsilon(2 * COST, NOISE.delta)
 
 
 def frugal(recipe: Recipe, budget: float = TWO_UPDATES) -> Recipe:

@@ -15,9 +15,9 @@ from edge_fl import heads
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import Statistics
-from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.class_statistics.sums import Statistics
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
@@ -29,9 +29,9 @@ from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import comparison, head_updates
+from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.fits import Fits
 from edge_fl_devices.workers.head import HeadWorker
-from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_lab.report import page
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
 from edge_fl_server.registry import Database, rollouts

@@ -12,7 +12,7 @@ import pytest
 from edge_fl.errors import ConnectError
 from edge_fl.wire import identity
 from edge_fl.wire.mqtt.transport import MqttTransport
-from edge_fl_broker.check import check, temporary_parties
+from edge_fl_broker.checks import check, temporary_parties
 from tests.edge_fl.wire.test_login import write
 from tests.ejabberd import Ejabberd, EjabberdMissingError
 

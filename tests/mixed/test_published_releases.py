@@ -24,7 +24,7 @@ from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_server.children import CommandProcesses
-from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.registry import Database, registered_reports, rollouts
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
 from tests.mixed.conftest import Site, data_of
@@ -82,7 +82,7 @@ def operator(mosquitto_program: Program, tmp_path: Path) -> Iterator[Operator]:
 def accuracies(operator: Operator, release: int) -> dict[str, float | None]:
     """The accuracy that each device reported on a release."""
     with closing(operator.database) as db:
-        return {report.device: report.after for report in reports.of_release(db, "main", release)}
+        return {report.device: report.after for report in registered_reports.of_release(db, "main", release)}
 
 
 def test_a_published_file_is_served_and_classes_grow_without_losing_heads(

@@ -16,16 +16,16 @@ from msgspec.structs import replace
 from PIL import Image
 
 from edge_fl.cli import main
-from edge_fl.fleet.settings import DesiredSettings
+from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.wire.messages import decode, encode
 from edge_fl.wire.transport import Packet
 from edge_fl_broker.config import BrokerSettings
 from edge_fl_broker.find import Program
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.remote.settings import RemoteSettings
+from edge_fl_devices.remote.applied_settings import RemoteSettings
 from edge_fl_devices.runtime.device import Device, Services
 from edge_fl_server.mqtt.devices import remote_settings
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices.scripted import eventually, running
@@ -52,8 +52,8 @@ def configured(scene: Scene, name: str = "pi-01") -> tuple[Device, RemoteSetting
 
 def states(scene: Scene, name: str = "pi-01") -> dict[str, str]:
     """What the server knows about each desired setting."""
-    record = devices.get(scene.db, "main", name)
-    desired = devices.desired_settings(scene.db, "main")[name]
+    record = registered_devices.get(scene.db, "main", name)
+    desired = registered_devices.desired_settings(scene.db, "main")[name]
     rows = remote_settings.rows(desired, record.capability if record else None)
     return {row.setting: row.state for row in rows if row.state}
 
@@ -66,7 +66,7 @@ def sent(scene: Scene, name: str = "pi-01") -> list[DesiredSettings]:
 def test_settings_wait_for_a_device_that_is_offline_and_what_it_applied_comes_back(scene: Scene) -> None:
     server, (device, settings) = scene.server(), configured(scene)
     scene.publish(server)
-    devices.change_settings(scene.db, "main", ["pi-01"], {**FIRST, "keep": 3})
+    registered_devices.change_settings(scene.db, "main", ["pi-01"], {**FIRST, "keep": 3})
     eventually(lambda: sent(scene))
     assert set(states(scene).values()) == {remote_settings.WAITING}
     with running(device, connect=scene.connect):  # it trusts no root yet, and fetches one
@@ -76,7 +76,7 @@ def test_settings_wait_for_a_device_that_is_offline_and_what_it_applied_comes_ba
     device.state = replace_capability(device, settings)
     with running(device, connect=scene.connect):
         eventually(lambda: set(states(scene).values()) == {remote_settings.APPLIED})
-        devices.change_settings(scene.db, "main", ["pi-01"], {"keep": None, "head": "none-such"})
+        registered_devices.change_settings(scene.db, "main", ["pi-01"], {"keep": None, "head": "none-such"})
         eventually(lambda: settings.restart_due)
     settings.begin()
     assert settings.config.keep == 0 and settings.config.watch_s == 60.0
@@ -127,10 +127,10 @@ ATTACKS: dict[Callable[[Scene], DesiredSettings], str] = {
 def test_settings_that_the_server_did_not_sign_for_this_device_now_are_rejected_by_name(scene: Scene) -> None:
     server, (device, settings) = scene.server(), configured(scene)
     scene.publish(server)
-    devices.change_settings(scene.db, "main", ["pi-01", "pi-02"], {**FIRST})
+    registered_devices.change_settings(scene.db, "main", ["pi-01", "pi-02"], {**FIRST})
     with running(device, connect=scene.connect):
         eventually(lambda: settings.restart_due)
-        devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 30.0})
+        registered_devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 30.0})
         eventually(lambda: "30.0" in (scene.home / "pi-01" / "remote.json").read_text())
         before = (scene.home / "pi-01" / "remote.json").read_bytes()
         for attack, why in ATTACKS.items():
@@ -140,21 +140,23 @@ def test_settings_that_the_server_did_not_sign_for_this_device_now_are_rejected_
             eventually(lambda why=why: why in states(scene)["watch_s"])
             assert (scene.home / "pi-01" / "remote.json").read_bytes() == before, why
         scene.attacker.publish(Packet(TOPICS.down("pi-01", "settings"), b"", retain=True))
-        devices.change_settings(scene.db, "main", ["pi-01"], {"watch_s": 20.0})  # a genuine one is accepted
+        registered_devices.change_settings(
+            scene.db, "main", ["pi-01"], {"watch_s": 20.0}
+        )  # a genuine one is accepted
         eventually(lambda: settings.status.why == "" and settings.restart_due)
 
 
 def test_a_new_key_and_a_removed_device(scene: Scene) -> None:
     server, (device, settings) = scene.server(), configured(scene)
     scene.publish(server)
-    devices.change_settings(scene.db, "main", ["pi-01"], {**FIRST})
+    registered_devices.change_settings(scene.db, "main", ["pi-01"], {**FIRST})
     eventually(lambda: sent(scene))
     scene.repository.rotate("timestamp")
     scene.publish(server)
     server.settings.refresh()
     with running(device, connect=scene.connect):
         eventually(lambda: settings.restart_due)
-    devices.remove(scene.db, "main", "pi-01", "decommissioned")
+    registered_devices.remove(scene.db, "main", "pi-01", "decommissioned")
     eventually(lambda: server.journal.blocked("pi-01") == "removed")
     found: list[object] = []
     reader = scene.connect("late", None, found.append)
@@ -178,7 +180,7 @@ def agent(folder: Path, port: int) -> Iterator[Path]:
     (folder / "device.toml").write_text(
         f'id = "pi-1"\ndata = "folder:{folder}/images"\nfolder = "{folder}/device"\ntier = "head"\n[broker]\nport = {port}\n'
     )
-    code = "from edge_fl_devices.remote import settings; settings.TRIAL_S = 2.0; from edge_fl.cli import main; main()"
+    code = "from edge_fl_devices.remote import applied_settings; applied_settings.TRIAL_S = 2.0; from edge_fl.cli import main; main()"
     arguments = [sys.executable, "-c", code, "device", "run", "--config", str(folder / "device.toml")]
     with (
         (folder / "log").open("w") as output,
@@ -226,7 +228,7 @@ def test_an_agent_starts_again_with_new_settings_and_leaves_a_broker_that_is_not
             time.sleep(0.2)
 
     with agent(scene.home, scene.broker.settings.port) as log:
-        eventually(lambda: devices.get(scene.db, "main", "pi-1"))
+        eventually(lambda: registered_devices.get(scene.db, "main", "pi-1"))
         assert "keep: applied (pi-1)" in fleet_set("keep=7")
         said = fleet_set("keep=6", "head=nearest", "data=folder:/none", code=1)
         assert "data: folder:/none: not a folder" in said or "data: /none: not a folder" in said

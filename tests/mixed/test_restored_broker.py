@@ -19,7 +19,7 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import Director
 from tests.devices.scripted import eventually, running
@@ -143,5 +143,5 @@ def test_an_old_state_that_is_delivered_while_its_device_is_connected_is_replaye
 
 def record(db: Database, device: str) -> int:
     """The number of the last signed state of a device in the registry."""
-    found = devices.get(db, "main", device)
+    found = registered_devices.get(db, "main", device)
     return found.signed_state if found else 0

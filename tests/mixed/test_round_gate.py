@@ -22,7 +22,7 @@ from edge_fl_console.dashboard import prometheus
 from edge_fl_devices.agent.effects import Train
 from edge_fl_devices.workers.full import FullWorker
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.runs import checkpoint
 from edge_fl_server.training import rounds, studies
 from edge_fl_server.training.clients import Downs, Step
@@ -140,7 +140,7 @@ def test_a_poisoned_round_is_repaired_by_real_devices_exactly_as_in_simulation(r
     assert 'edge_fl_gate_rounds_total{fleet="main",outcome="repaired"} 2.0' in counted
     assert 'edge_fl_gate_rounds_total{fleet="main",outcome="accepted"} 2.0' in counted
     assert 'edge_fl_gate_named_devices_total{fleet="main"} 2.0' in counted
-    known = {one.device: one for one in devices.listed(db, "main")}
+    known = {one.device: one for one in registered_devices.listed(db, "main")}
     assert known[BAD].outlier_score >= 1
     assert max(known[device].outlier_score for device in EIGHT if device != BAD) < 1
     assert "repaired" in (results.path / "round_metrics.jsonl").read_text()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge_fl.errors import ConfigError, SecureSumError
 from edge_fl.failures import Failure
-from edge_fl.learn.codec import privacy
+from edge_fl.learn.codec import differential_privacy
 from edge_fl.secure import fixed_point
 from edge_fl.secure.floors import DEFAULT, SumFloors
 from edge_fl.seeds import generator
@@ -359,8 +359,8 @@ def test_epsilon_of_a_noisy_sum_is_reported(tmp_path: Path) -> None:
     with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
         found = sums.collect("statistics", 7, 10, SumOptions(clip=1.0, noise_multiplier=4.0, delta=1e-5))
         assert sums.collect("statistics", 7, 10).epsilon == 0.0
-    spent = (privacy.SENSITIVITY / 4.0) ** 2
-    assert found.epsilon == pytest.approx(privacy.epsilon(spent, 1e-5)) and 1 < found.epsilon < 5
+    spent = (differential_privacy.SENSITIVITY / 4.0) ** 2
+    assert found.epsilon == pytest.approx(differential_privacy.epsilon(spent, 1e-5)) and 1 < found.epsilon < 5
     assert np.abs(found.vector).max() < 60  # clipped: without clip and noise about 200
 
 

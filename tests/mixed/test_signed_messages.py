@@ -15,7 +15,7 @@ from edge_fl_broker.find import Program
 from edge_fl_devices.runtime.device import Services
 from edge_fl_server.mqtt.connector import LeaseLimits, fleet_authorities
 from edge_fl_server.mqtt.devices import device_list
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.director import LIFE_S, Director
 from tests.devices.scripted import eventually, running
@@ -230,14 +230,18 @@ def test_a_restarted_server_still_demands_signatures_until_the_operator_admits_t
     with running(device, connect=scene.connect):
         server.roster.wait_for(heads=1, deadline_s=90)
     eventually(
-        lambda: (seen := devices.get(scene.db, "main", "pi-01")) and seen.signed_state and seen.signed_meta
+        lambda: (
+            (seen := registered_devices.get(scene.db, "main", "pi-01"))
+            and seen.signed_state
+            and seen.signed_meta
+        )
     )
     server.connection.close()
     server = scene.server()
     older = Capability("head", "x86_64", "3.12", agent="0.9")  # an agent without signatures
     scene.inject(TOPICS.up("pi-01", "meta"), older)
     eventually(lambda: "unsigned" in scene.rejections())
-    devices.readmit(scene.db, "main", "pi-01")
+    registered_devices.readmit(scene.db, "main", "pi-01")
     scene.inject(TOPICS.up("pi-01", "meta"), older)
     eventually(lambda: (found := server.roster.get("pi-01")) and found.capability == older)
 

@@ -30,7 +30,7 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, devices, rollouts, tags
+from edge_fl_server.registry import Database, registered_devices, registered_tags, rollouts
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
@@ -241,10 +241,10 @@ def test_devices_that_a_roll_out_does_not_select_keep_their_release(fleet: Calla
         return {name: device.state.release for name, device in sorted(site.devices.items())}
 
     berlin = ["pi-000", "pi-001", "pi-002"]
-    devices.record(
+    registered_devices.record(
         site.db, [DeviceRecord("main", name, capability={"tier": "head"}) for name in site.devices]
     )
-    tags.change(site.db, "main", berlin, {"site": "berlin"})
+    registered_tags.change(site.db, "main", berlin, {"site": "berlin"})
     request(site.db, "main", 1, RolloutConfig(stages=(1.0,), where="site=berlin"))
     site.eventually(lambda: site.record().state == "completed")
     partly = {name: 1 if name in berlin else 2 for name in site.devices}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl_devices.agent_update import launcher
+from edge_fl_devices.agent_update.state import Updates
 from edge_fl_devices.flash import wheels
-from edge_fl_devices.update import launcher
-from edge_fl_devices.update.state import Updates
 from tests import agents
 from tests.arm64 import apart, userland
 from tests.soak.world import LIBRARY, SLEEP, Calendar, Service, variables

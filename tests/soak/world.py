@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl import TELEMETRY_OFF
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from tests.agents import eventually
 
 DAY_S = 86_400
@@ -211,7 +211,7 @@ class World:
         """The release that the server knows this board to serve; 0 if it knows none."""
         db = Database.open(str(self.folder / self._registry))
         try:
-            found = devices.get(db, FLEET, board)
+            found = registered_devices.get(db, FLEET, board)
         finally:
             db.close()
         return found.release if found else 0

@@ -23,10 +23,11 @@ from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.statistics import bounds, class_statistics, prior
-from edge_fl.heads.statistics.bounds import Senders
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Statistics
-from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.heads.class_statistics import bounds, prior
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.bounds import Senders
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, Statistics
 from edge_fl.inputs import InputSpec
 from edge_fl.models import build_net
 

@@ -19,9 +19,9 @@ from edge_fl import heads, metrics
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.heads import HeadPlan
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.head import Extras
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.seeds import generator
 from tools.study.predictions import DOMAINS, Pictures, features
 

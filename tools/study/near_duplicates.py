@@ -15,7 +15,7 @@ from PIL import Image
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
-from edge_fl_maker.capture.pool import difference_hash, is_near_duplicate, jpeg
+from edge_fl_maker.capture.pools import difference_hash, is_near_duplicate, jpeg
 
 SIDE = 480
 Pixels = np.ndarray

@@ -32,8 +32,7 @@ from edge_fl.files.accounts import local_user
 from edge_fl.files.paths import text
 from edge_fl.fleet import actions
 from edge_fl.fleet.tags import TAGS_FILE, Tags
-from edge_fl.wire import hosts as host_names
-from edge_fl.wire import identity
+from edge_fl.wire import host_names, identity
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, Identity, IdentityError, Key, Token
 from edge_fl.wire.roles import PERSON_DAYS, PersonRole
 from edge_fl.wire.topics import CLAIM, NAME, READER, RESERVED, role_of

@@ -7,7 +7,7 @@ from cryptography import x509
 
 from edge_fl.errors import ConfigError
 from edge_fl.files.paths import text
-from edge_fl.wire.hosts import ANYWHERE, own_addresses
+from edge_fl.wire.host_names import ANYWHERE, own_addresses
 from edge_fl.wire.identity import CA_FILE, CERT_FILE, KEY_FILE
 from edge_fl_broker.config import BrokerSettings, Certificates
 from edge_fl_broker.mosquitto import Mosquitto

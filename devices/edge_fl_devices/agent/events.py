@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from edge_fl.blob import Blob
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import SettingsStatus
+from edge_fl.fleet.remote_settings import SettingsStatus
 from edge_fl.release.agent import UpdateStatus
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Capability, Report

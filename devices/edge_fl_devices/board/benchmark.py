@@ -19,7 +19,7 @@ from msgspec import Struct
 from edge_fl import heads
 from edge_fl.files.shared import make_folder
 from edge_fl.wire.endpoint import Endpoint
-from edge_fl_devices.board.capability import version
+from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.child import KILLS
 from edge_fl_devices.storage import read_json, write_json
 from edge_fl_devices.storage.slots import InstalledRelease

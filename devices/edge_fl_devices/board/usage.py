@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from edge_fl import metrics
-from edge_fl.fleet.settings import Budget
+from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.storage import read_json, write_json
 
 FILE = "usage.json"

@@ -16,7 +16,7 @@ from edge_fl.data.samples import Array, ClientData, Labels, Samples
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.board.capability import version
+from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location, record, sources

@@ -12,7 +12,7 @@ from typing import Literal
 from edge_fl.errors import EdgeFLError, InputError
 from edge_fl.process_limits import total_memory_mb
 from edge_fl.wire import identity
-from edge_fl_devices.board import capability, imports
+from edge_fl_devices.board import capabilities, imports
 from edge_fl_devices.child import feature_children
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.current import CurrentData
@@ -83,7 +83,7 @@ def wheels(config: DeviceConfig) -> Iterator[DeviceCheck]:
 
 def room(config: DeviceConfig) -> Iterator[DeviceCheck]:
     """Check free disk space and total memory."""
-    disk, memory = capability.free_disk_mb(Path(config.folder)), total_memory_mb()
+    disk, memory = capabilities.free_disk_mb(Path(config.folder)), total_memory_mb()
     yield graded("disk", disk, 64, 512, f"{disk} MB free", "free some space: a release needs twice its size")
     remedy = "a head fit needs up to 200 MB: use heads nearest or mlp, or more memory"
     yield graded("memory", memory, 256, 400, f"{memory} MB", remedy)

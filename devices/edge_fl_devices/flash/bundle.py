@@ -13,9 +13,9 @@ from msgspec import to_builtins
 
 from edge_fl import TELEMETRY_OFF
 from edge_fl.files import shared
+from edge_fl_devices.agent_update import launcher
 from edge_fl_devices.board.installation import INSTALLER, LABEL_PORT, LABEL_SERVICE, SERVICE
 from edge_fl_devices.flash.card_contents import CardContents, data_folder
-from edge_fl_devices.update import launcher
 
 SCRIPT = "install.sh"
 FOLDER = "edge-fl"

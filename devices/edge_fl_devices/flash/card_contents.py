@@ -14,7 +14,7 @@ from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
 from edge_fl.untrusted import whole
-from edge_fl.wire import hosts, identity
+from edge_fl.wire import host_names, identity
 from edge_fl.wire.mqtt import tls
 from edge_fl_devices.board.installation import ETC, VAR
 from edge_fl_devices.config import DeviceConfig
@@ -166,12 +166,12 @@ def require_valid_host(folder: Path, host: str, port: int) -> str:
         stored.with_name(identity.CA_FILE)
     )
     if same_fleet:
-        names = hosts.certified(x509.load_pem_x509_certificate(stored.read_bytes()))
+        names = host_names.certified(x509.load_pem_x509_certificate(stored.read_bytes()))
     else:
         names = tls.broker_names(identity.endpoint(host, port, folder))
     if not names:
         return f"the broker's certificate was not compared with --host {host}: no broker answers there now"
-    if not hosts.covers(names, host):
+    if not host_names.covers(names, host):
         raise ConfigError(f"--host {host}: {tls.other_host(names, host)}", consequence="nothing was written")
     return f"the broker's certificate is valid for {', '.join(names)}"
 

@@ -23,7 +23,7 @@ from edge_fl import threads
 from edge_fl.blob import describe
 from edge_fl.errors import EdgeFLError
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import flat
+from edge_fl.fleet.remote_settings import flat
 from edge_fl.wire import messages
 from edge_fl.wire.egress import SETTINGS
 from edge_fl.wire.messages import (
@@ -39,7 +39,7 @@ from edge_fl.wire.messages import (
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet, chunk_packets
 from edge_fl_devices.agent.state import AgentState
-from edge_fl_devices.board.capability import version
+from edge_fl_devices.board.capabilities import version
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.remote.log_file import LogFile
 from edge_fl_devices.storage.slots import Slots

@@ -18,7 +18,7 @@ from edge_fl.blob import digest
 from edge_fl.console.progress import Count
 from edge_fl.errors import EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import SettingsStatus
+from edge_fl.fleet.remote_settings import SettingsStatus
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import floors
 from edge_fl.secure.floors import SumFloors

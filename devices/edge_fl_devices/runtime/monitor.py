@@ -20,8 +20,7 @@ from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent.events import BudgetChanged, DataChanged, Drifted, Event, Impaired, TierChanged
-from edge_fl_devices.board import capability as capabilities
-from edge_fl_devices.board import health, usage
+from edge_fl_devices.board import capabilities, health, usage
 from edge_fl_devices.board.health import Health, Readings
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import DeviceConfig

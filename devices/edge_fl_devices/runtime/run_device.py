@@ -21,6 +21,8 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.events import DataChanged, Event
+from edge_fl_devices.agent_update.state import Updates
+from edge_fl_devices.agent_update.updater import AgentUpdater
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.child import Children
 from edge_fl_devices.config import read_root, remember
@@ -31,8 +33,8 @@ from edge_fl_devices.features.child_loader import ChildFeatureLoader, ReadingPro
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.remote.answering import Responder
+from edge_fl_devices.remote.applied_settings import RemoteSettings
 from edge_fl_devices.remote.log_file import LogFile, private_paths, recording
-from edge_fl_devices.remote.settings import RemoteSettings
 from edge_fl_devices.runtime.certificates import CertificateExpiry
 from edge_fl_devices.runtime.device import SIMULATED, Device, Services
 from edge_fl_devices.runtime.monitor import (
@@ -46,8 +48,6 @@ from edge_fl_devices.runtime.monitor import (
 from edge_fl_devices.runtime.runner import Runner
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import Answers, Store
-from edge_fl_devices.update.state import Updates
-from edge_fl_devices.update.updater import AgentUpdater
 from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import ChildFitter

@@ -35,7 +35,7 @@ from edge_fl.wire.topics import Topics, checked
 from edge_fl.wire.transport import Connect, Listener, Packet, Transport
 from edge_fl_devices.agent import state
 from edge_fl_devices.agent.state import AgentLimits
-from edge_fl_devices.board import capability
+from edge_fl_devices.board import capabilities
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.install import canary
@@ -270,7 +270,7 @@ class DeviceFactory:
         heads = (number for number in range(len(self.names)) if number not in self._full)
         self._kinds = dict(zip(heads, cycle(config.heads), strict=False))
         self._check = _CheckOnce()
-        self._machine = capability.measure(folder=config.folder, max_opset=runtime().max_opset)
+        self._machine = capabilities.measure(folder=config.folder, max_opset=runtime().max_opset)
 
     def __call__(self, name: str, clock: Clock = wall_clock) -> Device:
         number, config = self._numbers[name], self._config

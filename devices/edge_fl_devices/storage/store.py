@@ -53,7 +53,7 @@ BITS = "bits"
 IMMEDIATE = "immediate"
 FITTED_DATA = "features/fitted"
 SUMS = "statistics/sums.json"
-"""Among what a device keeps when its work is deleted (`edge_fl_maker.upkeep.folder.LEDGERS`)."""
+"""Among what a device keeps when its work is deleted (`edge_fl_maker.upkeep.device_folder.LEDGERS`)."""
 UNUSABLE = (SafetensorError, ArtefactError, KeyError, ValueError, TypeError)
 """Errors of a missing or damaged file of a head."""
 PRIVACY_FILE = "privacy.safetensors"

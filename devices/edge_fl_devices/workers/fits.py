@@ -17,8 +17,8 @@ from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import head_updates
+from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
-from edge_fl_devices.workers.statistics import StatisticsOffers
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from edge_fl.config import MethodSpec, PrivacyConfig
 from edge_fl.errors import PrivacyError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.codec import privacy as private
+from edge_fl.learn.codec import differential_privacy
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps, tiers, update_codec
@@ -101,7 +101,7 @@ class FullWorker(Worker):
         data = self.load_data(tuple(spec.classes), spec.input)
         data = usable(data, spec.classes, spec.input, "", "the run")
         batch_size, classes = spec.method.batch_size, len(spec.classes)
-        client = Client(self.device, data, classes, batch_size, spec.seed, noise=private.secret)
+        client = Client(self.device, data, classes, batch_size, spec.seed, noise=differential_privacy.secret)
         own = self._own(assignment, method)
         if assignment.mode == "train":
             return client.train(method, assignment.round, down, own)

@@ -35,10 +35,10 @@ from edge_fl_devices.serving.served_model import installed_extractors
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
+from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.fits import Fits, FitSettings, Inputs
 from edge_fl_devices.workers.head_fitting import Fitter
 from edge_fl_devices.workers.releases import PRECISION_LIMITS, DeviceReleases, Mirror, PrecisionLimits
-from edge_fl_devices.workers.statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from edge_fl.data.pictures import SUFFIXES
 from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text
-from edge_fl.fleet.settings import Budget
+from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter
 from edge_fl_devices.config import MB, CaptureConfig
 from edge_fl_maker.capture.camera import LIMITS, Camera, CameraLimits
-from edge_fl_maker.capture.pool import Added, Pool, jpeg
+from edge_fl_maker.capture.pools import Added, Pool, jpeg
 
 log = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import ImmediateHead, Store
 from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.labelling import immediate
 from edge_fl_maker.labelling.feature_rows import FeatureRows, file_key

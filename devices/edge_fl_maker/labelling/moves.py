@@ -19,7 +19,7 @@ from edge_fl.files.disk import locked
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import JOINERS, composed, text
 from edge_fl.files.shared import make_folder
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 
 FOLDER, DISCARDED = "labelling", "discarded"
 KEPT_DISCARDED = 50

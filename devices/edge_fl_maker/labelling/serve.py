@@ -28,16 +28,16 @@ from edge_fl.console.output import print_status
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.paths import text
 from edge_fl.untrusted import NOT_JSON
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.serving.show import print_threshold
 from edge_fl_maker import access
 from edge_fl_maker.access import COOKIE, HttpAccess
-from edge_fl_maker.capture import pool as pools
+from edge_fl_maker.capture import pools
 from edge_fl_maker.capture.capture import Capture
-from edge_fl_maker.capture.pool import Pool, Why
+from edge_fl_maker.capture.pools import Pool, Why
 from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Service, picture_in
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import Moves

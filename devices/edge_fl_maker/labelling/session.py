@@ -16,7 +16,7 @@ from edge_fl.errors import DataError
 from edge_fl.heads.probability_calibration import Calibration
 from edge_fl_devices.data.record import MOST_NAMED
 from edge_fl_devices.serving.predict import ClassCandidate
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling.feature_rows import file_key
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened

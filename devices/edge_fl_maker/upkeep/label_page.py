@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edge_fl.errors import InputError, RunError
 from edge_fl.files.paths import text
-from edge_fl.wire import hosts
+from edge_fl.wire import host_names
 from edge_fl_devices.board.installation import LABEL_PORT, LABEL_SERVICE, UNITS
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_maker import access
@@ -42,7 +42,7 @@ def addresses(folder: Path, config: DeviceConfig) -> list[str]:
     token, _ = access.token(folder)
     scheme = "https" if access.tls(config.broker.identity) else "http"
     name = socket.gethostname().partition(".")[0]
-    own = [f"[{each}]" if ":" in each else each for each in hosts.own_addresses()]
+    own = [f"[{each}]" if ":" in each else each for each in host_names.own_addresses()]
     return [f"{scheme}://{host}:{LABEL_PORT}/label#token={token}" for host in (f"{name}.local", *own)]
 
 

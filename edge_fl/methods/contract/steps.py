@@ -15,7 +15,7 @@ from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from edge_fl.learn.aggregation.screening import Screen
 from edge_fl.learn.batches import Batches
-from edge_fl.learn.codec.privacy import Noise
+from edge_fl.learn.codec.differential_privacy import Noise
 from edge_fl.learn.tree import Parts, first_not_finite, merge
 from edge_fl.methods.contract import norm, update_codec
 from edge_fl.methods.contract.method import BatchNorm, Method

@@ -11,9 +11,9 @@ import torch
 
 from edge_fl.errors import MethodError, PrivacyError
 from edge_fl.learn import tree
-from edge_fl.learn.codec import privacy as private
+from edge_fl.learn.codec import differential_privacy
 from edge_fl.learn.codec.compression import AT, CODECS, SCALE
-from edge_fl.learn.codec.privacy import Noise
+from edge_fl.learn.codec.differential_privacy import Noise
 from edge_fl.learn.random import fold, key_of
 from edge_fl.learn.tree import BUFFER, Parts
 from edge_fl.methods.contract import norm
@@ -37,8 +37,10 @@ def sent(
     if _is_private(method):
         _require_covered(method, change, up)
         require_budget(method, own)
-        change = private.released(change, method.privacy, noise or private.seeded(fold(key_of(seed), 0)))
-        own = {**own, PRIVACY: {SPENT: own[PRIVACY][SPENT] + private.cost(method.privacy)}}
+        change = differential_privacy.released(
+            change, method.privacy, noise or differential_privacy.seeded(fold(key_of(seed), 0))
+        )
+        own = {**own, PRIVACY: {SPENT: own[PRIVACY][SPENT] + differential_privacy.cost(method.privacy)}}
     if method.compression.kind in CODECS:
         return _compressed(method, change, up, own, seed)
     return tree.merge(up, tree.map(torch.add, bases, change)), own
@@ -89,7 +91,7 @@ def epsilon_spent(method: Method, own: Parts) -> dict[str, float]:
     """Epsilon spent by a client's updates so far, as a metric; empty without privacy."""
     if not _is_private(method):
         return {}
-    return {EPSILON: private.epsilon(float(own[PRIVACY][SPENT]), method.privacy.delta)}
+    return {EPSILON: differential_privacy.epsilon(float(own[PRIVACY][SPENT]), method.privacy.delta)}
 
 
 def budget_exhausted(method: Method, own: Parts) -> bool:
@@ -97,8 +99,8 @@ def budget_exhausted(method: Method, own: Parts) -> bool:
     privacy = method.privacy
     if not (_is_private(method) and privacy.budget):
         return False
-    after = float(own[PRIVACY][SPENT]) + private.cost(privacy)
-    return private.epsilon(after, privacy.delta) > privacy.budget
+    after = float(own[PRIVACY][SPENT]) + differential_privacy.cost(privacy)
+    return differential_privacy.epsilon(after, privacy.delta) > privacy.budget
 
 
 def require_budget(method: Method, own: Parts) -> None:
@@ -117,7 +119,7 @@ def require_possible(method: Method) -> None:
     down, up = untrained(method)
     bare = {name: {"*": torch.zeros(())} for name in method.sent() if name not in method.net.parts}
     _require_covered(method, _bases(method, down, up), {**up, **bare})
-    least = private.epsilon(private.cost(method.privacy), method.privacy.delta)
+    least = differential_privacy.epsilon(differential_privacy.cost(method.privacy), method.privacy.delta)
     if 0 < method.privacy.budget < least:
         raise MethodError(
             f"[privacy] budget = {method.privacy.budget:g}, expected at least {least:.3g}, the cost of one update"

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography import x509
 
 from edge_fl.files import atomic
-from edge_fl.wire import hosts
+from edge_fl.wire import host_names
 from edge_fl.wire.endpoint import Endpoint
 
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python does not name
@@ -108,7 +108,7 @@ def broker_names(endpoint: Endpoint) -> tuple[str, ...]:
             content = secured.getpeercert(binary_form=True)
     except OSError:  # includes ssl.SSLError
         return ()
-    return hosts.certified(x509.load_der_x509_certificate(content)) if content else ()
+    return host_names.certified(x509.load_der_x509_certificate(content)) if content else ()
 
 
 def explain_rejection(endpoint: Endpoint) -> str:

@@ -25,9 +25,8 @@ from edge_fl.fields import Name
 from edge_fl.files.paths import text
 from edge_fl.wire import identity
 from edge_fl_server import selectors
-from edge_fl_server.registry import Database, fleets, reports, rollouts
-from edge_fl_server.registry import devices as registered
-from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import devices
 
 Found = Mapping[str, str] | None
@@ -101,7 +100,9 @@ def decile(place: RulePlace, limit: float) -> Found:
     before = rollouts.previous_release(place.db, place.fleet, served)
     if not before:
         return {}
-    old, new = (reports.accuracies_on(place.db, place.fleet, release) for release in (before, served))
+    old, new = (
+        registered_reports.accuracies_on(place.db, place.fleet, release) for release in (before, served)
+    )
     both = sorted(old.keys() & new.keys())
     if len(both) < MIN_PAIRS:
         return {}
@@ -146,7 +147,7 @@ def disk(place: RulePlace, limit: float) -> Found:
 
 def restarts(place: RulePlace, limit: float) -> Found:
     """Devices whose agent has started repeatedly."""
-    counts = registered.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
+    counts = registered_devices.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
     return {
         name: f"{count} starts of the agent in an hour" for name, count in counts.items() if count > limit
     }
@@ -167,7 +168,7 @@ def signatures(place: RulePlace, limit: float) -> Found:
     found: dict[str, str] = {}
     since = datetime.fromtimestamp(place.now_s() - limit, UTC).isoformat(timespec="milliseconds")
     for reason in SIGNATURE:
-        if names := reports.rejected_devices(place.db, place.fleet, reason, since):
+        if names := registered_reports.rejected_devices(place.db, place.fleet, reason, since):
             found[reason] = f"{reason} messages of {few(names)}; distrust the broker"
     return found
 

@@ -24,7 +24,7 @@ from edge_fl_console.alerts import rules, stored
 from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
 from edge_fl_server import selectors
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.selectors import SelectorError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Evaluator:
         if time.monotonic() - self._forgot_s > HOUR_S or not self._forgot_s:
             self._forgot_s = time.monotonic()
             stored.forget(place.db, place.fleet, now_s)
-            devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
+            registered_devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
 
     def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
         """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""

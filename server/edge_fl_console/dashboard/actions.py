@@ -19,7 +19,7 @@ from edge_fl_console.dashboard.context import PageContext
 from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import audit, devices, fleets, rollouts, runs
+from edge_fl_server.registry import audit, fleets, registered_devices, rollouts, runs
 from edge_fl_server.registry.tables import DesiredRolloutState, RolloutRecord
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL
 from edge_fl_server.release.rollout.stored_rollout import request
@@ -63,7 +63,7 @@ def _require_run(context: PageContext, target: str) -> None:
 
 
 def _require_device(context: PageContext, target: str) -> None:
-    if devices.get(context.db, context.fleet, checked_device(target)) is None:
+    if registered_devices.get(context.db, context.fleet, checked_device(target)) is None:
         raise InputError(f"{target}: no device of fleet {context.fleet}")
 
 
@@ -185,7 +185,7 @@ def _ask_admit(context: PageContext, device: str) -> Question:
 
 def admit(context: PageContext, device: str) -> str:
     """End the quarantine of a device."""
-    devices.readmit(context.db, context.fleet, device)
+    registered_devices.readmit(context.db, context.fleet, device)
     return f"{device}: quarantine ended."
 
 

@@ -32,7 +32,7 @@ from edge_fl.errors import ConfigError
 from edge_fl.files import paths, user_text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.logs import LogLimit
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.roles import LOCAL_USER, Person, PersonRole
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
 
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import (
     devices,
     rejection_counts,

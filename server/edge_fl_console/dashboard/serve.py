@@ -21,7 +21,7 @@ import edge_fl_server
 from edge_fl.console.units import escape
 from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.files.paths import text
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.roles import ACTIONS, LOCAL_USER, Person, may
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import prometheus

@@ -7,9 +7,8 @@ from sqlalchemy import ColumnElement, case, func, select
 from edge_fl.errors import InputError
 from edge_fl.failures import Failure
 from edge_fl.wire.messages import GONE
-from edge_fl_server.registry import Database
-from edge_fl_server.registry import devices as registered
-from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry import Database, registered_devices
+from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
 _BECAUSE = re.compile(r"because of (\w+)")
@@ -74,7 +73,7 @@ def on_release(db: Database, fleet: str, release: int) -> dict[str, int]:
 
 def reason(db: Database, fleet: str, device: str) -> str:
     """Why a device is in quarantine, as a sentence. Raises InputError if it is not."""
-    record = registered.get(db, fleet, device)
+    record = registered_devices.get(db, fleet, device)
     if record is None or not record.quarantine:
         raise InputError(f"{device}: not in quarantine")
     return f"It is in quarantine: {quarantined(record.quarantine)}."

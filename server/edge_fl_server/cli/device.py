@@ -140,7 +140,7 @@ def _ask(
     from edge_fl.errors import ConnectError
     from edge_fl_server.mqtt.connector import fleet_authorities, operator_connector, sole_user
     from edge_fl_server.mqtt.devices import queries
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     identity, fleet = broker.identity, place.fleet
     connect = operator_connector(broker.host or LOOPBACK, broker.port or 0, identity)
@@ -148,7 +148,7 @@ def _ask(
     with ExitStack() as stack:
         if place.exists:
             db = stack.enter_context(registry(place))
-            record = devices.get(db, fleet, device)
+            record = registered_devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
             stack.enter_context(acting(db, fleet, "diagnose", f"{device}, {query.what}", identity))

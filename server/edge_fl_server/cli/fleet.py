@@ -106,12 +106,12 @@ def admit(
     place: RegistryPlace,
 ) -> None:
     """End the quarantine of a device: its reports count again, and its count of rejected reports restarts at 0."""
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     with registry(place) as db:
         known = _known(db, place.fleet, device)
         with acting(db, place.fleet, "admit", device):
-            devices.readmit(db, place.fleet, device)
+            registered_devices.readmit(db, place.fleet, device)
     done = f"quarantine ended ({known.quarantine})" if known.quarantine else "not in quarantine"
     print_status(f"{device}: {done}")
     if known.revoked:
@@ -129,13 +129,13 @@ def tag(
 ) -> None:
     """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
     from edge_fl.fleet import tags as given
-    from edge_fl_server.registry import tags
+    from edge_fl_server.registry import registered_tags
 
     parsed = dict(map(given.parse, changes))
     with registry(place) as db:
         names = confirmed(db, place.fleet, selector, "tag them", yes=yes, none=False)
         with acting(db, place.fleet, "tag", f"{selector}: {' '.join(changes)}"):
-            tags.change(db, place.fleet, names, parsed)
+            registered_tags.change(db, place.fleet, names, parsed)
     for name in names:
         print(name)
 
@@ -146,12 +146,12 @@ def list_groups(
 ) -> None:
     """List the saved selectors, and how many devices each matches now."""
     from edge_fl_server import selectors
-    from edge_fl_server.registry import tags
+    from edge_fl_server.registry import registered_tags
     from edge_fl_server.selectors import SelectorError
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
-        for name, text in tags.saved_groups(db, place.fleet).items():
+        for name, text in registered_tags.saved_groups(db, place.fleet).items():
             try:
                 count: int | None = len(selectors.selected(db, place.fleet, text))
             except SelectorError as error:  # it names a removed group
@@ -170,16 +170,16 @@ def save(
     from edge_fl.fields import EXPECTED_NAME
     from edge_fl.wire.topics import NAME
     from edge_fl_server import selectors
-    from edge_fl_server.registry import tags
+    from edge_fl_server.registry import registered_tags
     from edge_fl_server.selectors import require_groups
 
     if not NAME.match(group):
         raise InputError(f"group {group[:100]!r}: {EXPECTED_NAME}")
     with registry(place) as db:
-        saved = {**tags.saved_groups(db, place.fleet), group: selector}
+        saved = {**registered_tags.saved_groups(db, place.fleet), group: selector}
         require_groups(saved)  # a change must not make any group contain itself, or too large
         with acting(db, place.fleet, "group save", f"@{group}: {selector}"):
-            tags.save_group(db, place.fleet, group, selector)
+            registered_tags.save_group(db, place.fleet, group, selector)
         print_status(f"@{group}: {counted(len(selectors.selected(db, place.fleet, selector)), 'device')}")
 
 
@@ -188,11 +188,11 @@ def remove(
     place: RegistryPlace,
 ) -> None:
     """Delete a saved selector that no other one uses."""
-    from edge_fl_server.registry import tags
+    from edge_fl_server.registry import registered_tags
     from edge_fl_server.selectors import SelectorError, parse
 
     with registry(place) as db:
-        saved = tags.saved_groups(db, place.fleet)
+        saved = registered_tags.saved_groups(db, place.fleet)
         if group not in saved:
             raise InputError(f"fleet {place.fleet!r}: no group {group!r}{nearest(group, saved)}")
         del saved[group]
@@ -204,7 +204,7 @@ def remove(
                     f"group {group!r}: used by @{name} ({text}); expected to change that first"
                 ) from error
         with acting(db, place.fleet, "group remove", f"@{group}"):
-            tags.remove_group(db, place.fleet, group)
+            registered_tags.remove_group(db, place.fleet, group)
 
 
 def set_settings(
@@ -225,9 +225,9 @@ def set_settings(
     docs/remote-settings.md.
     """
     from edge_fl import heads
-    from edge_fl.fleet.settings import require
+    from edge_fl.fleet.remote_settings import require
     from edge_fl.heads.auto import AUTO
-    from edge_fl_server.registry import devices, fleets
+    from edge_fl_server.registry import fleets, registered_devices
 
     given = dict(map(_parsed, changes))
     require({key: value for key, value in given.items() if value is not None}, "fleet set")
@@ -236,7 +236,7 @@ def set_settings(
     with registry(place) as db:
         names = confirmed(db, place.fleet, selector, "change their settings", yes=yes, none=False)
         with acting(db, place.fleet, "settings", f"{selector}: {' '.join(changes)}"):
-            devices.change_settings(db, place.fleet, names, given)
+            registered_devices.change_settings(db, place.fleet, names, given)
         for name in names:
             print(name)
         if not fleets.presence(db, place.fleet).online:
@@ -252,15 +252,17 @@ def _outcome(
     """Wait until all devices that are online have answered -> the devices by setting and state."""
     from edge_fl.wire.messages import GONE
     from edge_fl_server.mqtt.devices import remote_settings
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     until_s = time.monotonic() + ANSWER_S
     gone = {
-        record.device for record in devices.listed(db, fleet) if record.status in {*GONE, devices.UNKNOWN}
+        record.device
+        for record in registered_devices.listed(db, fleet)
+        if record.status in {*GONE, registered_devices.UNKNOWN}
     }
     while True:
-        desired = devices.desired_settings(db, fleet)
-        known = {record.device: record for record in devices.listed(db, fleet)}
+        desired = registered_devices.desired_settings(db, fleet)
+        known = {record.device: record for record in registered_devices.listed(db, fleet)}
         found = [
             (name, row)
             for name in names
@@ -303,14 +305,14 @@ def show_settings(
     import msgspec
 
     from edge_fl_server.mqtt.devices import remote_settings
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
     from edge_fl_server.selectors import parsed, selected, unknown_tags
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
-        desired = devices.desired_settings(db, place.fleet)
-        known = {record.device: record.capability for record in devices.listed(db, place.fleet)}
-        everyone = devices.names(db, place.fleet)
+        desired = registered_devices.desired_settings(db, place.fleet)
+        known = {record.device: record.capability for record in registered_devices.listed(db, place.fleet)}
+        everyone = registered_devices.names(db, place.fleet)
         names = (
             selected(db, place.fleet, selector)
             if selector
@@ -329,7 +331,7 @@ def show_settings(
 def _parsed(change: str) -> tuple[str, Any]:
     """Parse KEY=VALUE; the value is None for KEY=. Raises InputError."""
     from edge_fl.errors import nearest
-    from edge_fl.fleet.settings import DEFAULTS
+    from edge_fl.fleet.remote_settings import DEFAULTS
     from edge_fl.toml import parse_value
 
     key, equals, text = change.partition("=")
@@ -352,7 +354,7 @@ def decommission(
     place: RegistryPlace,
 ) -> None:
     """Remove a device from the fleet: revoke its certificate, end its assignments, ignore its messages. Reports and history stay."""
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     with registry(place) as db:
         known = _known(db, place.fleet, device)
@@ -365,7 +367,7 @@ def decommission(
             )
         with acting(db, place.fleet, "decommission", device):
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
-            devices.remove(db, place.fleet, device, known.removed or "decommissioned")
+            registered_devices.remove(db, place.fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
     print_status("to erase the device itself, on it: edge-fl device reset --identity (or device uninstall)")
 
@@ -380,7 +382,7 @@ def rename(
 ) -> None:
     """Rename a device: its history moves to the new name, which needs a certificate of its own; the old name's is revoked."""
     from edge_fl.wire.topics import checked_device
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     if checked_device(new) == old:
         raise InputError(f"{new!r}: expected another name than {old!r}")
@@ -389,7 +391,7 @@ def rename(
         done = known.removed == f"renamed to {new}"
         if known.removed and not done:
             raise InputError(f"{old}: {known.removed}; expected a device of the fleet")
-        if not done and devices.get(db, place.fleet, new):
+        if not done and registered_devices.get(db, place.fleet, new):
             raise InputError(
                 f"fleet {place.fleet!r}: {new!r} is or was a device already, expected a new name"
             )
@@ -400,7 +402,7 @@ def rename(
             _edge_fl("fleet", "enrol", "--home", os.fspath(identities), "--", new)
         with acting(db, place.fleet, "rename", f"{old} to {new}"):
             if not done:
-                devices.rename(db, place.fleet, old, new)
+                registered_devices.rename(db, place.fleet, old, new)
             _revoke(old, identities)
     print_status(f"{old}: renamed to {new}, with its reports and requests; {SERVER_CLEARS}")
     if _has_authority(identities):
@@ -415,11 +417,13 @@ def rename(
 def _known(db: Database, fleet: str, device: str) -> DeviceRecord:
     """The record of a device. Raises InputError if there is none, or if no device can have the name."""
     from edge_fl.wire.topics import checked_device
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
-    if record := devices.get(db, fleet, checked_device(device)):
+    if record := registered_devices.get(db, fleet, checked_device(device)):
         return record
-    raise InputError(f"fleet {fleet!r}: no device {device!r}{nearest(device, devices.names(db, fleet))}")
+    raise InputError(
+        f"fleet {fleet!r}: no device {device!r}{nearest(device, registered_devices.names(db, fleet))}"
+    )
 
 
 def _has_authority(identities: Path) -> bool:

@@ -154,10 +154,10 @@ def confirmed(
     With `none` false a selector that matches no device is always an error. Raises InputError, also where no terminal can answer.
     """
     from edge_fl_server import selectors
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     selector = selectors.parsed(db, fleet, text)
-    names, total = selectors.selected(db, fleet, selector), len(devices.names(db, fleet))
+    names, total = selectors.selected(db, fleet, selector), len(registered_devices.names(db, fleet))
     if names and (len(names) < total or total == 1):
         print_status(f"{text}: {len(names)} of {counted(total, 'device')}")
         return names

@@ -22,7 +22,7 @@ from msgspec import Struct
 from edge_fl import threads
 from edge_fl.errors import ConnectError, DeadlineError, EdgeFLError, ProtocolError
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import DesiredSettings
+from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signatures import Authorities, ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode

@@ -23,8 +23,15 @@ from edge_fl.logs import LogLimit, Outage
 from edge_fl.wire.messages import Mode, Report
 from edge_fl.wire.topics import role_of
 from edge_fl_server.mqtt.device_packets import one_line
-from edge_fl_server.registry import Database, audit, devices, fleets, reports, runs
-from edge_fl_server.registry import tags as registered_tags
+from edge_fl_server.registry import (
+    Database,
+    audit,
+    fleets,
+    registered_devices,
+    registered_reports,
+    registered_tags,
+    runs,
+)
 from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, RequestRecord, RequestState
 
 log = logging.getLogger(__name__)
@@ -48,7 +55,7 @@ class _Benign:
     def store(self, db: Database) -> None:
         while self.newest:
             count = self.count - len(self.newest) + 1  # the first one counts for those that are not kept
-            reports.reject(db, self.newest[0], count=count)
+            registered_reports.reject(db, self.newest[0], count=count)
             self.newest.popleft()
             self.count -= count
 
@@ -114,7 +121,9 @@ class Journal:
         """
         with self._lock:
             # Not below those in the registry: an unreadable retained state makes the epoch start anew.
-            last = max((known.seen_sequence for known in devices.listed(self.db, self.fleet)), default=0)
+            last = max(
+                (known.seen_sequence for known in registered_devices.listed(self.db, self.fleet)), default=0
+            )
             self._first = self._sequence = max(epoch * SEQUENCES_PER_EPOCH, last + 1)
             for record in self._pending.values():
                 self._enqueue(record)
@@ -137,18 +146,20 @@ class Journal:
 
     def is_accepted(self, device: str, id: str) -> bool:
         """Whether the report `id` of a device was accepted before."""
-        return reports.is_accepted(self.db, self.fleet, device, id)
+        return registered_reports.is_accepted(self.db, self.fleet, device, id)
 
     def accept(self, device: str, run: str, round: int, report: Report) -> None:
         """Store an accepted report and end its request. Raises RunError if that fails: the report must not be acknowledged then."""
-        reports.accept(self.db, reports.record_of(self.fleet, device, run, round, report))
+        registered_reports.accept(
+            self.db, registered_reports.record_of(self.fleet, device, run, round, report)
+        )
         self.settle(report.id, "failed" if report.error else "succeeded", report.error, device=device)
 
     def record_screening(
         self, run: str, round: int, scores: Mapping[str, float], outliers: Mapping[str, str]
     ) -> None:
         """Store the outlier scores of a round's updates, and each outlier's reason as a rejection that leads to quarantine."""
-        devices.score(self.db, self.fleet, scores)
+        registered_devices.score(self.db, self.fleet, scores)
         for device, why in outliers.items():
             self._reject(RejectionRecord(self.fleet, device, "", run, round, Failure.OUTLIER, why))
 
@@ -168,7 +179,7 @@ class Journal:
 
     def quarantine(self, device: str, why: str) -> None:
         """Quarantine a device: its reports do not count from now on."""
-        devices.quarantine(self.db, self.fleet, device, why)
+        registered_devices.quarantine(self.db, self.fleet, device, why)
         self._blocked = {**self._blocked, device: "quarantined"}
         log.error("%s: quarantined: %s", device, why, extra={"device": device})
 
@@ -183,7 +194,7 @@ class Journal:
         runs.settle_requests(self.db, self.fleet, id, state, reason, device=device)
 
     def _reject(self, rejection: RejectionRecord) -> None:
-        if why := reports.reject(self.db, rejection, quarantine_after=self._quarantine_after):
+        if why := registered_reports.reject(self.db, rejection, quarantine_after=self._quarantine_after):
             device = rejection.device
             self._blocked = {**self._blocked, device: "quarantined"}
             log.warning("%s: quarantined: %s", device, why, extra={"device": device})
@@ -194,17 +205,17 @@ class Journal:
 
     def _mark_unknown(self, sequences: range) -> None:
         try:
-            devices.mark_unknown(self.db, self.fleet, sequences)
+            registered_devices.mark_unknown(self.db, self.fleet, sequences)
         except EdgeFLError as error:
             log.warning("%s; the registry still shows the last known states of devices", error)
 
     def _read_blocked(self) -> dict[str, str]:
-        blocked = devices.blocked(self.db, self.fleet)
+        blocked = registered_devices.blocked(self.db, self.fleet)
         if self._denied:
             revoked = {name for name in _read_names(self._denied) if role_of(name) == "device"}
             if revoked != {device for device, why in blocked.items() if why == "revoked"}:
-                devices.set_revoked(self.db, self.fleet, revoked)
-                blocked = devices.blocked(self.db, self.fleet)
+                registered_devices.set_revoked(self.db, self.fleet, revoked)
+                blocked = registered_devices.blocked(self.db, self.fleet)
         return blocked
 
     def _read_tags(self) -> None:
@@ -248,7 +259,7 @@ class Journal:
                 records, self._pending = self._pending, records
         try:
             if records:
-                devices.record(self.db, records.values())
+                registered_devices.record(self.db, records.values())
             while excess:
                 self._write_excess(*excess[0])
                 del excess[0]
@@ -272,7 +283,7 @@ class Journal:
 
     def _write_excess(self, device: str, dropped: int, description: str) -> None:
         self.lines.write(log, logging.WARNING, device, "%s: %s", one_line(device), description)
-        devices.count_dropped(self.db, self.fleet, device, dropped)
+        registered_devices.count_dropped(self.db, self.fleet, device, dropped)
         if not self.blocked(device):
             self._reject(RejectionRecord(self.fleet, device, "", "", 0, Failure.FLOODING, description))
 

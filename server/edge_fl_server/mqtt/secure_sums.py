@@ -25,7 +25,7 @@ from edge_fl.secure.server import Sum, SumServer
 from edge_fl.wire.messages import MAX_SUM_DEVICES, SumReply, SumRequest, SumStep
 from edge_fl_server.mqtt.connection import ReceivedMessage
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.registry import devices as registered
+from edge_fl_server.registry import registered_devices
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class SecureSums:
             request,
             self._invited(options, devices),
             self._authorities,
-            last=registered.last_sums(journal.db, journal.fleet),
+            last=registered_devices.last_sums(journal.db, journal.fleet),
         )
         self._replies[id] = SimpleQueue()
         try:
@@ -166,7 +166,7 @@ class SecureSums:
         elif isinstance(message, SumReply):
             if message.stage == opened.stage == "vector" and device in opened.waiting:
                 journal = self._server.journal  # before the vector counts
-                registered.record_sum(journal.db, journal.fleet, device, self._opened.get(device, 0))
+                registered_devices.record_sum(journal.db, journal.fleet, device, self._opened.get(device, 0))
             opened.take(device, message)
         elif isinstance(message, bytes):
             _, index = received.address.path
@@ -184,7 +184,7 @@ def _epsilon(options: SumOptions) -> float:
     """The epsilon of a device's vector in one sum, if all devices of the threshold add their noise; 0 without noise."""
     if not options.noise_multiplier:
         return 0.0
-    from edge_fl.learn.codec import privacy
+    from edge_fl.learn.codec import differential_privacy
 
     config = PrivacyConfig(clip=options.clip, noise_multiplier=options.noise_multiplier, delta=options.delta)
-    return privacy.epsilon(privacy.cost(config), options.delta)
+    return differential_privacy.epsilon(differential_privacy.cost(config), options.delta)

@@ -27,7 +27,7 @@ from edge_fl.wire.messages import Capability, DeviceState, Report
 from edge_fl.wire.topics import Address
 from edge_fl_server.mqtt.device_packets import one_line
 from edge_fl_server.mqtt.journal import Journal
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 
 SETTLE_S = 30.0
@@ -180,7 +180,9 @@ class Statements:
 
     def __init__(self, journal: Journal, authorities: Authorities = ()) -> None:
         self._journal, self._authorities = journal, tuple(authorities)
-        known: Iterable[DeviceRecord] = devices.listed(journal.db, journal.fleet) if authorities else ()
+        known: Iterable[DeviceRecord] = (
+            registered_devices.listed(journal.db, journal.fleet) if authorities else ()
+        )
         self._numbers: dict[str, Numbers] = {record.device: numbers_of(record) for record in known}
         self._older, self._log = OlderMessages(), SignatureLog()
         self._lock = threading.Lock()  # messages arrive on one thread, `advance` is called by another
@@ -250,7 +252,7 @@ class Statements:
 
     def _is_admitted(self, device: str) -> bool:
         """Whether the operator reset the numbers of a device (`edge-fl fleet admit`)."""
-        record = devices.get(self._journal.db, self._journal.fleet, device)
+        record = registered_devices.get(self._journal.db, self._journal.fleet, device)
         return record is not None and not numbers_of(record)
 
 

@@ -32,12 +32,12 @@ from edge_fl_server import selectors
 from edge_fl_server.mqtt.device_clients import DeviceClients
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.orchestrate.class_statistics import StatisticsCollector
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import MAX_NAMES, RunReleases
 from edge_fl_server.orchestrate.serving import FleetAccess
-from edge_fl_server.orchestrate.statistics import StatisticsCollector
 from edge_fl_server.recipes.recipe import BrokerConfig, Recipe, ValidationConfig
-from edge_fl_server.registry import Database, audit, reports, runs
+from edge_fl_server.registry import Database, audit, registered_reports, runs
 from edge_fl_server.registry.tables import RoundRecord, RunRecord
 from edge_fl_server.release import website
 from edge_fl_server.release.repository import Repository, require_grown
@@ -314,8 +314,8 @@ class Devices:
         """Run all rounds and releases. Raises as `execute`, and DeadlineError when too few devices connect."""
         server, recipe = self.server, setup.recipe
         db, fleet, where = server.journal.db, server.journal.fleet, recipe.cohort.where
-        for record in reports.of_run(db, results.id):  # from before an interruption
-            totals.note(record.device, reports.report_of(record))
+        for record in registered_reports.of_run(db, results.id):  # from before an interruption
+            totals.note(record.device, registered_reports.report_of(record))
         selectors.require(db, fleet, where, recipe.release.rollout.where)
         server.roster.train_only(selectors.Selection(db, fleet, where))
         releases = self._releases(setup, results, totals, progress)

@@ -24,7 +24,7 @@ from edge_fl.metrics import Summary
 from edge_fl_server.recipes.recipe import Recipe
 from edge_fl_server.runs import summaries
 from edge_fl_server.runs.checkpoint import Checkpoint
-from edge_fl_server.training import cohort, rounds, studies
+from edge_fl_server.training import cohorts, rounds, studies
 from edge_fl_server.training.clients import Clients
 from edge_fl_server.training.engines import choice
 from edge_fl_server.training.records import EngineTiming
@@ -94,14 +94,14 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
     method.net.to(device)
     if study:
         precision.require_trainable(recipe.precision, device)
-    cohort.require_bufferable(recipe.cohort, method, recipe.source)
-    cohort.require_simulable(recipe)
+    cohorts.require_bufferable(recipe.cohort, method, recipe.source)
+    cohorts.require_simulable(recipe)
     choice.require(recipe.engine)
     _require_heads(recipe)
     if recipe.statistics.sums != "none":
-        from edge_fl_server.orchestrate import statistics
+        from edge_fl_server.orchestrate import class_statistics
 
-        statistics.require_possible(recipe, method)
+        class_statistics.require_possible(recipe, method)
     if recipe.release.heads:
         from edge_fl_server.release import export
 

@@ -13,8 +13,8 @@ from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.orchestrate.class_statistics import INHERITED
 from edge_fl_server.orchestrate.execution import RunSetup
-from edge_fl_server.orchestrate.statistics import INHERITED
 from edge_fl_server.registry import rollouts
 from edge_fl_server.release import quantise
 from edge_fl_server.release.export import Quantiser

@@ -13,7 +13,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.wire.messages import ServerState
 from edge_fl.wire.roles import local_person
-from edge_fl_server.registry import Database, audit, devices, fleets, rollouts
+from edge_fl_server.registry import Database, audit, fleets, registered_devices, rollouts
 
 FILE = "registry"
 
@@ -38,7 +38,7 @@ def require(
             found.append(f"the broker has the state of an earlier server (epoch {retained.epoch})")
     if not found or adopt:
         return
-    what = f"{counted(len(devices.names(db, fleet)), 'device')}, {counted(len(rollouts.releases_of(db, fleet)), 'release')}"
+    what = f"{counted(len(registered_devices.names(db, fleet)), 'device')}, {counted(len(rollouts.releases_of(db, fleet)), 'release')}"
     raise ConfigError(
         f"fleet {fleet!r}: this registry ({own or 'new'}; {what}) is not the fleet's: {', and '.join(found)}; expected the fleet's"
         " registry (--database); 'edge-fl server up --adopt' gives the fleet to this one, which then publishes what it knows instead",

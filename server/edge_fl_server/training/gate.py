@@ -37,7 +37,7 @@ from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import VALIDATION_GAINED, VALIDATION_LOST, VALIDATION_SAMPLES
 from edge_fl.seeds import generator
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.training import cohort as cohorts
+from edge_fl_server.training import cohorts
 from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
 from edge_fl_server.training.records import MOST_DROPPED, Outcome, RoundVerdict
 

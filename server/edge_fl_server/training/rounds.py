@@ -24,7 +24,7 @@ from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.method import Method
 from edge_fl.metrics import EPSILON, LOCAL, afterwards
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe
-from edge_fl_server.training import cohort
+from edge_fl_server.training import cohorts
 from edge_fl_server.training.clients import Broadcasts, ClientId, Clients
 from edge_fl_server.training.gate import LEAST, PANEL, Gate, RoundCandidate
 from edge_fl_server.training.records import RoundFigures, RoundVerdict
@@ -263,7 +263,7 @@ def _round(
             updates = list(updates)  # aggregated again without some of them if the round makes clients worse
         aggregated = aggregate(updates)
         collected.drain()  # a method that aggregates nothing still waits for its clients
-        needed = cohort.quorum(selection.goal, plan.cohort)
+        needed = cohorts.quorum(selection.goal, plan.cohort)
         if len(collected.bytes_up) >= needed:
             break
         reason = f"round {number}: {len(collected.bytes_up)} of {len(selection.members)} clients responded, expected at least {needed}"
@@ -309,13 +309,13 @@ def _select(method: Method, clients: Clients, plan: Plan, round: int) -> _Select
     able, working = clients.trainable(), clients.at_work()
     if method.trains_everyone:
         return _Selection(list(able), list(able), len(able))
-    requested = cohort.draw(
+    requested = cohorts.draw(
         able, plan.cohort, plan.seed, round, may_drop_out=clients.may_drop_out, at_work=working
     )
     members = sorted({*requested, *working})
     if size := plan.cohort.buffer_size:
         return _Selection(requested, members, min(size, len(members)))
-    return _Selection(requested, members, cohort.goal(len(able), plan.cohort, plan.seed, round))
+    return _Selection(requested, members, cohorts.goal(len(able), plan.cohort, plan.seed, round))
 
 
 @dataclass(eq=False)

@@ -18,7 +18,7 @@ from edge_fl_console.alerts import stored, watcher
 from edge_fl_console.alerts.rules import AlertSettings, Rule, RulePlace
 from edge_fl_console.alerts.watcher import Channel, Evaluator, Sender
 from edge_fl_server.children import CommandProcesses
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 from tests.console.alerts.conftest import HookSink, MailSink
 
@@ -42,7 +42,7 @@ def stripped(received: list[tuple[str, str]]) -> list[tuple[str, str]]:
 @pytest.fixture
 def place(tmp_path: Path) -> RulePlace:
     db = Database.open(tmp_path / "server" / "registry.sqlite")
-    devices.record(db, [DeviceRecord("main", f"pi-{number:02}", "ready") for number in range(30)])
+    registered_devices.record(db, [DeviceRecord("main", f"pi-{number:02}", "ready") for number in range(30)])
     return RulePlace(db, "main")
 
 
@@ -60,10 +60,10 @@ def test_an_alert_reaches_mail_and_webhook_once_also_after_a_restart(
     home, registry = configure(tmp_path, mail[1], hook[1]), str(tmp_path / "server" / "registry.sqlite")
     sinks = (mail[0].received, hook[0].received)
     with watcher.watching(registry, "main", home, poll_s=0.05):
-        devices.quarantine(place.db, "main", "pi-07", "flooding")
+        registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
         assert eventually(lambda: all(sinks))
     with watcher.watching(registry, "main", home, poll_s=0.05):
-        devices.readmit(place.db, "main", "pi-07")
+        registered_devices.readmit(place.db, "main", "pi-07")
         assert eventually(lambda: all(len(received) > 1 for received in sinks))
     assert [stripped(received) for received in sinks] == [[RAISED, RESOLVED]] * 2
 
@@ -83,14 +83,14 @@ def test_a_killed_server_sends_no_alert_again(
     options = ["--port", str(own_mosquitto.endpoint.port), "--home", str(home)]
     options += ["--database", str(tmp_path / "server" / "registry.sqlite")]
     with CommandProcesses(lambda name, line: lines.append(line), {"OMP_NUM_THREADS": "1"}) as children:
-        devices.quarantine(place.db, "main", "pi-07", "flooding")
+        registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
         first = children.start("first", "server", "up", *options)
         # Sent and stored: a claim that was not stored as sent is sent again, and its resolution is not.
         assert eventually(
             lambda: [len(sent) for sent in stored.delivered(place.db, "main").values()] == [2], 120
         ), lines
         os.kill(first.pid, signal.SIGKILL)
-        devices.readmit(place.db, "main", "pi-07")
+        registered_devices.readmit(place.db, "main", "pi-07")
         children.start("second", "server", "up", *options)
         assert eventually(lambda: all(len(received) > 1 for received in sinks), 120), lines
     assert [stripped(received) for received in sinks] == [[RAISED, RESOLVED]] * 2
@@ -101,7 +101,7 @@ def test_an_unavailable_channel_is_named_delays_no_other_and_gets_the_alert_late
 ) -> None:
     back = HookSink()
     down = Channel.open("chat", f"json://user:secret@127.0.0.1:{back.port}/alerts")
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     Sender(place, AT_ONCE, down).send()
     error = capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_an_alert_is_published_over_mqtt(place: RulePlace, own_mosquitto: Mosqui
     transport = MqttTransport(own_mosquitto.endpoint, "watcher", None, on_event)
     transport.subscribe("alerts/main")
     transport.drain(60)
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     url = f"mqtt://127.0.0.1:{own_mosquitto.endpoint.port}/alerts/main"
     Sender(place, AT_ONCE, Channel.open("mqtt", url)).send()
@@ -140,7 +140,7 @@ def test_alerts_of_many_devices_are_one_line_of_one_message(
     place: RulePlace, hook: tuple[HookSink, str]
 ) -> None:
     for number in range(25):
-        devices.quarantine(place.db, "main", f"pi-{number:02}", "flooding")
+        registered_devices.quarantine(place.db, "main", f"pi-{number:02}", "flooding")
     evaluator, sender = Evaluator(place, AT_ONCE), Sender(place, AT_ONCE, Channel.open("hook", hook[1]))
     evaluator.look()
     sender.send()
@@ -158,11 +158,11 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
 ) -> None:
     evaluator, sender = Evaluator(place, AT_ONCE), Sender(place, AT_ONCE, Channel.open("hook", hook[1]))
     for name in ("pi-07", "pi-08"):
-        devices.quarantine(place.db, "main", name, "flooding")
+        registered_devices.quarantine(place.db, "main", name, "flooding")
         stored.silence(place.db, "main", name, place.now_s() + 3600)
     evaluator.look()
     sender.send()
-    devices.readmit(place.db, "main", "pi-08")
+    registered_devices.readmit(place.db, "main", "pi-08")
     evaluator.look()
     sender.send()
     assert hook[0].received == []
@@ -174,11 +174,11 @@ def test_a_silenced_alert_is_sent_when_the_silence_ends_if_it_still_holds(
 
 def test_an_alert_is_resolved_only_when_its_condition_has_not_held_for_a_while(place: RulePlace) -> None:
     evaluator = Evaluator(place, AlertSettings(rules=RULES, settle_s=3600))
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     evaluator.look()
-    devices.readmit(place.db, "main", "pi-07")
+    registered_devices.readmit(place.db, "main", "pi-07")
     evaluator.look()
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     evaluator.look()
     assert [alert.subject for alert in stored.active(place.db, "main")] == ["pi-07"]
     assert len(stored.listed(place.db, "main", 0)) == 1
@@ -188,7 +188,7 @@ def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_kil
     database_url: str,
 ) -> None:
     place = RulePlace(Database.open(database_url), "main")
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     claimed: list[stored.Due] = []
     now_s = place.now_s()
@@ -207,7 +207,7 @@ def test_several_servers_claim_an_alert_once_and_take_over_from_one_that_was_kil
     stored.settle(place.db, "hook", claimed[-1:], sent=True)
     claim(now_s + 10 * stored.CLAIM_S)
     assert len(claimed) == 2
-    devices.readmit(place.db, "main", "pi-07")
+    registered_devices.readmit(place.db, "main", "pi-07")
     Evaluator(place, AT_ONCE).look()
     claim(now_s + 10 * stored.CLAIM_S)
     assert [due.event for due in claimed] == ["raised", "raised", "resolved"]
@@ -232,7 +232,7 @@ def test_alerts_are_listed_silenced_and_channels_tested_by_command(
         registry = str(tmp_path / "server" / "registry.sqlite")
         return main(["fleet", "alerts", *arguments, "--home", str(home), "--database", registry])
 
-    devices.quarantine(place.db, "main", "pi-07", "flooding")
+    registered_devices.quarantine(place.db, "main", "pi-07", "flooding")
     Evaluator(place, AT_ONCE).look()
     assert run("silence", "pi-07", "--for", "2h") == 0
     assert run("list") == 0

@@ -11,7 +11,7 @@ from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
-from edge_fl_server.registry import Database, devices, fleets, reports, rollouts
+from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord
 from edge_fl_server.registry.tables import devices as table
 from edge_fl_server.registry.tables import servers as presence
@@ -25,7 +25,7 @@ def place() -> RulePlace:
 
 
 def add(place: RulePlace, device: str, status: str = "ready", **fields: object) -> None:
-    devices.record(place.db, [DeviceRecord("main", device, status, **fields)])  # type: ignore[arg-type]
+    registered_devices.record(place.db, [DeviceRecord("main", device, status, **fields)])  # type: ignore[arg-type]
 
 
 def seen(place: RulePlace, device: str, ago_s: float) -> None:
@@ -53,7 +53,7 @@ def test_a_silent_device_has_had_no_connection_while_a_server_was_online(place: 
     ):
         add(place, name, status)
         seen(place, name, ago_s)
-    devices.set_revoked(place.db, "main", ["e"])
+    registered_devices.set_revoked(place.db, "main", ["e"])
     assert found(place, "silent") is None  # no server that receives messages
     server_online(place, since_s=60)
     assert found(place, "silent") == {}
@@ -71,7 +71,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     add(place, "a", capability={"drift": 2.46, "disk_free_mb": 90, "certificate_until": soon})
     add(place, "b", why="enospc", capability={"drift": 0.0, "disk_free_mb": 9000, "certificate_until": later})
     add(place, "c")
-    devices.quarantine(place.db, "main", "c", "flooding")
+    registered_devices.quarantine(place.db, "main", "c", "flooding")
     assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
     assert found(place, "quarantine") == {"c": "flooding"}
@@ -82,8 +82,10 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
 def test_messages_that_somebody_sent_for_devices_are_one_alert_per_reason(place: RulePlace) -> None:
     assert found(place, "signatures") == {}
     for name in ("a", "b", "c", "d", "e"):
-        reports.reject(place.db, RejectionRecord("main", name, "state", "", 0, "replayed", "older"))
-    reports.reject(place.db, RejectionRecord("main", "a", "state", "", 0, "norm", "too large"))
+        registered_reports.reject(
+            place.db, RejectionRecord("main", name, "state", "", 0, "replayed", "older")
+        )
+    registered_reports.reject(place.db, RejectionRecord("main", "a", "state", "", 0, "norm", "too large"))
     assert found(place, "signatures") == {
         "replayed": "replayed messages of 5 devices (a, b, c and 2 more); distrust the broker"
     }
@@ -106,7 +108,7 @@ def test_an_agent_that_starts_again_and_again_is_named(place: RulePlace) -> None
         add(place, "a", "lost", boot=f"boot-{number}")
         add(place, "b", boot="boot")
     assert found(place, "restarts") == {"a": "7 starts of the agent in an hour"}
-    devices.forget_boots(place.db, "main", int(time.time()) + 1)
+    registered_devices.forget_boots(place.db, "main", int(time.time()) + 1)
     assert found(place, "restarts") == {}
 
 
@@ -137,8 +139,8 @@ def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: RulePlac
             report = Report(
                 f"rel-{release}", "head", "b", 9, {"accuracy": accuracy}, release=release, head="svm"
             )
-            record = reports.record_of("main", f"d{device}", "none", 0, report)
-            reports.accept(place.db, record.__class__(**{**_fields(record), "after": accuracy}))
+            record = registered_reports.record_of("main", f"d{device}", "none", 0, report)
+            registered_reports.accept(place.db, record.__class__(**{**_fields(record), "after": accuracy}))
         number = rollouts.begin(place.db, "main", release, previous=release - 1)
         record = rollouts.get(place.db, number)
         assert record is not None

@@ -11,7 +11,7 @@ from sqlalchemy import Table, update
 from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl.wire.messages import Capability
-from edge_fl_server.registry import Database, reports, tables
+from edge_fl_server.registry import Database, registered_reports, tables
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -224,7 +224,7 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
         )
     for number in (1, 2, 3):
         detail = f"an update of norm {900 + 4 * number}, at most 40 expected"
-        reports.reject(
+        registered_reports.reject(
             db, RejectionRecord("main", name(QUARANTINED), f"t-{number}", "toy-1", number, "norm", detail)
         )
         with db.writing() as connection:

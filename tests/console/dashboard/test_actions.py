@@ -13,7 +13,7 @@ from edge_fl_console.dashboard.auth import PageAccess
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import releases
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, audit, devices, fleets, rollouts
+from edge_fl_server.registry import Database, audit, fleets, registered_devices, rollouts
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord
 from edge_fl_server.release.rollout.stages import CAREFUL, MIN_STAGE, rank
@@ -23,7 +23,9 @@ from edge_fl_server.release.rollout.stored_rollout import request
 def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
     names = [f"pi-{number:02d}" for number in range(12)]
-    devices.record(db, [DeviceRecord("main", name, "ready", capability={"tier": "head"}) for name in names])
+    registered_devices.record(
+        db, [DeviceRecord("main", name, "ready", capability={"tier": "head"}) for name in names]
+    )
     rollouts.advance(db, rollouts.get(db, rollouts.begin(db, "main", 1)), state="completed")
     actions.start(PageContext(db, "main"), "2")
     requested = rollouts.current(db, "main")
@@ -40,7 +42,7 @@ def test_the_first_stage_of_a_small_fleet_is_widened(tmp_path: Path) -> None:
 def context(tmp_path: Path) -> PageContext:
     """Twelve head-only devices on release 2 of two, one of them lost; no server."""
     db = Database.open(tmp_path / "server" / "registry.sqlite")
-    devices.record(
+    registered_devices.record(
         db,
         [
             DeviceRecord(
@@ -116,11 +118,13 @@ def test_the_way_back_remains_when_the_command_repeats_a_roll_out(context: PageC
 def test_admit_states_the_reason_and_ends_the_quarantine(context: PageContext) -> None:
     with pytest.raises(InputError, match="not in quarantine"):
         actions.ACTIONS["admit"].ask(context, "pi-03")
-    devices.quarantine(context.db, "main", "pi-03", "3 reports rejected, the last one because of norm (912)")
+    registered_devices.quarantine(
+        context.db, "main", "pi-03", "3 reports rejected, the last one because of norm (912)"
+    )
     asked = actions.ACTIONS["admit"].ask(context, "pi-03")
     assert "the last one because its update is much larger than allowed (912)." in asked.text
     actions.ACTIONS["admit"].do(context, "pi-03")
-    assert devices.blocked(context.db, "main") == {}
+    assert registered_devices.blocked(context.db, "main") == {}
 
 
 def test_revoke_acts_only_where_the_ca_is(context: PageContext) -> None:

@@ -23,7 +23,7 @@ from edge_fl import metrics
 from edge_fl.console import units
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.metrics import Summary
-from edge_fl.wire.hosts import is_loopback
+from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.messages import Capability
 from edge_fl_console.dashboard import actions, charts, parts, prometheus
 from edge_fl_console.dashboard.auth import LoginMiddleware
@@ -32,7 +32,7 @@ from edge_fl_console.dashboard.pages import data, device, fleet, log, releases, 
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_console.dashboard.parts import PageColumn
 from edge_fl_console.dashboard.serve import DashboardSettings
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from tests.browsing import run_coroutine
 from tests.console.dashboard import filled
@@ -77,7 +77,7 @@ def test_every_column_sorts_both_ways(db: Database, sort: str) -> None:
 def _report_today(db: Database) -> None:
     """Devices with reports of today, whose values grow with the device's number, and one device with drift."""
     able = to_builtins(Capability("head", "test", "3", samples=3, drift=1.2))
-    devices.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
+    registered_devices.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
     for number in range(1, 12):
         kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
         measured = {metrics.EPSILON: number / 4} if kind == "update" else {}
@@ -92,7 +92,7 @@ def _report_today(db: Database) -> None:
             measured,
             after=0.5,
         )
-        reports.accept(db, sent)
+        registered_reports.accept(db, sent)
 
 
 def test_the_epsilon_column_appears_only_in_fleets_that_send_noisy_updates(db: Database) -> None:
@@ -128,7 +128,7 @@ def test_a_row_shows_the_newest_report(db: Database) -> None:
 
 def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     capability = Capability("head", "test", "3", drift=1.24)
-    devices.record(
+    registered_devices.record(
         db, [DeviceRecord("main", "pi-x", "ready", why="drift", capability=to_builtins(capability))]
     )
     found = fleet.read(db, "main", FleetQuery(search="pi-x"))
@@ -152,7 +152,7 @@ def test_blocked_devices_and_outliers_are_shown_with_reason_and_remedy(db: Datab
 
 
 def test_a_failure_word_is_explained_with_its_remedy(db: Database) -> None:
-    devices.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
+    registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why="no_data")])
     shown = device.read(db, "main", "pi-x")
     assert shown and "put pictures into one folder per class" in device.title(shown)
 
@@ -167,9 +167,9 @@ def test_an_address_is_decoded_to_the_query_it_encodes() -> None:
 def test_text_from_a_device_is_escaped(db: Database) -> None:
     script = '"><script>alert(1)</script>'
     able = to_builtins(Capability("head", script, "3", head=script, notes=[script]))
-    devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
+    registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
-    reports.accept(db, report)
+    registered_reports.accept(db, report)
     found, shown = fleet.read(db, "main", FleetQuery(search="pi-x")), device.read(db, "main", "pi-x")
     assert shown is not None
     drawn = cells(fleet.COLUMNS, found.rows) + cells(device.REPORTS, shown.reports)
@@ -317,8 +317,8 @@ def test_metrics_are_read_by_prometheus_own_parser(db: Database) -> None:
     blocked = {s.labels["why"]: s.value for s in families["edge_fl_devices_blocked"].samples}
     assert blocked == {"quarantined": 1, "revoked": 1}
     assert [s.value for s in families["edge_fl_devices_outliers"].samples] == [1]
-    devices.count_dropped(db, "main", filled.name(5), 40)
-    devices.count_dropped(db, "main", filled.name(6), 2)
+    registered_devices.count_dropped(db, "main", filled.name(5), 40)
+    registered_devices.count_dropped(db, "main", filled.name(6), 2)
     families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
     assert [s.value for s in families["edge_fl_dropped_messages"].samples] == [42]
     lasted = {s.name: s.value for s in families["edge_fl_round_duration_seconds"].samples}

@@ -9,7 +9,7 @@ from edge_fl import metrics
 from edge_fl.metrics import Summary
 from edge_fl_console.dashboard import charts, prometheus
 from edge_fl_console.dashboard.pages import device, releases, run
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import (
     DeviceRecord,
@@ -36,7 +36,7 @@ def db(tmp_path: Path) -> Database:
 
 
 def head(db: Database, device: str, id: str, after: float | None, before: float | None = None) -> None:
-    reports.accept(db, ReportRecord("main", device, id, "toy", 1, "head", 9, {}, before, after, 2))
+    registered_reports.accept(db, ReportRecord("main", device, id, "toy", 1, "head", 9, {}, before, after, 2))
 
 
 def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db: Database) -> None:
@@ -61,7 +61,7 @@ def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database
     released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
     able = {"tier": "head"}
     rows = [DeviceRecord("main", f"pi-{n}", "ready", release=2 * (n < 3), capability=able) for n in range(12)]
-    devices.record(db, rows)
+    registered_devices.record(db, rows)
     assert (releases.read(db, "main").releases[2].running, releases.read(db, "main").releases[2].part) == (
         3,
         0.25,
@@ -117,10 +117,12 @@ def test_a_device_is_compared_with_the_others_on_its_release(
 ) -> None:
     for number, has in enumerate((samples, 90, 101, 120)):
         able = {"tier": "head", "samples": has, "samples_per_class": [has, 0], "drift": drift}
-        devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready", release=2, capability=able)])
+        registered_devices.record(
+            db, [DeviceRecord("main", f"pi-{number}", "ready", release=2, capability=able)]
+        )
         own = after if number == 0 else 0.95
         values = {metrics.TEST_SAMPLES: images}
-        reports.accept(
+        registered_reports.accept(
             db, ReportRecord("main", f"pi-{number}", "r", "toy", 1, "head", has, values, None, own, 2)
         )
     page = device.read(db, "main", "pi-0")

@@ -17,7 +17,7 @@ from edge_fl.wire.roles import ACTIONS, PERSON_ROLES
 from edge_fl_console import tokens
 from edge_fl_console.dashboard import actions
 from edge_fl_console.dashboard.auth import ACCESS, LoginMiddleware
-from edge_fl_server.registry import Database, audit, devices, rollouts
+from edge_fl_server.registry import Database, audit, registered_devices, rollouts
 from edge_fl_server.registry.tables import tokens as table
 from tests.browsing import dashboard, run_coroutine, visiting
 from tests.console.dashboard import filled
@@ -106,7 +106,7 @@ def test_every_role_does_what_it_should_on_the_dashboard_and_nothing_else(
     registry = tmp_path / "registry.sqlite"
     with closing(Database.open(registry)) as db:
         filled.fill(db, 20, tmp_path)
-        devices.quarantine(
+        registered_devices.quarantine(
             db, "main", filled.name(3), "3 reports rejected, the last one because of norm (912)"
         )
         number = rollouts.begin(db, "main", 3, previous=2, plan={"stages": [0.05, 1.0]})

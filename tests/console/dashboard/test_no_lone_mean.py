@@ -21,7 +21,7 @@ from edge_fl import metrics
 from edge_fl_console.dashboard.live import PageBoard, PageContext
 from edge_fl_console.dashboard.pages import device, fleet
 from edge_fl_console.dashboard.serve import ROUTES
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RoundRecord, RunRecord
 from tests.browsing import run_coroutine
 
@@ -68,7 +68,9 @@ def fill(db: Database, fleet: Fleet, history: History, evaluated: Evaluated) -> 
         others = {key: value for key, value in values.items() if key not in own}
         for kind, sent in (("evaluation", others), ("personal", own)):
             if sent:
-                reports.accept(db, ReportRecord("main", f"full-{number}", kind, "toy", ROUND, kind, 9, sent))
+                registered_reports.accept(
+                    db, ReportRecord("main", f"full-{number}", kind, "toy", ROUND, kind, 9, sent)
+                )
     runs.begin(db, RunRecord("toy", "main", "fedrep", "digits", "fleet", 9, ""))
     for round, found in enumerate(history, 1):
         means, clients = ({name: one[place] for name, one in found.items()} for place in (0, 1))
@@ -81,11 +83,11 @@ def fill(db: Database, fleet: Fleet, history: History, evaluated: Evaluated) -> 
     for number, sent in enumerate(fleet):
         runs_release = sent[-1].release if sent else 0
         able = {"tier": "head"}
-        devices.record(
+        registered_devices.record(
             db, [DeviceRecord("main", f"pi-{number}", "ready", release=runs_release, capability=able)]
         )
         for place, one in enumerate(sent):
-            reports.accept(
+            registered_reports.accept(
                 db,
                 ReportRecord(
                     "main", f"pi-{number}", f"r-{place}", "toy", 1, "head", 9, {}, one.before, one.after, one.release

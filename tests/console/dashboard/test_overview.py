@@ -13,7 +13,15 @@ from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import fleet, log, overview, releases, run
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
-from edge_fl_server.registry import Database, devices, fleets, reports, rollouts, runs, tables
+from edge_fl_server.registry import (
+    Database,
+    fleets,
+    registered_devices,
+    registered_reports,
+    rollouts,
+    runs,
+    tables,
+)
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -44,7 +52,7 @@ def db(tmp_path: Path) -> Database:
 
 def measured(db: Database, device: str, kind: str, round: int, values: Mapping[str, float]) -> None:
     id = f"{device}-{kind}-{round}"
-    reports.accept(db, ReportRecord("main", device, id, "toy-1", round, kind, 9, dict(values)))
+    registered_reports.accept(db, ReportRecord("main", device, id, "toy-1", round, kind, 9, dict(values)))
 
 
 def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) -> None:
@@ -101,7 +109,7 @@ def test_without_the_files_of_its_releases_a_server_cannot_be_started_here(db: D
 
 def test_a_healthy_fleet_says_so(tmp_path: Path) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
-    devices.record(db, [DeviceRecord("main", "pi-0", "ready")])
+    registered_devices.record(db, [DeviceRecord("main", "pi-0", "ready")])
     fleets.begin(db, "main", 1)
     shown = overview.health(overview.read(db, "main"))
     assert "Nothing needs attention: 1 device, and a server is online." in shown
@@ -149,7 +157,9 @@ def test_sums_of_a_database_give_the_same_interval_as_the_values() -> None:
 def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) -> None:
     for id, before, after in (("rel-9", 0.9, 0.95), ("refit", 0.95, 0.96)):
         releases.head_reports(db, "main")  # what it knows by now is no obstacle
-        reports.accept(db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9))
+        registered_reports.accept(
+            db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9)
+        )
     found = releases.head_reports(db, "main")[9]
     assert (found.gain.before, found.gain.after, found.after) == (0.9, 0.95, 0.96)
 
@@ -183,7 +193,9 @@ def test_a_row_gives_the_reason_and_the_buttons(db: Database) -> None:
 def test_the_log_groups_equal_events(db: Database) -> None:
     for number in range(5):
         detail = f"an update of norm {900 + number}"
-        reports.reject(db, RejectionRecord("main", "pi-x", f"u-{number}", "toy-1", number, "norm", detail))
+        registered_reports.reject(
+            db, RejectionRecord("main", "pi-x", f"u-{number}", "toy-1", number, "norm", detail)
+        )
         request = RequestRecord("main", f"pi-{number % 3}", f"e-{number}", "toy-1", number, "evaluate")
         runs.add_requests(db, [request])
         runs.settle_requests(db, "main", request.id, "timed_out")
@@ -203,7 +215,9 @@ def test_the_log_groups_equal_events(db: Database) -> None:
 def test_the_log_has_one_event_for_the_messages_of_many_devices_that_somebody_replays(db: Database) -> None:
     for number in range(50):
         detail = "state is older than one received before"
-        reports.reject(db, RejectionRecord("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail))
+        registered_reports.reject(
+            db, RejectionRecord("main", f"pi-{number:05d}", "state", "", 0, "replayed", detail)
+        )
     (replayed,) = (event for event in log.newest(db, "main") if event.text.startswith("replayed"))
     assert (replayed.times, replayed.subjects) == (50, 50) and "and 49 more" in log.subject(replayed)
 

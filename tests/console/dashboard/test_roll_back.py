@@ -17,7 +17,7 @@ from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.live import PageBoard
 from edge_fl_console.dashboard.pages import fleet, log, overview, releases
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
-from edge_fl_server.registry import Database, audit, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, audit, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry import rollouts as released
 from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, RolloutRecord, RunRecord
 from edge_fl_server.runs import round_metrics
@@ -37,7 +37,7 @@ def completed(db: Database, number: int) -> None:
 
 def reported(db: Database, device: str, id: str, release: int, before: float | None, after: float) -> None:
     values = (9, {}, before, after, release)
-    assert reports.accept(db, ReportRecord("main", device, id, "toy", release, "head", *values))
+    assert registered_reports.accept(db, ReportRecord("main", device, id, "toy", release, "head", *values))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def db() -> Database:
             reported(db, device, f"rel-{release}", release, before, found[release - 1])
         completed(db, number)
     able = {"tier": "head"}
-    devices.record(
+    registered_devices.record(
         db, [DeviceRecord("main", device, "ready", release=2, capability=able) for device in ACCURACIES]
     )
     return db
@@ -138,9 +138,9 @@ def test_a_stored_report_that_is_sent_again_has_no_before(db: Database) -> None:
 
 def test_a_simulated_local_only_baseline_of_the_run_is_shown(db: Database, tmp_path: Path) -> None:
     runs.begin(db, RunRecord("toy", "main", "fedrep", "digits", "fleet", 3, str(tmp_path)))
-    devices.record(db, [DeviceRecord("main", "full", "ready", capability={"tier": "full"})])
+    registered_devices.record(db, [DeviceRecord("main", "full", "ready", capability={"tier": "full"})])
     own = {metrics.PERSONAL_AFTER: 0.9}
-    reports.accept(db, ReportRecord("main", "full", "p", "toy", 3, "personal", 9, own))
+    registered_reports.accept(db, ReportRecord("main", "full", "p", "toy", 3, "personal", 9, own))
     assert "Local-only baseline: not measured" in overview.gained(overview.read(db, "main"))
     local = {"full": 0.8, "pi-0": 0.7, "pi-1": 0.6}
     clients = {name: {**own, metrics.LOCAL_ONLY: accuracy} for name, accuracy in local.items()}

@@ -10,7 +10,7 @@ from edge_fl.fields import Tier
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_devices.board import benchmark
 from edge_fl_devices.board.benchmark import FILE, LIMIT_S, Speed, measure, reach_ms, speed, steps
-from edge_fl_devices.board.capability import FULL_MIN_GFLOPS, choose_tier
+from edge_fl_devices.board.capabilities import FULL_MIN_GFLOPS, choose_tier
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.features import child_main
 from edge_fl_devices.features.child_loader import FeatureRequest

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_fl.fleet.settings import Budget
+from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.board import usage
 from edge_fl_devices.board.usage import Meter, Usage, exceeded
 

@@ -8,7 +8,7 @@ import pytest
 
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import atomic
-from edge_fl.fleet.settings import (
+from edge_fl.fleet.remote_settings import (
     DEFAULTS,
     ActualSetting,
     DesiredSettings,
@@ -20,7 +20,7 @@ from edge_fl.fleet.settings import (
 from edge_fl.wire.topics import Address
 from edge_fl_devices.agent.events import Received
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.remote.settings import LOCAL, RETURN_S, TRIAL_S, RemoteSettings
+from edge_fl_devices.remote.applied_settings import LOCAL, RETURN_S, TRIAL_S, RemoteSettings
 
 ADDRESS = Address("settings", "pi-1")
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace as replace_config
 
 from edge_fl.data.class_names import OUTSIDE
 from edge_fl.errors import KilledError
-from edge_fl.fleet.settings import Budget
+from edge_fl.fleet.remote_settings import Budget
 from edge_fl.wire.messages import Capability
 from edge_fl_devices.agent import events
 from edge_fl_devices.agent.effects import Job

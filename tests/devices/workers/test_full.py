@@ -24,7 +24,7 @@ from edge_fl.data.samples import ClientData, Samples
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
-from edge_fl.learn.codec.privacy import cost, epsilon
+from edge_fl.learn.codec.differential_privacy import cost, epsilon
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client

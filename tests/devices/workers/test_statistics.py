@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, RELEASES
 from edge_fl.heads.head import Array
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, RELEASES
-from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.secure import fixed_point
+from edge_fl_devices.workers.class_statistics import NEXT, SENT, StatisticsOffers
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, fit_here
-from edge_fl_devices.workers.statistics import NEXT, SENT, StatisticsOffers
 
 CLASSES, DIM = 3, 20
 LENGTH = class_statistics.shape_of(CLASSES, DIM).length

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.statistics import bounds, class_statistics
-from edge_fl.heads.statistics.bounds import Senders
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Shape, Statistics
+from edge_fl.heads.class_statistics import bounds
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.bounds import Senders
+from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, Shape, Statistics
 from edge_fl.secure import fixed_point
 
 CLASSES, DIM = 4, 150

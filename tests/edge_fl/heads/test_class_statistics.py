@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from edge_fl.errors import StatisticsError
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.sums import MAX_BYTES, NUMBER_BYTES, Shape
 from edge_fl.heads.linear import direction
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import MAX_BYTES, NUMBER_BYTES, Shape
 
 CLASSES, DIM = 4, 300
 

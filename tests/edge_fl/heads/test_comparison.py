@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edge_fl.heads.statistics import bounds, class_statistics
-from edge_fl.heads.statistics.class_statistics import MOST_PER_CLASS, Doubles, Statistics
+from edge_fl.heads.class_statistics import bounds
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, Doubles, Statistics
 
 CLASSES, DIM, DEVICES = 6, 200, 12
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))

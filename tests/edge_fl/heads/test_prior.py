@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import HeadPlan
+from edge_fl.heads.class_statistics import prior
+from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.head import Array, Extras, Head
 from edge_fl.heads.linear import RIDGE, direction, leverage, regress
-from edge_fl.heads.statistics import class_statistics, prior
 
 CLASSES, DIM, DEVICES = 6, 160, 8
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))

@@ -5,7 +5,7 @@ import torch
 
 from edge_fl import heads
 from edge_fl.heads import HeadPlan
-from edge_fl.heads.statistics import class_statistics
+from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from tests.edge_fl.methods import toy

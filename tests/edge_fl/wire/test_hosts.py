@@ -9,7 +9,7 @@ from ipaddress import ip_address
 import pytest
 
 from edge_fl.errors import ConfigError
-from edge_fl.wire import hosts
+from edge_fl.wire import host_names
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl_broker.provision.authority import Authority
 
@@ -43,7 +43,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def test_the_answer_is_openssls(authority: Authority, host: str, covered: bool) -> None:
     names = authority.broker_names()
     assert set(NAMES) <= set(names)
-    assert hosts.covers(names, host) is covered
+    assert host_names.covers(names, host) is covered
     assert _openssl_accepts(authority, host) is covered
 
 
@@ -79,8 +79,8 @@ def test_what_is_no_host_is_rejected_before_a_certificate_is_made(authority: Aut
 
 
 def test_one_spelling_per_host(authority: Authority) -> None:
-    assert hosts.canonical("Büro.local") == "xn--bro-hoa.local"
-    assert hosts.canonical("[FD00:0::1]") == "fd00::1"
+    assert host_names.canonical("Büro.local") == "xn--bro-hoa.local"
+    assert host_names.canonical("[FD00:0::1]") == "fd00::1"
     before = (authority.home / "broker/client.crt").read_bytes()
     authority.broker(["FD00:0::1", "LAPTOP.local", "any.farm.example"])  # covered already
     assert (authority.home / "broker/client.crt").read_bytes() == before
@@ -90,11 +90,11 @@ def test_one_spelling_per_host(authority: Authority) -> None:
 def test_the_addresses_are_those_of_the_interfaces() -> None:
     """As `ip` lists them, in a network of this test's own, if one can be made."""
     script = "ip link set lo up; ip addr add 192.0.2.7/24 dev lo; ip addr add 192.0.2.8/24 dev lo; ip addr add 2001:db8::7/64 dev lo"
-    code = "from edge_fl.wire.hosts import own_addresses; print(*own_addresses())"
+    code = "from edge_fl.wire.host_names import own_addresses; print(*own_addresses())"
     own = ["unshare", "--map-root-user", "--net", "sh", "-c", f'{script}; "$0" -c "{code}"', sys.executable]
     done = subprocess.run(own, capture_output=True, text=True, check=False)
     found = done.stdout.split()
     if "192.0.2.7" not in found and "Operation not" in done.stderr:
         pytest.skip("no network namespace with addresses here")
     assert found == ["192.0.2.7", "192.0.2.8", "2001:db8::7"], done.stderr
-    assert not [each for each in hosts.own_addresses() if ip_address(each).is_loopback]
+    assert not [each for each in host_names.own_addresses() if ip_address(each).is_loopback]

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from edge_fl_devices.config import CaptureConfig
-from edge_fl_maker.capture.pool import INDEX, Pool
+from edge_fl_maker.capture.pools import INDEX, Pool
 from tests.maker.capture.scenes import scene
 
 CONFIG = CaptureConfig(max_pictures=20, every_s=0.1)

@@ -15,14 +15,14 @@ from PIL import Image
 
 from edge_fl import threads
 from edge_fl.errors import ConfigError
-from edge_fl.fleet.settings import Budget
+from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.board.usage import Usage, today
 from edge_fl_devices.config import CaptureConfig, convert
 from edge_fl_maker.capture import capture as captures
-from edge_fl_maker.capture import pool as pools
+from edge_fl_maker.capture import pools
 from edge_fl_maker.capture.camera import CameraLimits
 from edge_fl_maker.capture.capture import Capture, FolderPictures, PictureSource, open_source
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling.serve import serving
 from tests.maker.capture.scenes import scene
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from edge_fl.errors import DataError
 from edge_fl_devices.config import CaptureConfig
-from edge_fl_maker.capture import pool as pools
-from edge_fl_maker.capture.pool import INDEX, Pool, PoolEntry
+from edge_fl_maker.capture import pools
+from edge_fl_maker.capture.pools import INDEX, Pool, PoolEntry
 from tests.maker.capture.scenes import encoded, pixels, scene
 
 CHILD = [sys.executable, "-m", "tests.maker.capture.add_pictures"]

@@ -22,7 +22,7 @@ from edge_fl.wire.transport import JSON
 from edge_fl_devices.config import CaptureConfig, DeviceConfig
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_maker.access import HEADER, HttpAccess
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.http_server import Service
 from edge_fl_maker.labelling.serve import labelling
 from edge_fl_maker.labelling.session import LabelSession, View

@@ -26,7 +26,7 @@ from edge_fl_devices import config
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data.picture_index import Origin
 from edge_fl_devices.storage.store import Store
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling.feature_rows import FeatureRows, file_key
 from tests.leftovers import processor_s
 from tests.maker.labelling.fruit import CAPTURE, fruit, install

@@ -10,7 +10,7 @@ import pytest
 
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files import atomic
-from edge_fl_maker.capture.pool import Pool
+from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.labelling import moves as module
 from edge_fl_maker.labelling.moves import Moves, shortened
 from edge_fl_maker.labelling.session import FORGOTTEN_S, OFFER_S, PictureOffers

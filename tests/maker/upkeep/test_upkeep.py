@@ -12,9 +12,9 @@ from edge_fl.cli import main
 from edge_fl.errors import InputError
 from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.storage.store import Store
-from edge_fl_maker.upkeep import backup
-from edge_fl_maker.upkeep.folder import LEARNED, LEDGERS, RECORDS
-from edge_fl_maker.upkeep.uninstall import installed, left_by_dependencies, uninstall
+from edge_fl_maker.upkeep import backups
+from edge_fl_maker.upkeep.device_folder import LEARNED, LEDGERS, RECORDS
+from edge_fl_maker.upkeep.uninstalling import installed, left_by_dependencies, uninstall
 
 FOLDERS = {"heads", "immediate", "own", "outbox", "release", "features", "drift", "statistics", "tuf"}
 
@@ -167,7 +167,7 @@ def archive(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
     payload = made.getvalue()
-    header = backup.BackupHeader(1, "pi-01", sha256=backup.hashlib.sha256(payload).hexdigest())
+    header = backups.BackupHeader(1, "pi-01", sha256=backups.hashlib.sha256(payload).hexdigest())
     return msgspec.json.encode(header) + b"\n" + payload
 
 
@@ -191,7 +191,7 @@ def test_anything_but_a_complete_backup_is_rejected(tmp_path: Path, content: byt
     file = tmp_path / "b"
     file.write_bytes(content)
     with pytest.raises(InputError, match=str(file)):
-        backup.read(file)
+        backups.read(file)
     assert main(["device", "restore", str(file), "--dir", str(tmp_path / "new"), "--yes"]) == 4
     assert not (tmp_path / "new").exists()
 

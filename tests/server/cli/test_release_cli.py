@@ -17,7 +17,7 @@ from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, reports, rollouts
+from edge_fl_server.registry import Database, registered_reports, rollouts
 from edge_fl_server.release.repository import Repository, now
 from edge_fl_server.release.rollout import coordinator
 from edge_fl_server.release.rollout.commands import Request
@@ -62,7 +62,7 @@ def test_a_command_uses_reports_received_by_an_earlier_one(releases, stage, tmp_
     record = releases.carry_out(releases.roll_out(2, STAGED), lambda line: None, WAIT_S)
     assert record.state == "completed"
     number = record.number
-    reported = {report.device for report in reports.of_release(releases.db, "main", 2)}
+    reported = {report.device for report in registered_reports.of_release(releases.db, "main", 2)}
     assert reported == {head.id for head in heads}
     interrupted = rollouts.get(releases.db, number)
     rollouts.advance(releases.db, interrupted, state="paused", stage=1)

@@ -20,7 +20,7 @@ from edge_fl_server.children import CommandProcesses
 from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import RosterDevice
-from edge_fl_server.registry import Database, devices, reports, tables
+from edge_fl_server.registry import Database, registered_devices, registered_reports, tables
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from edge_fl_server.runs.recorder import RunTotals
 from edge_fl_server.runs.results import Results
@@ -57,8 +57,8 @@ def test_fleet_list_shows_that_no_server_is_online_and_when_one_last_received_a_
     device.publish(Packet(topics.up("pi-1", "state"), encode(DeviceState("ready", "b1")), retain=True))
     device.drain(60)
     with closing(Database.open(tmp_path / "server" / "registry.sqlite")) as db:
-        devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
-        (known,) = devices.listed(db, "main")
+        registered_devices.record(db, [DeviceRecord("main", "pi-1", "ready")])
+        (known,) = registered_devices.listed(db, "main")
     where = ["--port", str(endpoint.port), "--home", str(tmp_path / "releases"), "--format", "json"]
     assert main(["fleet", "list", *where]) == 0
     said = capsys.readouterr()
@@ -91,7 +91,7 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     db, at = Database.open(), "2026-11-20T14:03:59.123+00:00"
     seen = DeviceRecord("main", "d1", seen_at=at, first_seen_at=at, outlier_score=0.5)
     db.put(tables.devices, [msgspec.to_builtins(seen)])
-    reports.accept(db, ReportRecord("main", "d1", "r1", "run", 1, "update", 9, after=0.923))
+    registered_reports.accept(db, ReportRecord("main", "d1", "r1", "run", 1, "update", 9, after=0.923))
 
     def complete() -> bool:
         rows[:] = device_list.devices(stage.connect, "main", db, quick).rows
@@ -168,8 +168,8 @@ def test_run_totals_add_bytes_and_seconds_and_keep_the_last_measurement():
 
 def test_admit_ends_a_devices_quarantine(tmp_path):
     db = Database.open(tmp_path / "registry.sqlite")
-    devices.quarantine(db, "main", "pi-01", "3 reports refused")
+    registered_devices.quarantine(db, "main", "pi-01", "3 reports refused")
     options = ["--database", str(tmp_path / "registry.sqlite")]
     assert main(["fleet", "admit", "pi-10", *options]) == 4
     assert main(["fleet", "admit", "pi-01", *options]) == 0
-    assert devices.blocked(db, "main") == {}
+    assert registered_devices.blocked(db, "main") == {}

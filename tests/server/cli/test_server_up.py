@@ -13,7 +13,7 @@ from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.topics import Topics
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_server.children import CommandProcesses
-from edge_fl_server.registry import Database, fleets, reports, rollouts
+from edge_fl_server.registry import Database, fleets, registered_reports, rollouts
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from tests.devices import graphs
@@ -83,5 +83,9 @@ def test_a_server_between_runs_serves_devices_that_join_whatever_process_is_kill
             assert becomes("up"), lines
             assert has_joined("h3"), lines
         assert last.code == 0 and server(stage) == "", lines
-        assert {report.device for report in reports.of_release(db, "main", 1)} == {"h1", "h2", "h3"}
+        assert {report.device for report in registered_reports.of_release(db, "main", 1)} == {
+            "h1",
+            "h2",
+            "h3",
+        }
     stage.close()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.fleet.settings import DesiredSettings
-from edge_fl_server.registry import Database, audit, devices
+from edge_fl.fleet.remote_settings import DesiredSettings
+from edge_fl_server.registry import Database, audit, registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 
 APPLIED = {"serial": 2**52, "settings": {"keep": {"origin": "remote", "value": 5}}}
@@ -35,7 +35,7 @@ def registry(tmp_path: Path) -> str:
         DeviceRecord("main", f"pi-{number}", "ready", capability=report)
         for number, report in enumerate(REPORTS.values())
     ]
-    devices.record(db, records)
+    registered_devices.record(db, records)
     db.close()
     return path
 
@@ -46,7 +46,7 @@ def fleet(registry: str, *arguments: str) -> int:
 
 def desired(registry: str) -> dict[str, DesiredSettings]:
     db = Database.open(registry)
-    found = devices.desired_settings(db, "main")
+    found = registered_devices.desired_settings(db, "main")
     db.close()
     return found
 

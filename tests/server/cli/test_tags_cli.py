@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.cli import main
-from edge_fl_server.registry import Database, devices, rollouts, tags
+from edge_fl_server.registry import Database, registered_devices, registered_tags, rollouts
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 
@@ -15,7 +15,7 @@ from edge_fl_server.release.rollout.commands import ReleaseCommands
 def registry(tmp_path: Path) -> str:
     path = str(tmp_path / "registry.sqlite")
     db = Database.open(path)
-    devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(3)])
+    registered_devices.record(db, [DeviceRecord("main", f"pi-{number}", "ready") for number in range(3)])
     db.close()
     return path
 
@@ -26,7 +26,7 @@ def fleet(registry: str, *arguments: str) -> int:
 
 def of_devices(registry: str) -> dict[str, dict[str, str]]:
     db = Database.open(registry)
-    found = tags.of_devices(db, "main")
+    found = registered_tags.of_devices(db, "main")
     db.close()
     return found
 
@@ -81,7 +81,7 @@ def test_groups_are_saved_listed_changed_and_removed(
 def test_a_roll_out_to_no_device_is_confirmed_before_a_broker_is_needed(
     releases: ReleaseCommands, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    devices.record(releases.db, [DeviceRecord("main", "pi-0"), DeviceRecord("main", "pi-1")])
+    registered_devices.record(releases.db, [DeviceRecord("main", "pi-0"), DeviceRecord("main", "pi-1")])
     command = ["release", "rollout", "2", "--home", str(tmp_path / "home"), "--host", "nowhere.invalid"]
     assert main([*command, "--where", "site=berlin"]) == 4
     error = capsys.readouterr().err

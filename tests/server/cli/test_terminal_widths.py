@@ -26,7 +26,7 @@ from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Packet
 from edge_fl_devices.data.record import DataRecord, DataReport
 from edge_fl_server.recipes.recipe import Recipe
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.commands import ReleaseCommands
 from edge_fl_server.runs.results import Results
@@ -177,9 +177,11 @@ def test_a_fleet(
                 device.publish(Packet(topic, encode(message), retain=True))
             device.drain(10)
             device.close()
-            devices.record(db, [DeviceRecord("main", name, "alert")])
-        devices.quarantine(db, "main", f"{LONG}1", "3 reports rejected, the last one because of its norm")
-        devices.score(db, "main", {f"{LONG}1": 22.8})
+            registered_devices.record(db, [DeviceRecord("main", name, "alert")])
+        registered_devices.quarantine(
+            db, "main", f"{LONG}1", "3 reports rejected, the last one because of its norm"
+        )
+        registered_devices.score(db, "main", {f"{LONG}1": 22.8})
     command = ["fleet", "list", "--port", str(endpoint.port), "--home", str(tmp_path / "releases")]
     check(terminals.run(*command), printed(capsys, *command))
 

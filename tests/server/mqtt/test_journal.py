@@ -12,7 +12,7 @@ from sqlalchemy import select
 from edge_fl.cli import main
 from edge_fl_server.mqtt.connector import denied
 from edge_fl_server.mqtt.journal import WRITE_INTERVAL_S, Journal
-from edge_fl_server.registry import Database, devices, tags
+from edge_fl_server.registry import Database, registered_devices, registered_tags
 from edge_fl_server.registry.tables import DeviceRecord, rejection_counts
 from tests.devices.scripted import eventually
 from tests.postgresql import Postgresql
@@ -30,7 +30,7 @@ def test_repeated_outliers_are_quarantined_by_name(journal):
         scores = {"d1": 0.1, "d2": 8.0 + round}
         journal.record_screening("r1", round, scores, {"d2": f"norm {8 + round} times the median"})
     assert (journal.blocked("d1"), journal.blocked("d2")) == ("", "quarantined")
-    d1, d2 = devices.listed(journal.db, "main")
+    d1, d2 = registered_devices.listed(journal.db, "main")
     assert (d1.outlier_score, d2.outlier_score) == (0.1, 11.0)
     assert d2.quarantine == "3 reports rejected, the last one because of outlier (norm 11 times the median)"
     found = [(one.device, one.round, one.reason) for one in rejections_of(journal.db, "main")]
@@ -41,8 +41,8 @@ def test_repeated_outliers_are_quarantined_by_name(journal):
 def test_a_readmitted_device_starts_at_zero(journal):
     for round in (1, 2, 3):
         journal.record_screening("r1", round, {"d2": 2.0}, {"d2": "direction"})
-    devices.readmit(journal.db, "main", "d2")
-    (d2,) = devices.listed(journal.db, "main")
+    registered_devices.readmit(journal.db, "main", "d2")
+    (d2,) = registered_devices.listed(journal.db, "main")
     assert (d2.blocked, d2.rejections, d2.outlier_score) == ("", 0, 0.0)
 
 
@@ -93,7 +93,7 @@ def test_a_registry_that_goes_away_and_comes_back_is_logged_once_each_way(
             postgresql.start()
         eventually(turn.is_set)
         eventually(lambda: len(ours(caplog)) > 1)
-        eventually(lambda: devices.get(db, "main", "pi-1"))
+        eventually(lambda: registered_devices.get(db, "main", "pi-1"))
         eventually(lambda: db_counts(db) == {"malformed": 2})
         lost, back = ours(caplog)
     assert lost.startswith("fleet 'main': registry: ") and lost.endswith("are kept until it works again")
@@ -114,9 +114,9 @@ def test_tags_given_at_enrolment_reach_the_registry_of_a_running_server(tmp_path
         enrol("--baked", "pi-02", "--tag", "site=paris")
         expected = {"pi-01": {"line": "2", "site": "berlin"}, "pi-02": {"site": "paris"}}
         until = time.monotonic() + 90
-        while tags.of_devices(db, "main") != expected and time.monotonic() < until:
+        while registered_tags.of_devices(db, "main") != expected and time.monotonic() < until:
             time.sleep(0.05)
-    assert tags.of_devices(db, "main") == expected
+    assert registered_tags.of_devices(db, "main") == expected
 
 
 @pytest.mark.parametrize("tag", ["site", "tier=full", "site-"])

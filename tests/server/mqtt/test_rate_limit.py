@@ -15,7 +15,7 @@ from edge_fl.wire.transport import Packet
 from edge_fl_server.mqtt import device_packets
 from edge_fl_server.mqtt.device_packets import MAX_MESSAGES, RateLimit
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 from edge_fl_server.training import rounds
 from edge_fl_server.training.rounds import Plan
 from tests.clock import Clock
@@ -165,7 +165,7 @@ def test_a_run_completes_next_to_a_flooding_device_which_is_quarantined(
     journal, method = bench.inbox.journal, build_method(bench.spec("fedavg"))
 
     def known() -> dict[str, Any]:
-        return {one.device: one for one in devices.listed(journal.db, "main")}
+        return {one.device: one for one in registered_devices.listed(journal.db, "main")}
 
     def is_caught() -> bool:
         return journal.blocked("flooder") == "quarantined" and known()["flooder"].dropped > 1000

@@ -23,7 +23,7 @@ from edge_fl_server.mqtt.connector import LeaseLimits, connector, denied, read_r
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
-from edge_fl_server.registry import Database, devices, reports, runs, tags
+from edge_fl_server.registry import Database, registered_devices, registered_reports, registered_tags, runs
 from edge_fl_server.registry.tables import RequestRecord
 from tests.server.scripted import ScriptedDevice
 
@@ -87,9 +87,9 @@ def eventually(so: Callable[[], object], wait_s: float = 90.0) -> bool:
 def with_history(db: Database, server: Server, name: str) -> None:
     """A report, an open request, a tag and a retained assignment."""
     report = Report("r1", "head", "b1", 10)
-    reports.accept(db, reports.record_of("main", name, "toy", 1, report))
+    registered_reports.accept(db, registered_reports.record_of("main", name, "toy", 1, report))
     runs.add_requests(db, [RequestRecord("main", name, "r2", "toy", 2, "serve")])
-    tags.change(db, "main", [name], {"room": "kitchen"})
+    registered_tags.change(db, "main", [name], {"room": "kitchen"})
     server.assignments.assign(name, "serve", run_id="toy", id="r2", release=1)
 
 
@@ -105,7 +105,9 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         device, other = site.device("pi-1"), site.device("pi-2")
         server.roster.wait_for(full=2, deadline_s=90)
         with_history(db, server, "pi-1")
-        assert eventually(lambda: len(site.retained("pi-1")) == 3 and devices.get(db, "main", "pi-1"))
+        assert eventually(
+            lambda: len(site.retained("pi-1")) == 3 and registered_devices.get(db, "main", "pi-1")
+        )
         assert site.command("decommission", "pi-1") == 4  # no terminal to ask on
         assert "expected --yes" in capsys.readouterr().err and server.roster.get("pi-1")
         assert site.command("decommission", "pi-1", "--yes") == 0
@@ -123,7 +125,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
         device.close()
         other.close()
     assert {row.name for row in site.authority.register.rows() if row.revoked} == {"pi-1"}
-    assert reports.is_accepted(db, "main", "pi-1", "r1")
+    assert registered_reports.is_accepted(db, "main", "pi-1", "r1")
 
     def listed() -> list[object]:
         return [row["device"] for row in device_list.devices(site.connect, "main", db).rows]
@@ -132,7 +134,7 @@ def test_a_decommissioned_device_leaves_the_fleet_and_its_history_stays(
     assert site.command("decommission", "pi-1", "--yes") == 0  # again, after an interruption
     assert "pi-1: decommissioned already" in capsys.readouterr().err
     assert main(["fleet", "admit", "pi-1", "--database", str(site.database)]) == 0
-    assert devices.get(db, "main", "pi-1").removed == ""  # type: ignore[union-attr]
+    assert registered_devices.get(db, "main", "pi-1").removed == ""  # type: ignore[union-attr]
 
 
 @pytest.mark.slow  # three commands as child processes
@@ -145,18 +147,18 @@ def test_a_renamed_device_keeps_its_history_and_gets_a_claim(
         device = site.device("pi-1")
         server.roster.wait_for(full=1, deadline_s=90)
         with_history(db, server, "pi-1")
-        assert eventually(lambda: devices.get(db, "main", "pi-1"))
+        assert eventually(lambda: registered_devices.get(db, "main", "pi-1"))
         device.close()
     assert site.command("rename", "pi-1", "kitchen", "--yes") == 0  # no server is online
     said = capsys.readouterr()
     assert "pi-1: 1 revoked" in said.out and "replace its identity folder by" in said.err
     claim = identity.read(site.authority.home / "devices" / "kitchen")
     assert (claim.role, claim.device) == ("claim", "kitchen")
-    assert reports.is_accepted(db, "main", "kitchen", "r1") and not reports.is_accepted(
+    assert registered_reports.is_accepted(db, "main", "kitchen", "r1") and not registered_reports.is_accepted(
         db, "main", "pi-1", "r1"
     )
-    assert tags.of_devices(db, "main") == {"kitchen": {"room": "kitchen"}}
-    known = {row.device: row for row in devices.listed(db, "main")}
+    assert registered_tags.of_devices(db, "main") == {"kitchen": {"room": "kitchen"}}
+    known = {row.device: row for row in registered_devices.listed(db, "main")}
     assert known["pi-1"].removed == "renamed to kitchen" and not known["kitchen"].blocked
     assert eventually(lambda: len(site.retained("pi-1")) == 3)
     with (
@@ -183,21 +185,21 @@ def test_bad_input_changes_nothing(
 ) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
     for name in ("pi-1", "pi-2"):
-        devices.readmit(db, "main", name)
-    before = devices.listed(db, "main")
+        registered_devices.readmit(db, "main", name)
+    before = registered_devices.listed(db, "main")
     places = ("--identities", str(tmp_path / "none"), "--database", str(tmp_path / "registry.sqlite"))
     assert main(["fleet", *words, *places]) in (1, 4)
     assert expected in capsys.readouterr().err
-    assert devices.listed(db, "main") == before
+    assert registered_devices.listed(db, "main") == before
 
 
 def test_a_fleet_without_certificates_is_changed_in_the_registry_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
-    devices.readmit(db, "main", "pi-1")
+    registered_devices.readmit(db, "main", "pi-1")
     places = ("--identities", str(tmp_path / "none"), "--database", str(tmp_path / "registry.sqlite"))
     assert main(["fleet", "rename", "pi-1", "kitchen", "--yes", *places]) == 0
     said = capsys.readouterr().err
     assert "no certificate was revoked" in said and "id = 'kitchen' in its settings" in said
-    assert devices.get(db, "main", "kitchen")
+    assert registered_devices.get(db, "main", "kitchen")

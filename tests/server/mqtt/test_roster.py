@@ -24,7 +24,7 @@ from edge_fl_server.mqtt.devices.assignments import Assignments, clear_leftover_
 from edge_fl_server.mqtt.devices.roster import Roster, RosterDevice, fold
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import connected
-from edge_fl_server.registry import Database, devices, tags
+from edge_fl_server.registry import Database, registered_devices, registered_tags
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import Selection
 from tests.server.conftest import QUICK, WAIT_S
@@ -78,8 +78,8 @@ def test_only_selected_devices_train(bench):
     bench.device("d2"), bench.device("d1")
     bench.wait_for(full=2)
     journal = bench.inbox.journal
-    devices.record(journal.db, [DeviceRecord("main", id) for id in ("d1", "d2")])
-    tags.change(journal.db, "main", ["d2"], {"site": "berlin"})
+    registered_devices.record(journal.db, [DeviceRecord("main", id) for id in ("d1", "d2")])
+    registered_tags.change(journal.db, "main", ["d2"], {"site": "berlin"})
     bench.roster.train_only(Selection(journal.db, "main", "site=berlin"))
     assert bench.roster.full_devices() == list(bench.fleet(bench.spec("fedavg")).ids()) == ["d2"]
     with pytest.raises(DeadlineError, match=r"1 full and 0 head-only devices \(full ones of 'site=berlin'\)"):
@@ -296,15 +296,15 @@ def test_an_epoch_out_of_range_is_ignored(stage, epoch):
 
 def test_sequence_numbers_never_fall_below_those_in_the_registry():
     db = Database.open()
-    devices.record(db, [DeviceRecord("main", "d1", status="ready", seen_sequence=9 * 2**32)])
+    registered_devices.record(db, [DeviceRecord("main", "d1", status="ready", seen_sequence=9 * 2**32)])
     with Journal(db, "main") as journal:
         journal.begin(1)
         journal.record_device(DeviceRecord("main", "d1", status="lost"))
-    assert devices.get(db, "main", "d1").seen_sequence > 9 * 2**32
+    assert registered_devices.get(db, "main", "d1").seen_sequence > 9 * 2**32
 
 
 def test_a_dead_journal_thread_ends_the_server(stage, monkeypatch):
-    monkeypatch.setattr(devices, "record", lambda db, records: 1 // 0)
+    monkeypatch.setattr(registered_devices, "record", lambda db, records: 1 // 0)
     with (
         Journal(Database.open(), "main") as journal,
         connected(ServerConnection(stage.connect, journal)) as server,
@@ -336,7 +336,7 @@ def server_on(stage, db):
 
 
 def statuses(db):
-    return {device.device: device.status for device in devices.listed(db, "main")}
+    return {device.device: device.status for device in registered_devices.listed(db, "main")}
 
 
 def test_devices_become_unknown_in_the_registry_when_the_server_ends(stage):
@@ -352,17 +352,17 @@ def test_devices_become_unknown_in_the_registry_when_the_server_ends(stage):
 def test_a_new_server_does_not_trust_the_device_states_of_a_killed_one(stage):
     db, earlier = Database.open(), 5 * 2**32
     left = DeviceRecord("main", "left", "alert", activity="training", why="drift", seen_sequence=earlier)
-    devices.record(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
+    registered_devices.record(db, [left, DeviceRecord("main", "d1", "ready", seen_sequence=earlier + 1)])
     stage.device("d1")
     with server_on(stage, db):
         assert stage.eventually(lambda: statuses(db) == {"d1": "ready", "left": "unknown"})
-        assert devices.get(db, "main", "left").activity == "idle"
+        assert registered_devices.get(db, "main", "left").activity == "idle"
 
 
 def test_a_server_whose_fleet_was_taken_over_marks_no_device_unknown(stage):
     db = Database.open()
     with server_on(stage, db):
-        devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
+        registered_devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=9 * 2**32)])
     assert statuses(db) == {"d1": "ready"}
 
 
@@ -380,8 +380,8 @@ def test_a_large_fleet_spreads_its_reconnections(bench):
 def test_a_device_that_is_revoked_elsewhere_is_in_no_cohort(bench):
     bench.device("d1"), bench.device("d2")
     bench.wait_for(full=2)
-    devices.set_revoked(bench.inbox.journal.db, "main", {"d2"})
+    registered_devices.set_revoked(bench.inbox.journal.db, "main", {"d2"})
     assert bench.eventually(lambda: bench.roster.full_devices() == ["d1"])
-    known = {device.device: device for device in devices.listed(bench.inbox.journal.db, "main")}
+    known = {device.device: device for device in registered_devices.listed(bench.inbox.journal.db, "main")}
     assert known["d1"].capability["tier"] == "full"
     assert 2**32 < known["d1"].seen_sequence < 2**33

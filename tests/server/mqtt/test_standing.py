@@ -26,7 +26,7 @@ from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.mqtt.devices.roster import DuplicateDetector, Roster
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.updates.inbox import Inbox
-from edge_fl_server.registry import Database, devices
+from edge_fl_server.registry import Database, registered_devices
 from tests.server.conftest import QUICK
 from tests.server.scripted import ScriptedDevice
 
@@ -119,7 +119,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     site.authority.revoke("pi-3")
     assert eventually(lambda: not site.roster.full_devices())
     journal = site.inbox.journal
-    assert [(found.device, found.blocked) for found in devices.listed(journal.db, "main")] == [
+    assert [(found.device, found.blocked) for found in registered_devices.listed(journal.db, "main")] == [
         ("pi-3", "revoked")
     ]
     operator = connector("127.0.0.1", site.port, site.authority.home / "operator")
@@ -133,7 +133,7 @@ def test_messages_of_a_revoked_device_in_an_open_session_do_not_count(site: Site
     assert eventually(lambda: site.roster.full_devices() == ["pi-3"]), (
         "a name that is enrolled again is heard again"
     )
-    assert not devices.get(journal.db, "main", "pi-3").revoked
+    assert not registered_devices.get(journal.db, "main", "pi-3").revoked
 
 
 @pytest.mark.broker

@@ -28,7 +28,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.mqtt.updates.workers import UpdateWorker
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.registry import Database, reports, runs
+from edge_fl_server.registry import Database, registered_reports, runs
 from edge_fl_server.training import rounds
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
@@ -93,7 +93,7 @@ def test_workers_share_a_round_that_ends_as_with_one_server(crew):
     assert all(worker.received for worker in workers)
     assert bench.eventually(lambda: all(len(device.acks) == 2 for device in bench.devices))
     assert {run_id.state for run_id in runs.requests_of(bench.inbox.journal.db, "t1")} == {"succeeded"}
-    assert len(reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
+    assert len(registered_reports.of_run(bench.inbox.journal.db, "t1")) == 2 * len(IDS)
 
 
 def test_a_round_counts_an_update_whose_worker_ended_before_it_stored_that(crew):
@@ -108,7 +108,7 @@ def test_a_round_counts_an_update_whose_worker_ended_before_it_stored_that(crew)
     db = bench.inbox.journal.db
     assert (result.responded, len(stored)) == (("d1", "d2"), 2)
     assert [given.state for given in runs.requests_of(db, "t1")] == ["succeeded"] * 2
-    assert len(reports.of_run(db, "t1", 1)) == 2
+    assert len(registered_reports.of_run(db, "t1", 1)) == 2
 
 
 def test_any_worker_rejects_a_bad_update(crew):
@@ -169,7 +169,7 @@ def test_a_worker_killed_during_a_round_loses_no_update(crew, own_mosquitto, url
         dying.wait()
         dying.stdout.close()
     assert (result.responded, result.attempts) == (IDS, 1)
-    assert len(reports.of_run(bench.inbox.journal.db, "t1", 1)) == len(IDS)
+    assert len(registered_reports.of_run(bench.inbox.journal.db, "t1", 1)) == len(IDS)
 
 
 def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
@@ -215,7 +215,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         assert workers[0].wait(60) == -9
         assert workers[1].poll() is None
         assert (result.responded, result.attempts) == (IDS, 1)
-        assert len(reports.of_run(db, "t1", 1)) == len(IDS)
+        assert len(registered_reports.of_run(db, "t1", 1)) == len(IDS)
     alone = SequentialClients({id: bench.client(id) for id in IDS}, build_method(spec))
     assert same(result.shared, next(rounds.run(build_method(spec), alone, Plan(1, seed=1))).shared)
 
@@ -237,7 +237,7 @@ def _worker(url: str, port: int, folder: Path):
 
 
 def _kill_after_one_report(worker, db):
-    while not reports.of_run(db, "t1", 1):
+    while not registered_reports.of_run(db, "t1", 1):
         time.sleep(0.05)
     worker.kill()
 

@@ -24,7 +24,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.orchestrate.releases import is_due
 from edge_fl_server.recipes.recipe import ReleaseConfig
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.release.rollout.stages import ALL_AT_ONCE, CAREFUL, CAREFUL_FROM
 from edge_fl_server.runs import checkpoint, round_metrics
 from edge_fl_server.runs.results import Results, list_runs
@@ -73,12 +73,16 @@ def test_a_run_trains_releases_and_says_what_every_device_reported(stage, run_re
         (2, 2, 2),
     ]
     assert {given.state for given in runs.requests_of(db, path.name)} == {"succeeded"}
-    assert {one.device: (one.before, one.after) for one in reports.of_release(db, "main", 2)}["h1"] == (
+    assert {one.device: (one.before, one.after) for one in registered_reports.of_release(db, "main", 2)}[
+        "h1"
+    ] == (
         0.5,
         1.0,
     )
     assert [release.round for release in rollouts.releases_of(db, "main")] == [2, 1]
-    assert [(device.device, device.capability["tier"]) for device in devices.listed(db, "main")] == [
+    assert [
+        (device.device, device.capability["tier"]) for device in registered_devices.listed(db, "main")
+    ] == [
         ("d1", "full"),
         ("d2", "full"),
         ("h1", "head"),
@@ -133,7 +137,10 @@ def test_a_device_that_sends_outliers_changes_nothing_and_is_quarantined_by_name
     *records, _ = round_metrics.lines(path / round_metrics.FILE)
     assert [("liar" in record.selected) for record in records] == [True] * 3 + [False] * 2
     assert [record.rejected.get("outlier", 0) for record in records] == [1, 1, 1, 0, 0]
-    known = {device.device: device for device in devices.listed(Database.open(run_request.registry), "main")}
+    known = {
+        device.device: device
+        for device in registered_devices.listed(Database.open(run_request.registry), "main")
+    }
     assert re.search(r"3 reports rejected.*(change of|deviates) .* times", known["liar"].quarantine)
     assert known["liar"].outlier_score > 1
     assert not any(device.quarantine or device.outlier_score for id, device in known.items() if id != "liar")

@@ -18,7 +18,7 @@ from edge_fl_server.mqtt.session import connected
 from edge_fl_server.orchestrate import serving as module
 from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_reports, rollouts, runs
 from edge_fl_server.registry.tables import RunRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout import stored_rollout
@@ -100,7 +100,10 @@ def test_a_device_that_joins_after_a_run_gets_the_current_release(server, stage,
         late = stage.head("late", tmp_path)
         assert stage.eventually(lambda: [ack.status for ack in late.acks] == ["accepted"])
     assert (early.served[:2], late.served) == ([1, 2], [2])
-    assert {report.device for report in reports.of_release(server.db, "main", 2)} == {"early", "late"}
+    assert {report.device for report in registered_reports.of_release(server.db, "main", 2)} == {
+        "early",
+        "late",
+    }
     assert not decode(stage.retained("srv/state")["srv/state"], ServerState).online
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import inspect
 from edge_fl.cli import main
 from edge_fl.errors import ConfigError, ConnectError, RunError
 from edge_fl.wire.messages import Report
-from edge_fl_server.registry import Database, devices, reports, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,
@@ -95,13 +95,13 @@ def test_tables_of_another_program_are_not_touched(tmp_path):
 
 
 def test_messages_of_a_device_do_not_change_its_quarantine(db):
-    devices.record(
+    registered_devices.record(
         db, [DeviceRecord("main", "d1", "ready", capability={"tier": "full"}), DeviceRecord("main", "d2")]
     )
-    devices.quarantine(db, "main", "d1", "three reports rejected")
-    devices.set_revoked(db, "main", {"d9"})  # never seen
-    devices.record(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
-    d1, d2, d9 = devices.listed(db, "main")
+    registered_devices.quarantine(db, "main", "d1", "three reports rejected")
+    registered_devices.set_revoked(db, "main", {"d9"})  # never seen
+    registered_devices.record(db, [DeviceRecord("main", "d1", "alert", why="enospc", seen_sequence=7)])
+    d1, d2, d9 = registered_devices.listed(db, "main")
     assert (d1.status, d1.why, d1.seen_sequence, d1.quarantine) == (
         "alert",
         "enospc",
@@ -110,10 +110,10 @@ def test_messages_of_a_device_do_not_change_its_quarantine(db):
     )
     assert (d1.blocked, d2.blocked, d9.blocked) == ("quarantined", "", "revoked")
     assert d1.first_seen_at <= d1.seen_at
-    assert devices.blocked(db, "main") == {"d1": "quarantined", "d9": "revoked"}
-    devices.readmit(db, "main", "d1")
-    assert devices.blocked(db, "main") == {"d9": "revoked"}
-    assert devices.listed(db, "other") == []
+    assert registered_devices.blocked(db, "main") == {"d1": "quarantined", "d9": "revoked"}
+    registered_devices.readmit(db, "main", "d1")
+    assert registered_devices.blocked(db, "main") == {"d9": "revoked"}
+    assert registered_devices.listed(db, "other") == []
 
 
 def test_a_run_ends_once(db):
@@ -171,20 +171,21 @@ def test_a_request_ends_in_exactly_one_state(db):
 
 
 def test_a_report_counts_once_and_is_known_after_a_restart(db):
-    record = reports.record_of("main", "d1", "r1", 1, report(bytes_up=9))
-    assert not reports.is_accepted(db, "main", "d1", "r1-1")
-    assert reports.accept(db, record)
-    assert not reports.accept(db, record)
-    assert reports.is_accepted(db, "main", "d1", "r1-1")
-    assert not reports.is_accepted(db, "main", "d2", "r1-1")
-    (found,) = reports.of_run(db, "r1", 1)
+    record = registered_reports.record_of("main", "d1", "r1", 1, report(bytes_up=9))
+    assert not registered_reports.is_accepted(db, "main", "d1", "r1-1")
+    assert registered_reports.accept(db, record)
+    assert not registered_reports.accept(db, record)
+    assert registered_reports.is_accepted(db, "main", "d1", "r1-1")
+    assert not registered_reports.is_accepted(db, "main", "d2", "r1-1")
+    (found,) = registered_reports.of_run(db, "r1", 1)
     assert (found.metrics, found.bytes_up, found.before) == ({"loss": 0.5}, 9, None)
 
 
 def test_only_one_of_many_threads_accepts_a_report(db):
-    record, won = reports.record_of("main", "d1", "r1", 1, report()), []
+    record, won = registered_reports.record_of("main", "d1", "r1", 1, report()), []
     threads = [
-        threading.Thread(target=lambda: won.append(reports.accept(db, record)), daemon=True) for _ in range(8)
+        threading.Thread(target=lambda: won.append(registered_reports.accept(db, record)), daemon=True)
+        for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -195,38 +196,41 @@ def test_only_one_of_many_threads_accepts_a_report(db):
 
 def test_rejected_reports_put_a_device_in_quarantine(db):
     rejection = RejectionRecord("main", "d1", "r1-1", "r1", 1, "tensors", "extractor.weight: NaN")
-    assert [reports.reject(db, rejection, quarantine_after=3) for _ in range(4)] == [
+    assert [registered_reports.reject(db, rejection, quarantine_after=3) for _ in range(4)] == [
         "",
         "",
         "3 reports rejected, the last one because of tensors (extractor.weight: NaN)",
         "",
     ]
-    assert devices.blocked(db, "main") == {"d1": "quarantined"}
+    assert registered_devices.blocked(db, "main") == {"d1": "quarantined"}
     found = rejections_of(db, "main", device="d1")
     assert [one.number for one in found] == [4, 3, 2, 1]
     assert found[0].detail == "extractor.weight: NaN"
 
 
 def test_outlier_scores_survive_messages_of_the_device_until_it_is_readmitted(db):
-    devices.record(db, [DeviceRecord("main", "d1", "ready", seen_sequence=3), DeviceRecord("main", "d2")])
-    devices.score(db, "main", {"d1": 0.25, "d9": 1.5})  # d9 was never seen
-    devices.score(db, "main", {"d1": float("inf"), "d2": float("nan")})
-    devices.record(db, [DeviceRecord("main", "d1", "alert", seen_sequence=4)])
+    registered_devices.record(
+        db, [DeviceRecord("main", "d1", "ready", seen_sequence=3), DeviceRecord("main", "d2")]
+    )
+    registered_devices.score(db, "main", {"d1": 0.25, "d9": 1.5})  # d9 was never seen
+    registered_devices.score(db, "main", {"d1": float("inf"), "d2": float("nan")})
+    registered_devices.record(db, [DeviceRecord("main", "d1", "alert", seen_sequence=4)])
     found = {
-        one.device: (one.status, one.seen_sequence, one.outlier_score) for one in devices.listed(db, "main")
+        one.device: (one.status, one.seen_sequence, one.outlier_score)
+        for one in registered_devices.listed(db, "main")
     }
     assert found == {"d1": ("alert", 4, 1e6), "d2": ("unknown", 0, 1e6), "d9": ("unknown", 0, 1.5)}
-    devices.readmit(db, "main", "d1")
-    assert devices.get(db, "main", "d1").outlier_score == 0
-    assert devices.get(db, "main", "d1").status == "alert"
+    registered_devices.readmit(db, "main", "d1")
+    assert registered_devices.get(db, "main", "d1").outlier_score == 0
+    assert registered_devices.get(db, "main", "d1").status == "alert"
 
 
 def test_the_newest_accuracy_of_each_device_is_known(db, monkeypatch):
     moments = iter(f"2026-11-20T14:03:0{number}.000+00:00" for number in range(4))
-    monkeypatch.setattr(reports, "now", lambda: next(moments))
+    monkeypatch.setattr(registered_reports, "now", lambda: next(moments))
     for id, device, after in (("a", "d1", 0.9), ("b", "d1", 0.8), ("c", "d2", None), ("d", "d1", None)):
-        reports.accept(db, ReportRecord("main", device, id, "r1", 1, "head", 5, after=after))
-    assert reports.newest_accuracies(db, "main") == {"d1": 0.8}
+        registered_reports.accept(db, ReportRecord("main", device, id, "r1", 1, "head", 5, after=after))
+    assert registered_reports.newest_accuracies(db, "main") == {"d1": 0.8}
 
 
 def test_releases_are_listed_newest_first(db):

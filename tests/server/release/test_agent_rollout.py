@@ -74,10 +74,12 @@ def site(bench: Bench, tmp_path: Path) -> Site:
 
 
 def _recorded(bench: Bench) -> list[str]:
-    from edge_fl_server.registry import devices
+    from edge_fl_server.registry import registered_devices
 
     journal = bench.server.journal
-    return [record.device for record in devices.listed(journal.db, journal.fleet) if record.capability]
+    return [
+        record.device for record in registered_devices.listed(journal.db, journal.fleet) if record.capability
+    ]
 
 
 def test_outcomes_count_before_their_devices_are_back(site: Site) -> None:

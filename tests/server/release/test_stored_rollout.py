@@ -7,7 +7,7 @@ import pytest
 
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, devices, rollouts
+from edge_fl_server.registry import Database, registered_devices, rollouts
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.release.rollout.gates import Outcome
 from edge_fl_server.release.rollout.stored_rollout import StoredRollout
@@ -19,7 +19,9 @@ PLAN = RolloutConfig(stages=(0.999, 1.0), stage_wait_s=60)
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[Database]:
     opened = Database.open(tmp_path / "registry.sqlite")
-    devices.record(opened, [DeviceRecord("main", name, capability={"tier": "head"}) for name in NAMES])
+    registered_devices.record(
+        opened, [DeviceRecord("main", name, capability={"tier": "head"}) for name in NAMES]
+    )
     yield opened
     opened.close()
 
@@ -55,7 +57,7 @@ def test_the_log_names_the_stage_of_a_pause_once(db: Database, caplog: pytest.Lo
 
 
 def test_a_quarantined_device_does_not_count_in_the_stage(db: Database) -> None:
-    devices.quarantine(db, "main", "pi-0", "outliers")
+    registered_devices.quarantine(db, "main", "pi-0", "outliers")
     assert ended(db, reported(db, "pi-0"), "pi-1", "pi-2") == "completed: 2 of 2 devices succeeded"
 
 

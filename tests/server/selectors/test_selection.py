@@ -5,7 +5,7 @@ import time
 import pytest
 
 from edge_fl_server import selectors
-from edge_fl_server.registry import Database, devices, tags
+from edge_fl_server.registry import Database, registered_devices, registered_tags
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import SelectorError
 
@@ -20,7 +20,7 @@ def db(database_url: str):
 
 
 def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> None:
-    devices.record(
+    registered_devices.record(
         db,
         [
             DeviceRecord("main", "pi-01", "ready", release=3, capability={**ABLE, "drift": 2.5}),
@@ -29,10 +29,10 @@ def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> Non
             DeviceRecord("other", "pi-04", "ready", capability=ABLE),
         ],
     )
-    tags.change(db, "main", ["pi-01", "pi-03"], {"site": "berlin", "line": "2"})
-    tags.change(db, "other", ["pi-04"], {"site": "berlin"})
-    devices.quarantine(db, "main", "pi-02", "flooding")
-    tags.save_group(db, "main", "healthy", "status=ready and not standing=*")
+    registered_tags.change(db, "main", ["pi-01", "pi-03"], {"site": "berlin", "line": "2"})
+    registered_tags.change(db, "other", ["pi-04"], {"site": "berlin"})
+    registered_devices.quarantine(db, "main", "pi-02", "flooding")
+    registered_tags.save_group(db, "main", "healthy", "status=ready and not standing=*")
     for text, expected in {
         "site=berlin": "pi-01 pi-03",
         "site=berlin and line=2 and not tier=*": "pi-03",
@@ -43,42 +43,44 @@ def test_devices_are_selected_by_tags_attributes_and_groups(db: Database) -> Non
         "*": "pi-01 pi-02 pi-03",
     }.items():
         assert selectors.selected(db, "main", text) == expected.split(), text
-    tags.change(db, "main", ["pi-01"], {"site": ""})
+    registered_tags.change(db, "main", ["pi-01"], {"site": ""})
     assert selectors.selected(db, "main", "site=*") == ["pi-03"]
-    tags.remove_group(db, "main", "healthy")
+    registered_tags.remove_group(db, "main", "healthy")
     with pytest.raises(SelectorError, match="expected a saved group"):
         selectors.selected(db, "main", "@healthy")
 
 
 def test_removed_devices_are_not_selected_and_their_tags_not_named(db: Database) -> None:
-    devices.record(db, [DeviceRecord("main", f"pi-0{number}", "ready") for number in range(1, 5)])
-    tags.change(db, "main", ["pi-01", "pi-02"], {"site": "berlin"})
-    tags.change(db, "main", ["pi-03"], {"colour": "red"})
-    devices.rename(db, "main", "pi-01", "kitchen")
-    devices.remove(db, "main", "pi-03", "decommissioned")
-    assert devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
+    registered_devices.record(db, [DeviceRecord("main", f"pi-0{number}", "ready") for number in range(1, 5)])
+    registered_tags.change(db, "main", ["pi-01", "pi-02"], {"site": "berlin"})
+    registered_tags.change(db, "main", ["pi-03"], {"colour": "red"})
+    registered_devices.rename(db, "main", "pi-01", "kitchen")
+    registered_devices.remove(db, "main", "pi-03", "decommissioned")
+    assert registered_devices.names(db, "main") == ["kitchen", "pi-02", "pi-04"]
     assert selectors.selected(db, "main", "*") == ["kitchen", "pi-02", "pi-04"]
     assert selectors.selected(db, "main", "site=berlin or colour=*") == ["kitchen", "pi-02"]
     hint = selectors.unknown_tags(db, "main", selectors.parsed(db, "main", "colour=red"))
     assert hint.startswith("; no device has the tag 'colour' (tags: site; attributes: name, status, ")
-    devices.readmit(db, "main", "pi-03")
+    registered_devices.readmit(db, "main", "pi-03")
     assert selectors.selected(db, "main", "colour=red") == ["pi-03"]
 
 
 def test_enrolment_does_not_bring_back_what_the_operator_changed(db: Database) -> None:
     given = {"pi-01": {"site": "berlin", "line": "2"}, "pi-02": {"site": "paris"}}
-    tags.enrolled(db, "main", given)
-    tags.change(db, "main", ["pi-01"], {"site": "paris", "line": ""})
-    tags.enrolled(db, "main", given)
-    assert tags.of_devices(db, "main") == {"pi-01": {"site": "paris"}, "pi-02": {"site": "paris"}}
+    registered_tags.enrolled(db, "main", given)
+    registered_tags.change(db, "main", ["pi-01"], {"site": "paris", "line": ""})
+    registered_tags.enrolled(db, "main", given)
+    assert registered_tags.of_devices(db, "main") == {"pi-01": {"site": "paris"}, "pi-02": {"site": "paris"}}
 
 
 def test_three_tags_of_ten_thousand_devices_are_compared_quickly(tmp_path) -> None:
     db = Database.open(tmp_path / "registry.sqlite")
     names = [f"pi-{number:05}" for number in range(10_000)]
-    devices.record(db, [DeviceRecord("main", name, capability=ABLE) for name in names])
+    registered_devices.record(db, [DeviceRecord("main", name, capability=ABLE) for name in names])
     for number, site in enumerate(("berlin", "paris")):
-        tags.change(db, "main", names[number::2], {"site": site, "line": str(number), "kind": "camera"})
+        registered_tags.change(
+            db, "main", names[number::2], {"site": site, "line": str(number), "kind": "camera"}
+        )
     took = []
     for _ in range(5):
         began = time.process_time()

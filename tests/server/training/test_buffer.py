@@ -10,9 +10,9 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl_server.orchestrate.execution import prepare
 from edge_fl_server.recipes.recipe import CohortConfig, Recipe, with_settings
-from edge_fl_server.registry import reports, runs
+from edge_fl_server.registry import registered_reports, runs
 from edge_fl_server.runs import checkpoint
-from edge_fl_server.training import cohort, rounds
+from edge_fl_server.training import cohorts, rounds
 from edge_fl_server.training.engines.simulated import SequentialClients
 from edge_fl_server.training.rounds import Plan
 from edge_fl_server.training.unreliable import DelayedClients
@@ -100,11 +100,11 @@ def test_what_cannot_be_joined_late_is_refused_by_name(settings, said):
 
 def test_only_as_many_are_drawn_as_are_not_at_work():
     half, clients = CohortConfig(participation=0.5), [f"c{number}" for number in range(10)]
-    drawn = cohort.draw(clients, half, 1, 1, at_work=clients[:3])
+    drawn = cohorts.draw(clients, half, 1, 1, at_work=clients[:3])
     assert len(drawn) == 2
     assert not set(drawn) & set(clients[:3])
-    assert cohort.draw(clients, half, 1, 1, at_work=clients[:7]) == []
-    assert len(cohort.draw(clients, half, 1, 1, may_drop_out=True)) == 7  # over_select
+    assert cohorts.draw(clients, half, 1, 1, at_work=clients[:7]) == []
+    assert len(cohorts.draw(clients, half, 1, 1, may_drop_out=True)) == 7  # over_select
 
 
 # over a broker: in memory, and mosquitto
@@ -155,7 +155,7 @@ def test_a_device_past_the_bound_is_told_so_and_counts_nowhere(site):
     assert site.eventually(lambda: len(slow.acks) > 0)
     assert slow.acks[0].reason == "stale_round"
     assert not any("d3" in result.responded for result in found)
-    accepted = reports.of_run(site.inbox.journal.db, "t1")
+    accepted = registered_reports.of_run(site.inbox.journal.db, "t1")
     assert sum(len(result.responded) for result in found) <= len(accepted)
     assert {run_id.state for run_id in runs.requests_of(site.inbox.journal.db, "t1")} <= {
         "succeeded",

@@ -3,13 +3,13 @@
 import pytest
 
 from edge_fl_server.recipes.recipe import CohortConfig
-from edge_fl_server.training import cohort
+from edge_fl_server.training import cohorts
 
 CLIENTS = [f"c{i:02d}" for i in range(20)]
 
 
 def sizes(clients: int, **settings: float) -> set[int]:
-    return {cohort.goal(clients, CohortConfig(**settings), 1, round) for round in range(200)}  # type: ignore[arg-type]
+    return {cohorts.goal(clients, CohortConfig(**settings), 1, round) for round in range(200)}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -33,25 +33,25 @@ def test_rounds_draw_their_size_between_both_shares(
 
 def test_a_cohort_is_drawn_in_ascending_order_and_changes_from_round_to_round() -> None:
     half = CohortConfig(participation=0.5)
-    drawn = [cohort.draw(CLIENTS, half, 1, round) for round in range(30)]
+    drawn = [cohorts.draw(CLIENTS, half, 1, round) for round in range(30)]
     assert all(len(set(one)) == 10 and one == sorted(one) for one in drawn)
-    assert drawn[0] == cohort.draw(CLIENTS, half, 1, 0) != cohort.draw(CLIENTS, half, 2, 0)
+    assert drawn[0] == cohorts.draw(CLIENTS, half, 1, 0) != cohorts.draw(CLIENTS, half, 2, 0)
     assert {client for one in drawn for client in one} == set(CLIENTS) and drawn[0] != drawn[1]
 
 
 def test_more_clients_are_drawn_where_some_may_drop_out() -> None:
     settings = CohortConfig(participation=0.5, over_select=1.25)
-    assert len(cohort.draw(CLIENTS, settings, 1, 1)) == 10
-    assert len(cohort.draw(CLIENTS, settings, 1, 1, may_drop_out=True)) == 13
-    assert cohort.draw(CLIENTS, CohortConfig(over_select=2.0), 1, 1, may_drop_out=True) == CLIENTS
+    assert len(cohorts.draw(CLIENTS, settings, 1, 1)) == 10
+    assert len(cohorts.draw(CLIENTS, settings, 1, 1, may_drop_out=True)) == 13
+    assert cohorts.draw(CLIENTS, CohortConfig(over_select=2.0), 1, 1, may_drop_out=True) == CLIENTS
 
 
 @pytest.mark.parametrize(("working", "drawn"), [(0, 10), (3, 7), (10, 0), (15, 0)])
 def test_clients_at_work_count_and_are_not_drawn_again(working: int, drawn: int) -> None:
-    found = cohort.draw(CLIENTS, CohortConfig(participation=0.5), 1, 1, at_work=CLIENTS[:working])
+    found = cohorts.draw(CLIENTS, CohortConfig(participation=0.5), 1, 1, at_work=CLIENTS[:working])
     assert len(found) == drawn and not set(found) & set(CLIENTS[:working])
 
 
 @pytest.mark.parametrize(("goal", "share", "least"), [(10, 0.5, 5), (5, 0.5, 3), (10, 0.3, 3), (1, 0.01, 1)])
 def test_the_quorum_is_rounded_up(goal: int, share: float, least: int) -> None:
-    assert cohort.quorum(goal, CohortConfig(quorum=share)) == least
+    assert cohorts.quorum(goal, CohortConfig(quorum=share)) == least

@@ -12,7 +12,7 @@ from edge_fl_console.dashboard import charts
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import empty, facts, heading, place
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import devices
 
 PER_PAGE = 60

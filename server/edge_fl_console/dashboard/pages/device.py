@@ -18,7 +18,7 @@ from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, he
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import desired_settings, of_fleet
+from edge_fl_server.registry.registered_devices import desired_settings, of_fleet
 from edge_fl_server.registry.tables import (
     DeviceRecord,
     RejectionRecord,

@@ -33,7 +33,7 @@ from edge_fl_console.dashboard.parts import (
 )
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database
-from edge_fl_server.registry.devices import STANDING, of_fleet
+from edge_fl_server.registry.registered_devices import STANDING, of_fleet
 from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.selectors import SelectorError
 

@@ -25,8 +25,8 @@ from edge_fl_console.dashboard.pages.run import head_only_devices
 from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
 from edge_fl_console.dashboard.standing import alerted
 from edge_fl_server.registry import Database, rollouts, runs
-from edge_fl_server.registry.devices import of_fleet
 from edge_fl_server.registry.fleets import Presence, presence
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import (
     AlertRecord,
     RolloutRecord,

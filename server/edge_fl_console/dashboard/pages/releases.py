@@ -23,10 +23,9 @@ from edge_fl_console.dashboard.parts import (
     run_link,
     word,
 )
-from edge_fl_server.registry import Database, audit, fleets, rollouts
-from edge_fl_server.registry import reports as registered_reports
-from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry import Database, audit, fleets, registered_reports, rollouts
 from edge_fl_server.registry.fleets import Presence
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import ReleaseRecord, RolloutRecord, devices, reports
 from edge_fl_server.runs.summaries import Paired, of_differences, paired
 

@@ -21,7 +21,7 @@ from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, run_link, word
 from edge_fl_server.registry import Database, fleets, runs
-from edge_fl_server.registry.devices import of_fleet
+from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import RoundRecord, RunRecord, devices, rejections, requests
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import too_few

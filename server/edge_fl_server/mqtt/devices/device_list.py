@@ -15,7 +15,7 @@ from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import DesiredSettings
+from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
@@ -25,8 +25,8 @@ from edge_fl_server.mqtt.device_packets import decode_cleaned
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
-from edge_fl_server.registry import Database, fleets, reports, tags
-from edge_fl_server.registry.devices import desired_settings, listed
+from edge_fl_server.registry import Database, fleets, registered_reports, registered_tags
+from edge_fl_server.registry.registered_devices import desired_settings, listed
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import selected
 
@@ -111,7 +111,10 @@ def devices(
         device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    tagged, accuracies = tags.of_devices(db, fleet), reports.newest_accuracies(db, fleet)
+    tagged, accuracies = (
+        registered_tags.of_devices(db, fleet),
+        registered_reports.newest_accuracies(db, fleet),
+    )
     desired = desired_settings(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.failures import Failure
-from edge_fl.fleet.settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
+from edge_fl.fleet.remote_settings import DEFAULTS, ActualSetting, DesiredSettings, SettingsStatus
 from edge_fl_server.mqtt.connection import ServerConnection
-from edge_fl_server.registry import devices
+from edge_fl_server.registry import registered_devices
 
 NO_SETTINGS = DesiredSettings(0, {})
 APPLIED, WAITING = "applied", "waiting for the device"
@@ -116,7 +116,7 @@ class SettingsPublisher:
         if self._director is None or not self._connected:
             return
         with self._lock:
-            changed = devices.desired_settings(self._journal.db, self._journal.fleet, self._serial)
+            changed = registered_devices.desired_settings(self._journal.db, self._journal.fleet, self._serial)
             for device, settings in changed.items():
                 self._publish(device, settings)
             self._serial = max([self._serial, *(settings.serial for settings in changed.values())])

@@ -22,7 +22,7 @@ from edge_fl.errors import DeadlineError, shortened
 from edge_fl.fields import Tier
 from edge_fl.wire.messages import GONE, PROTOCOL, Capability, DeviceState
 from edge_fl_server.mqtt.connection import ReceivedMessage, ServerConnection
-from edge_fl_server.registry.devices import NO_BOOT
+from edge_fl_server.registry.registered_devices import NO_BOOT
 from edge_fl_server.registry.tables import DeviceRecord
 from edge_fl_server.selectors import Selection
 

@@ -32,7 +32,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.statements import Statements
 from edge_fl_server.mqtt.updates.inbox import ACK_EXPIRY_S, Inbox, Response, RoundRequest, UpdateVerdict
 from edge_fl_server.mqtt.updates.validation import UpdateTerms, Validator
-from edge_fl_server.registry import devices, shared_reports
+from edge_fl_server.registry import registered_devices, shared_reports
 from edge_fl_server.registry.shared_reports import ReportState, SharedReport
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class UpdateWorker:
         return verdict
 
     def _samples(self, device: str) -> int:
-        record = devices.get(self._db, self._journal.fleet, device)
+        record = registered_devices.get(self._db, self._journal.fleet, device)
         return int((record.capability or {}).get("samples", 0)) if record else 0
 
     def _request(self, id: str) -> SharedRequest | None:

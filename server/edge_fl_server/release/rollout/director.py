@@ -20,7 +20,7 @@ from edge_fl.fields import ServerSignature
 from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
-from edge_fl.fleet.settings import DesiredSettings
+from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure import signatures
 from edge_fl.wire.messages import Assignment, Command, encode

@@ -14,7 +14,7 @@ import msgspec
 
 from edge_fl.wire.messages import GONE
 from edge_fl_server.recipes.recipe import RolloutConfig
-from edge_fl_server.registry import Database, devices, reports, rollouts
+from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.registry.tables import RolloutRecord, RolloutState, Subject
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
@@ -177,7 +177,7 @@ class StoredRollout:
         repeated = record.number > min(other.number for other in of_release)
         assignment = assignment_id(record.release, self._subject)
         assignment += f"-again-{record.number}" if repeated else ""
-        for report in reports.of_release(self._db, self._fleet, record.release):
+        for report in registered_reports.of_release(self._db, self._fleet, record.release):
             if report.id == assignment:
                 stages = with_outcome(stages, report.device, outcome_of(report.error, report.metrics))
         self._set(stages, assignment, record.state)
@@ -228,7 +228,7 @@ def request(
     selection = Selection(db, fleet, plan.where)
     present = [
         record.device
-        for record in devices.listed(db, fleet)
+        for record in registered_devices.listed(db, fleet)
         if _takes_part(record.capability or {}, subject)
         and record.status not in GONE
         and not record.blocked

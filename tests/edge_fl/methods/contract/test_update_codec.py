@@ -10,7 +10,7 @@ from edge_fl.config import CompressionConfig, PrivacyConfig
 from edge_fl.errors import BudgetExhaustedError, MethodError, PrivacyError
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
-from edge_fl.learn.codec import privacy as private
+from edge_fl.learn.codec import differential_privacy
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import steps, update_codec
 from edge_fl.methods.contract.method import Method
@@ -163,12 +163,14 @@ def test_noise_comes_before_compression_and_before_what_is_kept_back() -> None:
 
 
 def test_epsilon_grows_with_each_update_up_to_the_budget() -> None:
-    cost = private.cost(PRIVACY)
-    method = private_method("fedavg", replace_budget(private.epsilon(2.5 * cost, 1e-5)))
+    cost = differential_privacy.cost(PRIVACY)
+    method = private_method("fedavg", replace_budget(differential_privacy.epsilon(2.5 * cost, 1e-5)))
     down, own = steps.broadcast(method, steps.start(method), "c0"), steps.start_own(method, "c0")
     for number in (1, 2):
         update, own = toy.clients()["c0"].train(method, number, down, own)
-        assert update.metrics == {EPSILON: pytest.approx(private.epsilon(number * cost, 1e-5), rel=1e-6)}
+        assert update.metrics == {
+            EPSILON: pytest.approx(differential_privacy.epsilon(number * cost, 1e-5), rel=1e-6)
+        }
     assert update_codec.budget_exhausted(method, own)
     with pytest.raises(PrivacyError, match=r"privacy.epsilon is .* nothing was sent"):
         toy.clients()["c0"].train(method, 3, down, own)
@@ -177,7 +179,9 @@ def test_epsilon_grows_with_each_update_up_to_the_budget() -> None:
 
 
 def test_clients_without_budget_are_not_selected_and_the_run_ends_when_none_is_left() -> None:
-    method = private_method("fedavg", replace_budget(private.epsilon(1.5 * private.cost(PRIVACY), 1e-5)))
+    method = private_method(
+        "fedavg", replace_budget(differential_privacy.epsilon(1.5 * differential_privacy.cost(PRIVACY), 1e-5))
+    )
     fleet = SequentialClients(toy.clients(), method)
     fleet.personal.put(
         "c1", {**fleet.personal.get("c1"), update_codec.PRIVACY: {update_codec.SPENT: torch.tensor(1e3)}}

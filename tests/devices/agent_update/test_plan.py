@@ -9,10 +9,10 @@ from packaging.tags import Tag
 from edge_fl.blob import describe
 from edge_fl.errors import ArtefactError
 from edge_fl.release.agent import AgentRelease, AgentWheel
+from edge_fl_devices.agent_update import environment
+from edge_fl_devices.agent_update.environment import Distribution
+from edge_fl_devices.agent_update.updater import postponed
 from edge_fl_devices.config import UpdateConfig
-from edge_fl_devices.update import environment
-from edge_fl_devices.update.environment import Distribution
-from edge_fl_devices.update.updater import postponed
 
 TAGS = [Tag("cp311", "cp311", "manylinux_2_28_aarch64"), Tag("py3", "none", "any")]
 FACTORY = {

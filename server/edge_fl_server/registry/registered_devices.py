@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, select, true, update
 
-from edge_fl.fleet.settings import DesiredSettings, Value
+from edge_fl.fleet.remote_settings import DesiredSettings, Value
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry.database import Database, now
 from edge_fl_server.registry.tables import DeviceRecord, boots, devices, metadata, requests, settings, sums

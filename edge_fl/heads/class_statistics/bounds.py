@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.statistics.class_statistics import (
+from edge_fl.heads.class_statistics.sums import (
     MOST_PER_CLASS,
     Doubles,
     Labels,

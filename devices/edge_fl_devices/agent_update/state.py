@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from edge_fl.files.disk import reporting
 from edge_fl.files.shared import make_folder
 from edge_fl.release.agent import UpdateStatus
+from edge_fl_devices.agent_update.launcher import STATE
 from edge_fl_devices.storage import read_json, write_json
-from edge_fl_devices.update.launcher import STATE
 
 COMPLETE = "complete"
 CLOSED = frozenset({"done", "failed"})

@@ -25,7 +25,7 @@ from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder, open_private
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_maker.upkeep.folder import give_to_owner, stopped
+from edge_fl_maker.upkeep.device_folder import give_to_owner, stopped
 
 KEPT = (
     "heads",

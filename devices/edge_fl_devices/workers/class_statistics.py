@@ -28,10 +28,10 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.class_statistics.sums import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
 from edge_fl.heads.head import Array
-from edge_fl.heads.statistics import class_statistics
-from edge_fl.heads.statistics.class_statistics import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
-from edge_fl.heads.statistics.prior import PRIOR
 from edge_fl.secure import fixed_point
 from edge_fl.untrusted import NOT_JSON
 from edge_fl_devices.child import decode, encode

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 from edge_fl.errors import ConfigError, EdgeFLError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import text
-from edge_fl.fleet import settings
-from edge_fl.fleet.settings import (
+from edge_fl.fleet import remote_settings
+from edge_fl.fleet.remote_settings import (
     DEFAULTS,
     ActualSetting,
     BrokerAddress,
@@ -79,7 +79,7 @@ def merged(local: Mapping[str, Any], kept: Kept, where: str) -> tuple[DeviceConf
         before = [kept.good[key]] if key in kept.good else []
         for usable in before if key in why else [value, *before]:
             try:
-                settings.require({key: usable}, "remote settings")
+                remote_settings.require({key: usable}, "remote settings")
                 changed = nested({key: usable}, tree)
                 config = own_settings.convert(changed, "remote settings")
             except ConfigError as error:

@@ -10,7 +10,7 @@ import pytest
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.release import device_wheel
 from edge_fl.release.agent import MAX_FILES, MAX_UNPACKED_BYTES, unpacked_bytes
-from edge_fl_devices.update import environment
+from edge_fl_devices.agent_update import environment
 from edge_fl_server.release import agent_releases
 from edge_fl_server.release.repository import Repository
 

@@ -34,12 +34,12 @@ from edge_fl.wire.transport import Connect, Connected, Disconnected, Event, List
 from edge_fl_devices.agent.effects import Effect
 from edge_fl_devices.agent.events import Failed, UpdateChanged
 from edge_fl_devices.agent.state import AgentState, Phase
+from edge_fl_devices.agent_update.launcher import RESTART
+from edge_fl_devices.agent_update.state import CLOSED, Updates, UpdateState
 from edge_fl_devices.config import DeviceConfig, UpdateConfig
 from edge_fl_devices.install.fetch import Download, MetadataFetch, Sink
 from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.storage.chunks import Chunks, ChunkSink
-from edge_fl_devices.update.launcher import RESTART
-from edge_fl_devices.update.state import CLOSED, Updates, UpdateState
 
 log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ class AgentUpdater:
         """Build and test the environment; False if the agent restarts already."""
         if self._state.last.id != update.id:
             self._state = self._updates.save(replace(self._state, last=update, since_s=time.time()))
-        from edge_fl_devices.update import canary, environment
+        from edge_fl_devices.agent_update import canary, environment
 
         self._show(replace(update, state="fetching"))
         releases = {
@@ -281,7 +281,7 @@ class AgentUpdater:
     def _build(self, release: AgentRelease, update: UpdateStatus) -> None:
         from packaging.tags import sys_tags
 
-        from edge_fl_devices.update import environment
+        from edge_fl_devices.agent_update import environment
 
         self._updates.tidy(keep=release.number)
         factory = environment.distributions(self._updates.factory)

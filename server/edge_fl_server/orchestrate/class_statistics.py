@@ -15,10 +15,11 @@ import numpy as np
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
-from edge_fl.heads.plan import Way
-from edge_fl.heads.statistics import bounds, class_statistics
-from edge_fl.heads.statistics.bounds import Senders
-from edge_fl.heads.statistics.class_statistics import (
+from edge_fl.heads.class_statistics import bounds
+from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics.bounds import Senders
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.class_statistics.sums import (
     ALL_CLASSES,
     DEVICES,
     LEFT_OUT,
@@ -28,7 +29,7 @@ from edge_fl.heads.statistics.class_statistics import (
     Shape,
     Statistics,
 )
-from edge_fl.heads.statistics.prior import PRIOR
+from edge_fl.heads.plan import Way
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifests import Manifest
 from edge_fl.secure import fixed_point

@@ -12,8 +12,8 @@ from edge_fl import signals
 from edge_fl.errors import ArtefactError, ChildError, KilledError, RunError, brief
 from edge_fl.failures import Failure
 from edge_fl.untrusted import NOT_JSON
+from edge_fl_devices.agent_update import environment
 from edge_fl_devices.child import THREADS, again_if_killed
-from edge_fl_devices.update import environment
 
 DEADLINE_S = 600.0
 STAYS = "the running agent stays"
@@ -50,7 +50,7 @@ def run(tested: Path, folder: Path) -> CanaryAnswer:
     Raises RunError if it gives no answer, KilledError if a signal ended it, ChildError if the system killed it.
     """
     python = environment.python(tested)
-    command = [os.fspath(python), "-I", "-m", "edge_fl_devices.update.canary_child", os.fspath(folder)]
+    command = [os.fspath(python), "-I", "-m", "edge_fl_devices.agent_update.canary_child", os.fspath(folder)]
     try:
         child = subprocess.run(
             command,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from edge_fl.release.agent import UpdateStatus
-from edge_fl_devices.update import launcher
-from edge_fl_devices.update.state import Updates
+from edge_fl_devices.agent_update import launcher
+from edge_fl_devices.agent_update.state import Updates
 
 CONFIRM = f"""exec {sys.executable} -c '
-from edge_fl_devices.update.state import Updates
+from edge_fl_devices.agent_update.state import Updates
 Updates.of_environment().confirm()'"""
 CRASH = "exit 1"
 HANG = "exec sleep 100"

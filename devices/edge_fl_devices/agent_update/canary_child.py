@@ -1,4 +1,4 @@
-"""The canary of an agent: `python -I -m edge_fl_devices.update.canary_child FOLDER` tests the environment of this Python.
+"""The canary of an agent: `python -I -m edge_fl_devices.agent_update.canary_child FOLDER` tests the environment of this Python.
 
 Prints one JSON object: the failed checks with what was found (imports, the device's settings, doctor, a connection to the broker) and the
 classes that the served model predicts for fixed images. It runs while the agent does, and changes nothing. Each version brings its own
@@ -17,13 +17,13 @@ from edge_fl.errors import EdgeFLError
 from edge_fl.files.paths import text
 from edge_fl.release.manifests import canary_images
 from edge_fl.wire.mqtt.transport import MqttTransport
+from edge_fl_devices.agent_update.canary import CanaryAnswer
 from edge_fl_devices.config import DeviceConfig, remembered
 from edge_fl_devices.doctor import run_checks
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.serving.served_model import serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
-from edge_fl_devices.update.canary import CanaryAnswer
 
 MODULES = ("edge_fl.cli", "edge_fl_devices.cli", "edge_fl_devices.runtime.run_device")
 CONNECT_S = 20.0

@@ -34,7 +34,7 @@ from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.release.agent import AgentRelease, AgentWheel, unpacked_bytes
 from edge_fl.untrusted import NOT_JSON
-from edge_fl_devices.update.state import COMPLETE
+from edge_fl_devices.agent_update.state import COMPLETE
 
 WHEELS = "wheels"
 STAYS = "the running agent stays"

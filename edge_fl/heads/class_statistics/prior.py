@@ -24,9 +24,7 @@ from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
 from edge_fl.failures import Failure
-from edge_fl.heads.head import TrainingSet
-from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
-from edge_fl.heads.statistics.class_statistics import (
+from edge_fl.heads.class_statistics.sums import (
     SHORTEST,
     Doubles,
     Labels,
@@ -37,6 +35,8 @@ from edge_fl.heads.statistics.class_statistics import (
     project,
     unit,
 )
+from edge_fl.heads.head import TrainingSet
+from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
 
 Mask = NDArray[np.bool_]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from edge_fl.errors import ArtefactError, ChildError, RunError
-from edge_fl_devices.update import canary
+from edge_fl_devices.agent_update import canary
 
 ANSWER = '{"failed":{},"classes":["a"]}'
 
