@@ -15,7 +15,7 @@ from edge_fl.wire.messages import DeviceState, decode, encode
 ROOT = Path(edge_fl.__file__).parents[1]
 PAGE = ROOT / "docs" / "failure-words.md"
 TABLE = ROOT / "edge_fl" / "failures.py"
-LAUNCHER = ROOT / "devices" / "edge_fl_devices" / "update" / "launcher.py"  # imports Python only
+LAUNCHER = ROOT / "devices" / "edge_fl_devices" / "agent_update" / "launcher.py"  # imports Python only
 RETRYING = ("download", "disk", "signed metadata", "message", "release", "computation", "agent update")
 """What a device may try again: the page says of these words whether it does."""
 ORDINARY = frozenset(
