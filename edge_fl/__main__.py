@@ -1,5 +1,7 @@
 """`python -m edge_fl`: the command `edge-fl`, where the script itself is not on the path."""
 
+from __future__ import annotations
+
 import io
 import os
 import signal

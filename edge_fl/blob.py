@@ -3,6 +3,8 @@
 Extractors, broadcasts and updates travel as blobs: the descriptor in a message or in signed metadata, the chunks separately.
 """
 
+from __future__ import annotations
+
 import hashlib
 from typing import Annotated
 

@@ -1,5 +1,7 @@
 """Settings of a method: those of its network, its training and what is sent. `MethodSpec` has all that rebuilds it on another machine."""
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

@@ -24,6 +24,8 @@ A message says where, what was found and what was expected. `consequence` comple
 "extractor.onnx: sha256 3f..., manifest says 9a...; keeping release 12".
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import ClassVar

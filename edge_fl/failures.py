@@ -5,6 +5,8 @@ line, dashboard, alerts and docs/failure-words.md show its texts. On the wire an
 another version: `Failure.of` reads it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -326,7 +328,7 @@ class Failure(StrEnum):
     )
 
     @classmethod
-    def of(cls, word: str) -> "Failure | None":
+    def of(cls, word: str) -> Failure | None:
         """The failure word of a text; None for another text, such as a word of a later version."""
         return cls._value2member_map_.get(word)  # type: ignore[return-value]
 

@@ -1,5 +1,7 @@
 """Types of the fields that several messages have, and the signatures on messages."""
 
+from __future__ import annotations
+
 from enum import StrEnum
 from typing import Annotated
 

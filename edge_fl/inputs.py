@@ -3,6 +3,8 @@
 Training, export and devices prepare a sample alike.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

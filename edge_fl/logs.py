@@ -4,6 +4,8 @@ A process works on one run at a time, so run and round are set once per process 
 `log.warning(..., extra={"device": id})`.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os

@@ -6,6 +6,8 @@ client's data only; `unseen.test_acc`: the shared model on clients that never tr
 the final extractor. A method's own numbers begin with its name (`fedcrl.tau_mix`; `Method.measure`).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar

@@ -4,6 +4,8 @@ An option is written as in the help: `Annotated[float, option("--wait SECONDS", 
 belong together are the fields of a frozen dataclass; a command takes it as one parameter and typer sees its fields (`Expanded`).
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass

@@ -1,5 +1,7 @@
 """Methods, models, heads, engines and services of other packages: registered as entry points, or named `package.module:attribute`."""
 
+from __future__ import annotations
+
 import importlib
 import os
 import sys

@@ -1,5 +1,7 @@
 """Limits of processes: those that a child sets for itself before it runs what others made, open files, and memory."""
 
+from __future__ import annotations
+
 import ctypes
 import math
 import os

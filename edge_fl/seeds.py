@@ -3,6 +3,8 @@
 The plain loop, the vectorised engine and devices therefore draw the same numbers.
 """
 
+from __future__ import annotations
+
 import hashlib
 
 import numpy as np

@@ -6,6 +6,8 @@ an import is raised on the line after it. Other functions in C, such as those th
 that they call. So it is raised again where edge-fl's own code goes on without it.
 """
 
+from __future__ import annotations
+
 import signal
 import sys
 import threading

@@ -9,6 +9,8 @@ All threads and timers of the product are made here (tests/test_layout.py). They
     ahead     an iterator that works in a thread, while the caller uses the items before
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time

@@ -3,6 +3,8 @@
 The American spelling of "optimiser" is accepted.
 """
 
+from __future__ import annotations
+
 import math
 import re
 import reprlib

@@ -3,6 +3,8 @@
 `str.isdigit` also accepts digits of other scripts and superscripts, which `int` may not, and `int` fails on more than 4,300 digits.
 """
 
+from __future__ import annotations
+
 import msgspec
 
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -551,3 +551,21 @@ def test_nothing_that_grows_with_the_data_is_called_before_the_agent_is_ready() 
 def test_the_agent_of_a_head_only_device_loads_nothing_that_decodes_pictures() -> None:
     command = "import sys, edge_fl_devices.runtime.run_device; sys.exit('PIL' in sys.modules)"
     subprocess.run([sys.executable, "-c", command], check=True, timeout=60)
+
+
+def test_what_a_head_only_device_loads_keeps_its_annotations_as_text() -> None:
+    """Evaluated, they take about 2 MB of the memory of each process on a board; packages that need torch, and the server, do without."""
+    evaluated = [
+        str(path.relative_to(ROOT))
+        for folder in ("edge_fl", "devices")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.relative_to(ROOT).parts[:2]
+        not in {("edge_fl", name) for name in ("learn", "methods", "models")}
+        and has_annotations(text := path.read_text())
+        and "\nfrom __future__ import annotations\n" not in text
+    ]
+    assert not evaluated
+
+
+def has_annotations(text: str) -> bool:
+    return any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(ast.parse(text)))

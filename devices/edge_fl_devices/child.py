@@ -5,6 +5,8 @@
 that responds reports its progress with `progress`; a deadline of a request is a time without any.
 """
 
+from __future__ import annotations
+
 import os
 import resource
 import select

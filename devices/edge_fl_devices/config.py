@@ -1,5 +1,7 @@
 """Settings of one device, from a TOML file and the options of `edge-fl device run`."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable, Mapping

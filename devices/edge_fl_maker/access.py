@@ -7,6 +7,8 @@ there; elsewhere it cannot know the token. Requests that change something must c
 site send, and come from the page itself (`Origin`).
 """
 
+from __future__ import annotations
+
 import hmac
 import secrets
 import ssl

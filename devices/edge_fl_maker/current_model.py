@@ -1,5 +1,7 @@
 """The predictor of a device's folder, replaced when the agent installs a new model or a label leads to a new head."""
 
+from __future__ import annotations
+
 import threading
 from contextlib import suppress
 from functools import partial

@@ -4,6 +4,8 @@ Input `image` is the extractor's (pixels 0..1); outputs are `logits` and calibra
 written only if its probabilities match the served model's. It contains the personal head and so reveals something about this device's data.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np

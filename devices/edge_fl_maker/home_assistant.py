@@ -8,6 +8,8 @@
 All of a device's topics share one branch, which the broker's access list grants it (`edge_fl.wire.topics.access_rules`).
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Mapping

@@ -8,6 +8,8 @@ answered as {"error": ...}. Runs as its own process, so that the agent stays sma
 agent has installed a new model uses the new model.
 """
 
+from __future__ import annotations
+
 import logging
 import shutil
 import ssl

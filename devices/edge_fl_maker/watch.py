@@ -1,5 +1,7 @@
 """Predict the newest frames of a camera, one after the other: `edge-fl device watch`."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass

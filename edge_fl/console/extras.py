@@ -1,5 +1,7 @@
 """Hints about missing packages: which extra of this distribution installs a module, read from the installed metadata."""
 
+from __future__ import annotations
+
 import re
 import traceback
 from importlib import metadata

@@ -1,5 +1,7 @@
 """Help of commands as plain text: options and commands under the headings of their panels, examples as written."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any

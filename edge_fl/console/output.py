@@ -1,5 +1,7 @@
 """Terminal output of commands: results and tables on stdout, status lines on stderr."""
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil

@@ -3,6 +3,8 @@
 A job reports each stage's progress to a `Watch`. The caller passes a `Progress`, which computes speed and remaining time.
 """
 
+from __future__ import annotations
+
 import sys
 import threading
 import time

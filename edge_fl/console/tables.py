@@ -3,6 +3,8 @@
 `fitted` fits a table to the width of a terminal without shortening a cell: it wraps prose, leaves out columns by rank, or stacks records.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import re

@@ -1,5 +1,7 @@
 """Numbers, shares, sizes, durations and times as text, for the terminal, the dashboard and reports."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from datetime import UTC, datetime
 from html import escape as _escape

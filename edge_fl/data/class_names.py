@@ -3,6 +3,8 @@
 Names are compared in Unicode's composed form (`class_of`), so that a folder from a Mac is the class that it seems to be.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches

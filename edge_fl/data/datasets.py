@@ -4,6 +4,8 @@ A file contains x_train, y_train, x_test, y_test (or x and y), and optionally `c
 name. To add a dataset with its own loader, write a function (data_dir -> Dataset) and a line in DATASETS.
 """
 
+from __future__ import annotations
+
 import string
 from collections import Counter
 from collections.abc import Callable

@@ -16,6 +16,8 @@ The memory is estimated from the header of a picture alone. The bytes per pixel 
 | AVIF, HEIC | 12, 9.3 | planes, RGB, a copy, the picture; 10 bits, which Pillow does not write, take half as much again |
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple

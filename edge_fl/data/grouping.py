@@ -16,6 +16,8 @@ Fashion-MNIST are in a group, none of MNIST, 0.30 % of PACS photos, 0.54 % of pa
 to 2,614; so a shift of such a picture by one of its 28 pixels is not noticed.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Limits of pictures and the depth of 16-bit ones; separate from `pictures`, so that who passes them on does not load Pillow."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Arrays in one .npz file: written atomically, read without pickle; every kind of damage is a DataError."""
 
+from __future__ import annotations
+
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping

@@ -4,6 +4,8 @@ The same dataset, settings and seed give the same split, so that simulated devic
 (or domains) and returns one ascending index array per client; the arrays are disjoint.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections import deque
 from collections.abc import Callable
@@ -106,7 +108,7 @@ class Split:
         split_file.write(path, self.samples, self.clients, {part: getattr(self, part) for part in _PARTS})
 
     @classmethod
-    def load(cls, path: Path) -> "Split":
+    def load(cls, path: Path) -> Split:
         """Read a file written by `save`. Raises DataError for anything else."""
         content = npz.read(path)
         try:

@@ -5,6 +5,8 @@ Memory: one decoded picture (Pillow stores RGB as 4 bytes per pixel: 48 MB for 1
 fraction of its size, so it takes less. One picture is decoded at a time in a process, so that the limit on its memory is one on all.
 """
 
+from __future__ import annotations
+
 import importlib
 import logging
 import os
@@ -316,7 +318,7 @@ class _Plan(NamedTuple):
     blocks: Size
 
     @classmethod
-    def of(cls, picture: Size, size: Size, policy: Resize) -> "_Plan":
+    def of(cls, picture: Size, size: Size, policy: Resize) -> _Plan:
         """Scale a picture by the policy, to `size`, or to less in one dimension for "letterbox"."""
         width, height = picture
         x_scale, y_scale = size[0] / width, size[1] / height

@@ -3,6 +3,8 @@
 Pixels are uint8 [N, C, H, W], class ids int64 [N]. Values are validated once, at construction; `Samples.of` converts other arrays.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -42,7 +44,7 @@ class Samples:
             raise DataError(f"samples: label {self.y.min()} at index {self.y.argmin()}, expected 0 or more")
 
     @classmethod
-    def of(cls, x: Array, y: Array, classes: Sequence[str], where: str) -> "Samples":
+    def of(cls, x: Array, y: Array, classes: Sequence[str], where: str) -> Samples:
         """Samples from arrays as files have them (`as_pixels`). Raises DataError whose message starts with `where` (a file, a function)."""
         images = as_pixels(x, where)
         if len(y) != len(images):
@@ -60,7 +62,7 @@ class Samples:
         _, channels, height, width = self.x.shape
         return channels, height, width
 
-    def take(self, indices: Indices) -> "Samples":
+    def take(self, indices: Indices) -> Samples:
         """The samples at `indices`, copied in that order."""
         return Samples(self.x[indices], self.y[indices])
 

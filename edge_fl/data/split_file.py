@@ -9,6 +9,8 @@
 Every sample occurs once. The sets are train, validation, test, and unused for samples that are left out.
 """
 
+from __future__ import annotations
+
 import csv
 import io
 import re

@@ -1,5 +1,7 @@
 """Accounts of this machine: who runs this process, and who may do what it may not."""
 
+from __future__ import annotations
+
 import getpass
 import os
 import pwd

@@ -4,6 +4,8 @@ The content is written to a temporary file in the same folder and flushed to dis
 Temporary files end in `.part`.
 """
 
+from __future__ import annotations
+
 import os
 import secrets
 import shutil

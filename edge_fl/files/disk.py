@@ -1,5 +1,7 @@
 """Disk failures as ArtefactError with the failure word that a device reports."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os

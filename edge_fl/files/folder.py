@@ -3,6 +3,8 @@
 Links to folders are followed, also to other disks; every folder is read once. Nothing is opened, so that a FIFO or a device cannot block.
 """
 
+from __future__ import annotations
+
 import errno
 import os
 import stat

@@ -3,6 +3,8 @@
 Python gives such bytes as lone surrogates, which no output, JSON or message takes. `os.fspath` gives a path to the system unchanged.
 """
 
+from __future__ import annotations
+
 import os
 import unicodedata
 

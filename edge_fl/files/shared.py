@@ -7,6 +7,8 @@ mkdir) its default access list does the same.
 As a script, `python3 shared.py GROUP FOLDER` as root, it shares a folder. Imports only Python: install.sh runs it.
 """
 
+from __future__ import annotations
+
 import errno
 import grp
 import os

@@ -1,5 +1,7 @@
 """Read text files that people write, on any system: UTF-8 with or without a byte order mark, UTF-16 with one, and any line ends."""
 
+from __future__ import annotations
+
 import codecs
 from pathlib import Path
 

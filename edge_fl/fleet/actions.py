@@ -3,6 +3,8 @@
 The commands on certificates need no registry, and the machine of the certificate authority may have none.
 """
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Iterable

@@ -3,6 +3,8 @@
 Left out, and so the owner's alone, is what decides over data that leave the device, over its software and over its place on the disk.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -3,6 +3,8 @@
 `fleet enrol --tag` writes those of each device into TAGS_FILE next to the server's identity.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -3,6 +3,8 @@
 With few labels this is usually the nearest class mean, with more labels logistic regression or an MLP; `curve` measures where they cross.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

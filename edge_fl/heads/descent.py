@@ -4,6 +4,8 @@ The loss is cross-entropy with soft targets t whose rows need not sum to 1; its 
 (t one-hot) and labels plus a teacher (t = one-hot + teacher's probabilities: cross-entropy and KL, F4).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -33,7 +35,7 @@ class Weights:
         """The head as a shared part."""
         return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
-    def times(self, factor: float) -> "Weights":
+    def times(self, factor: float) -> Weights:
         return Weights(
             self.weight * np.float32(factor), None if self.bias is None else self.bias * np.float32(factor)
         )

@@ -5,6 +5,8 @@ client. Its operations are also plain data (`Graph`), from which an export makes
 attributes are those of ONNX from opset 7 to `edge_fl.release.onnx_form.OPSET`, so that a graph can be added to any extractor.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

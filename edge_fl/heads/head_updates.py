@@ -4,6 +4,8 @@ Each takes the part's name, the data and the fitted head, and returns the part a
 closed list; the signed manifest selects from it (`HeadPlan.uploads`), and the device's owner can turn all of them off.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -4,6 +4,8 @@ Settings are in docs/methods-on-devices.md, "Heads". Logits are W (z - mean) / s
 those of the cosine head are linear in the direction of z.
 """
 
+from __future__ import annotations
+
 import warnings
 from abc import ABC
 from collections.abc import Mapping

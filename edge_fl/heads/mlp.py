@@ -4,6 +4,8 @@ The minimum of 300 steps is for clients with a few dozen samples. The step size 
 divided by sqrt(d), to about that length (unscaled features of 512 dimensions do not converge).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, final

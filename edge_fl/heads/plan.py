@@ -3,6 +3,8 @@
 It is part of the signed manifest and uses closed lists of words, so a server cannot request anything else.
 """
 
+from __future__ import annotations
+
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct

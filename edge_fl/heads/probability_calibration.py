@@ -14,6 +14,8 @@ No fold cuts a group (`edge_fl.data.grouping`), and every group counts once, so 
   1 - false alarm rate is unknown.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

@@ -5,6 +5,8 @@ generic one is one linear head; FedETF's copy of the frame). `mix` first learns 
 SphereFed's closed form on this device's samples.
 """
 
+from __future__ import annotations
+
 from typing import ClassVar, Self, final
 
 import numpy as np

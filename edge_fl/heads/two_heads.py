@@ -5,6 +5,8 @@ and global head are extras of the release. DualFed: the mean of the probabilitie
 MLP replaces projector and personal classifier, which a head-only device trains on features without the contrastive term.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self, final

@@ -5,6 +5,8 @@
 A field of its own: every target is the manifest of an extractor.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from typing import Annotated
 from zipfile import ZipInfo

@@ -4,6 +4,8 @@ A wheel is a zip of the import packages, the metadata and the entry points, with
 The packages of the server's and the broker's side are left out, with their entry points.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import io

@@ -3,6 +3,8 @@
 It also defines the canary's images, because server and device must generate the same ones.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -74,7 +76,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
-    def chosen(self, precision: Precision) -> "Manifest":
+    def chosen(self, precision: Precision) -> Manifest:
         """The release reduced to one extractor: the variant in `precision`, or fp32 if there is none."""
         if variant := self.variants.get(precision):
             one = {"extractor": variant.extractor, "canary": variant.canary, "precision": precision}

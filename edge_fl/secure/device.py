@@ -10,6 +10,8 @@ For every device it reveals one of the two shares, once, and only about survivor
 single vector by giving devices different lists. Any violation ends the sum for this device.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable
 from dataclasses import dataclass

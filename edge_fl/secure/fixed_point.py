@@ -8,6 +8,8 @@ The number of fraction bits follows from the size n of the cohort: rounding n nu
 The absolute value of each number may be up to `limit(n)`, so that the sum does not overflow.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Callable

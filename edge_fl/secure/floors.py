@@ -1,5 +1,7 @@
 """The least protection with which a device takes part in secure sums, whatever the server asks for; the owner's settings alone."""
 
+from __future__ import annotations
+
 from typing import Annotated
 
 from msgspec import Meta, Struct

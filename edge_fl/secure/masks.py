@@ -5,6 +5,8 @@ A mask is a ChaCha20 key stream, six bytes per number. Every key encrypts one me
 seed (in the field of 2^128 elements); shares belong to the names of a cohort in ascending order.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 
 from Crypto.Protocol.SecretSharing import Shamir

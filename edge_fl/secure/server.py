@@ -4,6 +4,8 @@ A device that sends nothing or something invalid drops out. Before the vectors i
 its key replace it. Fewer remaining devices than the threshold end the sum. No input or output here: the caller sends the steps.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

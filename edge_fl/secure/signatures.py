@@ -7,6 +7,8 @@ A device's signature counts if a CA of the fleet signed the certificate and its 
 are left to the broker: a board without a clock cannot check them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,7 +47,7 @@ class Signer:
     key: Key
 
     @classmethod
-    def of(cls, folder: Path) -> "Signer":
+    def of(cls, folder: Path) -> Signer:
         """Read an identity folder. Raises ConfigError."""
         identity.read(folder)
         certificate = x509.load_pem_x509_certificate((folder / identity.CERT_FILE).read_bytes())

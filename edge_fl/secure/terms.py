@@ -1,5 +1,7 @@
 """What both sides of a secure sum know: its members and their signatures, the threshold, and what is signed."""
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Collection, Mapping
@@ -21,7 +23,7 @@ class Member(Signer):
     authorities: Authorities
 
     @classmethod
-    def of(cls, folder: Path) -> "Member":
+    def of(cls, folder: Path) -> Member:
         """Read an identity folder. Raises ConfigError."""
         own = Signer.of(folder)
         return cls(own.certificate, own.key, signatures.authorities(folder))

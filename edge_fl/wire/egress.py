@@ -5,6 +5,8 @@ the method for a full device (`edge_fl.methods.contract.tiers`) and from the sig
 and personal parts are in no list. `require` is called where a report and its parts enter the outbox, the only way out for parts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field

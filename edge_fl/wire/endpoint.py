@@ -8,6 +8,8 @@ A login is the user name and password of an account on a broker, in two files of
 They are read at every attempt to connect, so a token can be replaced while a client runs. No message or log contains the password.
 """
 
+from __future__ import annotations
+
 import os
 import ssl
 from dataclasses import dataclass, field

@@ -12,6 +12,8 @@ For a broker with user names and passwords the folder contains a login (`edge_fl
 and key. Without a certificate `ca.crt` is optional: the CA of the broker's certificate, if that is not one of the system's.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import secrets

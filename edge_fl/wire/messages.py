@@ -4,6 +4,8 @@ The sender follows from the topic alone, which the broker enforces, never from a
 and depth, rejects duplicate keys, NaN and Infinity, and raises one error type.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

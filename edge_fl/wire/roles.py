@@ -4,6 +4,8 @@ The broker's access list (`edge_fl.wire.topics.access_rules`), the buttons of th
 identity `operator` next to the certificate authority may do everything here, like a user of the machine of the registry.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -5,6 +5,8 @@ Equal parts give bit-identical files. Reading trusts nothing: the result is comp
 payload.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import re

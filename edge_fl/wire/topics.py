@@ -30,6 +30,8 @@ Outside this branch a device may publish its predictions where Home Assistant ex
 A client's rights follow from the name on its certificate: `role_of` gives the role, `access_rules` its rights.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ All implementations pass the same contract test. Events arrive one at a time on 
 listener puts them in a queue and returns. An exception of a listener is logged. After `close` no event arrives and calls do nothing.
 """
 
+from __future__ import annotations
+
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

@@ -5,6 +5,8 @@ assignment arrives. "train", "evaluate", "personalise" and "compare" fetch broad
 in exactly one report; a report on a failure names the reason.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """Effects that an agent requests, as plain values; the runtime carries them out. A comment `-> X | Y` names the events that answer."""
 
+from __future__ import annotations
+
 from msgspec import Struct
 
 from edge_fl.blob import Blob

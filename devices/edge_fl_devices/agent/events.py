@@ -3,6 +3,8 @@
 `Connected` and `Disconnected` are the transport's own.
 """
 
+from __future__ import annotations
+
 from msgspec import Struct
 
 from edge_fl.blob import Blob

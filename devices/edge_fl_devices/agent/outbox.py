@@ -3,6 +3,8 @@
 Pure functions over tuples; the store writes what must survive a restart.
 """
 
+from __future__ import annotations
+
 import functools
 import zlib
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
 """The state of an agent as one frozen value, what is derived from it (status, activity, next wake-up), and what changes it in a step."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -6,6 +6,8 @@ a time (`edge_fl_devices.agent.assignments`), and ends in a report that stays in
 message is derived from the state at the end of each step and published when it has changed.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Test a new environment before the switch: the same canary runs in the running one, and whatever fails only in the new one stops it."""
 
+from __future__ import annotations
+
 import os
 import signal
 import subprocess

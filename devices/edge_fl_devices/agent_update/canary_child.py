@@ -5,6 +5,8 @@ classes that the served model predicts for fixed images. It runs while the agent
 canary; the format of its answer does not change.
 """
 
+from __future__ import annotations
+
 import importlib
 import sys
 from collections.abc import Iterator

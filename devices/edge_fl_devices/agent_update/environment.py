@@ -4,6 +4,8 @@ It costs a few MB: what the wheels do not contain comes from FACTORY, which a li
 these are, and whether a release may be installed, follows from the release and FACTORY alone.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import subprocess

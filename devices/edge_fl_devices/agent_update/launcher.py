@@ -10,6 +10,8 @@ Otherwise the launcher stays the parent: after a failed trial, and when an agent
 environment, it starts what the state names then.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal

@@ -7,6 +7,8 @@
 HOME is a folder of the agent's; FACTORY, the environment of the installation, belongs to root and is never changed.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from pathlib import Path
@@ -56,7 +58,7 @@ class Updates:
         self.home, self.factory = home, factory.resolve()
 
     @classmethod
-    def of_environment(cls) -> "Updates | None":
+    def of_environment(cls) -> Updates | None:
         """Return those that the launcher named to this process; None without a launcher."""
         home, factory = os.environ.get("EDGE_FL_UPDATES"), os.environ.get("EDGE_FL_FACTORY")
         return cls(Path(home), Path(factory)) if home and factory else None

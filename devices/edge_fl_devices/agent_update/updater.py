@@ -5,6 +5,8 @@ starts the new environment on trial, in which this module confirms it once it wa
 with the old agent, and a word for the server.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import platform

@@ -5,6 +5,8 @@ tier. If training is allowed it also imports torch, because an installed package
 FOLDER/benchmark.json with the set-up it belongs to; the round trip to the broker (`reach_ms`) is measured at every start.
 """
 
+from __future__ import annotations
+
 import socket
 import subprocess
 import sys

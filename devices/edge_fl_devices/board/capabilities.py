@@ -4,6 +4,8 @@ The tier follows from the measurement: a device is full if torch can be imported
 head-only. Its owner may limit it to head-only but not raise it. Nothing heavy is imported.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 import importlib.util
 import math

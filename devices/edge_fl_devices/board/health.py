@@ -4,6 +4,8 @@ The device becomes head-only at once, with the reason in its status, and full ag
 the limit does not switch back and forth. Only `read` does I/O.
 """
 
+from __future__ import annotations
+
 import shutil
 import subprocess
 from contextlib import suppress

@@ -1,5 +1,7 @@
 """Which packages do not load on this board, and why: in a child process, because some end it."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence

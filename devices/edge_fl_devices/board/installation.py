@@ -1,5 +1,7 @@
 """Where `edge-fl flash` installs a device on a board: account, folders, units, and settings."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -6,6 +6,8 @@ Beyond a budget the agent fetches, fits and trains nothing until the next day; s
 the wall clock.
 """
 
+from __future__ import annotations
+
 import math
 import resource
 import time

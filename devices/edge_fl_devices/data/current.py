@@ -5,6 +5,8 @@ file that was deleted, or written anew, counts no longer from the next request o
 whole source counts as each request finds it. A Python function is called anew for every request, because nothing tells what it returns.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable
 

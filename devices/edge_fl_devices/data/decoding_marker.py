@@ -5,6 +5,8 @@ extractor works at the same time, and a process may be ended for other reasons. 
 that one is ended, too, the picture is fatal: it is skipped from then on, until its file changes.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator

@@ -1,5 +1,7 @@
 """Read a device's data according to its settings: for full devices into memory, for head-only devices in batches that are forgotten."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -57,7 +59,7 @@ class ImageStream:
         self._content, self._split, self._where, self._remember = content, split, where, remember
 
     @classmethod
-    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> "ImageStream":
+    def of(cls, data: ClientData, classes: Sequence[str], input: InputSpec) -> ImageStream:
         """Stream the three sets of data in memory, resized to `input`."""
         sets = (data.train, data.validation, data.test)
         sizes = (len(data.train), len(data.validation), len(data.test))

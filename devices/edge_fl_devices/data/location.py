@@ -1,5 +1,7 @@
 """Where a device's data are, and whether they have changed: all that the agent itself needs to know; its children read them."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 from contextlib import suppress

@@ -3,6 +3,8 @@
 It contains no image and, in what is sent, no file name.
 """
 
+from __future__ import annotations
+
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -68,7 +70,7 @@ class DataReport:
     single: tuple[str, ...] = ()
     depth: Depth = UNKNOWN_DEPTH
 
-    def with_groups(self, y: Labels, groups: Groups) -> "DataReport":
+    def with_groups(self, y: Labels, groups: Groups) -> DataReport:
         """The same with what is to be said of images with class ids y [n] in these groups [n]."""
         single = tuple(self.classes[label] for label in grouping.single(y, groups))
         return replace(self, scenes=grouping.count(groups, len(y)), single=single)

@@ -3,6 +3,8 @@
 To add a source: one function (location, spec -> SourceData) in SOURCES, and its kind in `location.KINDS`.
 """
 
+from __future__ import annotations
+
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,5 +1,7 @@
 """Request to a data source and its result."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

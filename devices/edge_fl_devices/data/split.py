@@ -6,6 +6,8 @@ capture time, else by a second hash. So a group stays where it is as later image
 with a probability of one divided by its size.
 """
 
+from __future__ import annotations
+
 import hashlib
 import struct
 from collections.abc import Sequence

@@ -4,6 +4,8 @@ A check is a function of the device's settings that yields results; to add one, 
 leave nothing changed on the device. While its agent runs, the broker checks are skipped: two clients of one name disconnect each other.
 """
 
+from __future__ import annotations
+
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 

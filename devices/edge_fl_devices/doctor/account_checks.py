@@ -1,5 +1,7 @@
 """Checks of accounts: whether that of the agent can read and write its pictures and its own folder, tried as that account."""
 
+from __future__ import annotations
+
 import grp
 import os
 import pwd

@@ -1,5 +1,7 @@
 """Checks on the device itself: machine, wheels, disk and memory, clock, data, extractor and head."""
 
+from __future__ import annotations
+
 import platform
 import struct
 import sys

@@ -3,6 +3,8 @@
 Prints one line per folder or file that cannot be used. Imports only Python: the account may not read edge-fl's own packages.
 """
 
+from __future__ import annotations
+
 import os
 import secrets
 import sys

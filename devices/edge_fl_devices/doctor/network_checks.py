@@ -1,5 +1,7 @@
 """Checks of the connection to the broker, in order: name, port, TLS, sign-in, and access to the device's own topics."""
 
+from __future__ import annotations
+
 import socket
 import ssl
 import time

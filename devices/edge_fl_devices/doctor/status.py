@@ -1,5 +1,7 @@
 """Status of a device from its folder; can be read while its agent runs."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from edge_fl.console.units import size

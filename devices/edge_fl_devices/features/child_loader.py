@@ -3,6 +3,8 @@
 FOLDER/features/progress.json    how far a slow reading of the pictures is, for `device status`
 """
 
+from __future__ import annotations
+
 import dataclasses
 import threading
 import time

@@ -3,6 +3,8 @@
 A request without releases makes it count the data and measure the board instead.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import platform
 import sys

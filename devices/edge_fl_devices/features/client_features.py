@@ -1,5 +1,7 @@
 """Features of a device's train, validation and test images, with their labels."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

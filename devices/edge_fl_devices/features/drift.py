@@ -8,6 +8,8 @@ towards their mean over the features, because few images say little about a feat
 score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN images is drift.
 """
 
+from __future__ import annotations
+
 from contextlib import suppress
 from pathlib import Path
 

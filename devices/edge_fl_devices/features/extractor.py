@@ -5,6 +5,8 @@ twice the time per image and 248 instead of 104 MB, because activations leave th
 and, for one image, memory.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 from bisect import bisect

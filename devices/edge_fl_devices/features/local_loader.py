@@ -7,6 +7,8 @@ picture does not cause the others to be extracted again. Rows are appended in st
 computed. `edge_fl_devices.data.picture_index` knows the keys of unchanged files.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import struct
@@ -75,7 +77,7 @@ class LocalFeatureLoader:
 
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
-    ) -> "_Extracted":
+    ) -> _Extracted:
         """Read the images in one size and compute what is unknown of their features, in steps that are kept."""
         data = self._read_data(classes, input)
         stream = data if isinstance(data, ImageStream) else ImageStream.of(data, classes, input)
@@ -103,7 +105,7 @@ class LocalFeatureLoader:
         return _Extracted(extractions, keys, stream)
 
 
-def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> None:
+def _keep(extractions: Iterable[_Extraction], index: PictureIndex | None) -> None:
     """Write what was computed since the last call: the next attempt continues from here if this one is killed or expires."""
     for extraction in extractions:
         extraction.keep()
@@ -115,7 +117,7 @@ def _keep(extractions: "Iterable[_Extraction]", index: PictureIndex | None) -> N
 class _Extracted:
     """Extractors by sha256 that know the features of all images, with the images' keys, and their stream, which was read."""
 
-    extractions: "dict[str, _Extraction]"
+    extractions: dict[str, _Extraction]
     keys: list[bytes]
     stream: ImageStream
 

@@ -1,5 +1,7 @@
 """Version and capabilities of the device's onnxruntime, as a value that the agent can hold without importing onnxruntime."""
 
+from __future__ import annotations
+
 from msgspec import Struct
 
 from edge_fl.errors import ArtefactError

@@ -1,5 +1,7 @@
 """Plan the bundle, the files in the folder `edge-fl` of a card, from templates, without writing anything."""
 
+from __future__ import annotations
+
 import hashlib
 import shlex
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
 """Contents of a card: one device's settings with the Pi's paths, its identity, wheels, and pictures with names that the card can hold."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Iterable, Iterator

@@ -9,6 +9,8 @@ before would never run ours; and under a new `instance-id` it would set password
 every boot, and starts nothing of cloud-init in the one that runs the script: a new card is set up in the boot after it.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
 

@@ -8,6 +8,8 @@ With `offline` the wheels are put on the card; otherwise only their hashes, and 
 `pip install -r` in the requirements file's folder needs no option and accepts no other file.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os

@@ -4,6 +4,8 @@ A signature states who released a model, not that it works. A model that never r
 features than its manifest promises fails here and harms only the child (`edge_fl_devices.install.canary_child`).
 """
 
+from __future__ import annotations
+
 import os
 import time
 from dataclasses import dataclass

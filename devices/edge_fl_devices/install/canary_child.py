@@ -1,5 +1,7 @@
 """The child process of the canary (`python -m`): limits itself, runs the signed test input, answers with one line."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 

@@ -5,6 +5,8 @@ they are kept. A bad or missing chunk is requested again, at last from the serve
 at QoS 0: the broker neither waits for acknowledgements nor stores them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

@@ -9,6 +9,8 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
     FOLDER/last_seen.txt     the latest time of a successful refresh
 """
 
+from __future__ import annotations
+
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -173,7 +175,7 @@ class Trust:
                 with suppress(TrustError):
                     self._newest = self._stored_root()
 
-    def _updater(self, fetcher: "_Fetcher") -> Updater:
+    def _updater(self, fetcher: _Fetcher) -> Updater:
         first = self._folder / "first.root.json"
         root = self._root_bytes or (first.read_bytes() if first.exists() else None)
         if root is None and not self._trust_on_first_use:

@@ -5,6 +5,8 @@ INTERVAL_S, and none where the owner has switched `remote_logs` off; the reply t
 owner's data or load every package, which takes more memory than a busy board may have; its settings are those of `edge_fl.wire.egress`.
 """
 
+from __future__ import annotations
+
 import logging
 import platform
 import threading

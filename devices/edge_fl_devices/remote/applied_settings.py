@@ -7,6 +7,8 @@ connection to it has been made; one that cannot be reached is left for the last 
     FOLDER/remote.json    the accepted settings, those of the installation, and the addresses that worked
 """
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Mapping

@@ -6,6 +6,8 @@ A line is written as it may leave the device (`public_text`): no text of an erro
 folder, and of an unexpected error only its type and place. Lines logged with `extra=LOCAL` are about the owner's data and lose their text.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -4,6 +4,8 @@
 with the same certificate would replace it; so no round is lost. The new certificate is used from the next connection on.
 """
 
+from __future__ import annotations
+
 import logging
 import queue
 import secrets

@@ -3,6 +3,8 @@
 It carries out effects of the wire, signs what a device signs, and counts bytes. `Reporting` sends reports through it and counts them.
 """
 
+from __future__ import annotations
+
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator

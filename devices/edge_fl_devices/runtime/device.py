@@ -4,6 +4,8 @@ A device has no thread of its own. Its runner, which it knows as a `Scheduler`, 
 come back through the runner's queue.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import secrets

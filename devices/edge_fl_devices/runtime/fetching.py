@@ -1,5 +1,7 @@
 """What one device fetches at a time: one blob, when it is the device's turn, and the signed metadata at once; broadcasts stay in memory."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping

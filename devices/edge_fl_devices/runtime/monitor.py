@@ -5,6 +5,8 @@ decides what follows. New images count once they have been stable for one interv
 refit at most every `refit_every_s`. A count that fails is a state of the device, and is repeated with growing pauses.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time

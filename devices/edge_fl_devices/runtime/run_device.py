@@ -1,5 +1,7 @@
 """Assemble and run one real device in its own process: data, board, worker, agent, monitor, and what it shows on its terminal."""
 
+from __future__ import annotations
+
 import logging
 import math
 import threading

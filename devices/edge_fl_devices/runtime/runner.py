@@ -4,6 +4,8 @@ An idle device costs its state and its connection, but no thread and no timer. s
 (sd_notify protocol).
 """
 
+from __future__ import annotations
+
 import heapq
 import logging
 import math

@@ -4,6 +4,8 @@ The server signs with the online key that the signed metadata of releases name. 
 are fetched again, because the key may have been replaced. The device signs with the key of its certificate, if it has one.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 from collections.abc import Iterator, Mapping

@@ -8,6 +8,8 @@ Predictions use the immediate head, which `edge-fl device serve` fits at once af
 Comparisons, reports and the guard of the agent use its own heads only.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from edge_fl_devices.storage.slots import InstalledRelease, Slots

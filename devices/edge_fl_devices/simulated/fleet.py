@@ -5,6 +5,8 @@ turn. Faults may be added from outside: bad connections, wrong clocks, and crash
 progress is shown in one line or as a table that is updated in place; at the end there is a result of each device.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import time

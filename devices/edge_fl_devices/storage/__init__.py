@@ -3,6 +3,8 @@
 Here is the one place that tells a file that is missing from one that this account may not read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -5,6 +5,8 @@ spares an SD card. Chunks are verified before they are written and once more whe
 may have come before the disk stored them. Hence no fsync per chunk, which would take an SD card longer than the download.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import os

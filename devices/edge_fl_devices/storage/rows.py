@@ -3,6 +3,8 @@
 The first damaged row ends the file: the next step overwrites what a power cut or a full disk left incomplete.
 """
 
+from __future__ import annotations
+
 import os
 import struct
 import zlib

@@ -9,6 +9,8 @@ A release becomes current when state.json is replaced: whenever power is lost, o
 one. Release numbers are not compared: an older release may be installed again.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,6 +18,8 @@ Every file is written atomically, and every step that is repeated after a cut gi
 they left the one before, and a head's file contains the report that its fit must still deliver.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import shutil

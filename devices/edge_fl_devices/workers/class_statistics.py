@@ -12,6 +12,8 @@ Every labelled picture is in one vector per extractor that leaves, and every vec
 once its labels have grown by GROWTH, with the new pictures alone.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 from contextlib import suppress

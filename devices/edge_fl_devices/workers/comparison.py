@@ -1,5 +1,7 @@
 """Compare a new model with the served one on the same held-out images, and measure both."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Fit the personal head of a device: its inputs, and a head that follows from them alone."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ The method is rebuilt from the method spec; broadcast and personal parts are con
 `edge_fl.methods.contract.client.Client` does the rest, exactly as in simulation: results are equal bit for bit.
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from dataclasses import KW_ONLY, dataclass, replace

@@ -4,6 +4,8 @@ A release is proved once its extractor has computed the features of all the devi
 three times before that, the release counts as a crash loop, and the previous one is served again.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Collection

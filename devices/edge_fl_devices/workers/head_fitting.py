@@ -4,6 +4,8 @@ Request and head travel through the child's standard input and output; nothing i
 time and ends after one fit, unless it is kept, as in a simulated fleet, which fits thousands of heads on one machine.
 """
 
+from __future__ import annotations
+
 import gc
 import resource
 import sys

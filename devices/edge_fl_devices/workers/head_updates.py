@@ -3,6 +3,8 @@
 `edge_fl.heads.head_updates` computes the parts; here they are checked against the manifest once more, as they will be sent.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,6 +5,8 @@ Neither is trusted: the files are named by signed metadata that arrived over MQT
 ends the attempt; what is still missing is fetched from the broker.
 """
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable, Iterator

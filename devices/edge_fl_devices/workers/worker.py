@@ -4,6 +4,8 @@ An exception in a job becomes a `Failed` event with a failure word; none ends th
 which `Trainer` loads, with torch, once the board can train.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 from abc import ABC, abstractmethod

@@ -4,6 +4,8 @@ The thread decodes and converts a frame only while a caller waits for one, so a 
 the last one read. OpenCV reads V4L2 devices, RTSP, HTTP and files; picamera2, where it is installed, reads the cameras of a Raspberry Pi.
 """
 
+from __future__ import annotations
+
 import importlib
 import logging
 import math

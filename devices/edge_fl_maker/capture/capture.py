@@ -5,6 +5,8 @@
 The budget is used up by the agent and this process together. Then the source is closed until the next day.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections import Counter

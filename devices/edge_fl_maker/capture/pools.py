@@ -8,6 +8,8 @@ A full pool drops the least informative pictures, a share of SLACK at a time. Ne
 brightness rises from left to right, in each cell of a coarse grid. (The package ImageHash depends on SciPy and PyWavelets.)
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
@@ -259,7 +261,7 @@ class _Listing:
     changed_ns: int = -1
     began_ns: int = 0
 
-    def read(self, folder: Path) -> "_Listing":
+    def read(self, folder: Path) -> _Listing:
         """Return a current listing: this one unless the folder has changed; then only new names are looked up. Raises FileNotFoundError."""
         began_ns, changed_ns = time.time_ns(), folder.stat().st_mtime_ns
         if changed_ns == self.changed_ns and self.began_ns - changed_ns > TICK_NS:
@@ -285,7 +287,7 @@ class _Lines:
     by_name: dict[str, PoolEntry] = field(default_factory=dict)
     hashes: list[int] = field(default_factory=list)
 
-    def read(self, file: Path) -> "_Lines":
+    def read(self, file: Path) -> _Lines:
         """Return all entries: those known, and those of the lines that were added since. Raises FileNotFoundError."""
         with file.open("rb") as lines:
             stat = os.fstat(lines.fileno())

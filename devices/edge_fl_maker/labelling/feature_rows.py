@@ -5,6 +5,8 @@ picture has to be decoded again at a start, unlike with those of the agent (`edg
 Children read the file themselves, so no process has to hold all features.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import threading

@@ -13,6 +13,8 @@ of the best (Nemhauser, Wolsey and Fisher, Mathematical Programming, 1978). `pyt
 random choice.
 """
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 

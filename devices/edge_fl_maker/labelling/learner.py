@@ -10,6 +10,8 @@ either.
 Groups, fits and orders run in a child that is kept for IDLE_S after the last one; this process holds an extractor, but no features.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import os

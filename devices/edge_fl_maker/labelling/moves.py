@@ -6,6 +6,8 @@
 A lock serialises all changes, of other processes too. A picture that a power cut left in both places counts as labelled (`settle`).
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterable

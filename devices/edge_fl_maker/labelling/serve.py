@@ -13,6 +13,8 @@
 Pictures leave the device only as answers to a browser that may use this service.
 """
 
+from __future__ import annotations
+
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping

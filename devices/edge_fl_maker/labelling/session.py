@@ -1,5 +1,7 @@
 """The labelling session of a device: which picture each person labels next, what people do with it, and how to undo that."""
 
+from __future__ import annotations
+
 import secrets
 import threading
 import time

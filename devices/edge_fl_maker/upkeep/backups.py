@@ -4,6 +4,8 @@ The file is one line of JSON and then a tar archive, encrypted with a passphrase
 protected against damage alone (sha256). Releases and caches are not in it: the device fetches and computes them again.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import io

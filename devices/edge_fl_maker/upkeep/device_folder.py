@@ -1,5 +1,7 @@
 """Reset a device to its state after flashing: what a reset does with each file of its folder, and the lock against the agent."""
 
+from __future__ import annotations
+
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """The label page as a service of a flashed board: switched on and off, and its address with the token."""
 
+from __future__ import annotations
+
 import os
 import socket
 import subprocess

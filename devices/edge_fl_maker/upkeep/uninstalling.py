@@ -1,5 +1,7 @@
 """Remove what `edge-fl flash` installed on a board: service, program, settings, identity and the agent's folder."""
 
+from __future__ import annotations
+
 import pwd
 import shutil
 import subprocess

@@ -14,6 +14,8 @@ of different classes away from each other: on average their cosine is below 0. A
 how often that happens to honest devices, and what it stops, is in docs/class-statistics.md.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -19,6 +19,8 @@ Sources: class means and pooled covariance as in FedCGS (AAAI 2025); fleets of g
 Ridge regression, the leave-one-out shrinkage and the choice of the classes are choices of edge-fl (docs/class-statistics.md).
 """
 
+from __future__ import annotations
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -12,6 +12,8 @@ moment; K. Weinberger et al., "Feature Hashing for Large Scale Multitask Learnin
 disjoint groups of features.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -96,14 +98,14 @@ class Statistics:
         named = {"count": self.counts, "sums": self.sums, "moment": upper}
         return {name: array.astype(np.float32) for name, array in named.items()}
 
-    def without(self, own: "Statistics") -> "Statistics":
+    def without(self, own: Statistics) -> Statistics:
         """The same without one device's part of the sum, of as many or fewer classes. Raises StatisticsError for another shape."""
         own = own.grown(max(len(self.counts), len(own.counts)))
         if own.shape != self.shape:
             raise StatisticsError(f"statistics of {own.shape} in a sum of {self.shape}")
         return Statistics(self.counts - own.counts, self.sums - own.sums, self.moment - own.moment)
 
-    def left_out(self, classes: Labels, dim: int) -> "Statistics":
+    def left_out(self, classes: Labels, dim: int) -> Statistics:
         """The same without the pictures of these classes, as if each were at the mean of its class; `dim`: of the features."""
         counted = classes[self.counts[classes] > 0]
         if not len(counted):
@@ -113,7 +115,7 @@ class Statistics:
         kept = ~np.isin(np.arange(len(self.counts)), counted)
         return Statistics(self.counts * kept, self.sums * kept[:, None], self.moment - q.T @ q)
 
-    def grown(self, classes: int) -> "Statistics":
+    def grown(self, classes: int) -> Statistics:
         """The same for a longer list of classes, of whose new ones nothing is known."""
         more = classes - len(self.counts)
         return Statistics(np.pad(self.counts, (0, more)), np.pad(self.sums, ((0, more), (0, 0))), self.moment)

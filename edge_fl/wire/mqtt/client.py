@@ -1,5 +1,7 @@
 """Configuration of paho clients, and the MQTT 5 properties of connections and publications."""
 
+from __future__ import annotations
+
 import functools
 import socket
 import ssl

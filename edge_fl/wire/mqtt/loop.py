@@ -4,6 +4,8 @@ paho's own `loop_start` needs a thread per client and fails above some 340 clien
 of concurrent handshakes is limited, because a broker with a full queue of new connections delays the others by seconds.
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
 import logging

@@ -4,6 +4,8 @@ It outlives connections. A window bounds the unacknowledged publications; a publ
 number of reconnects. Any thread may add items; methods with a message id belong to the connection.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 import threading

@@ -5,6 +5,8 @@ without their dates, so that the device is not locked out, except that the broke
 that is right or ahead is trusted; errors about dates quote it.
 """
 
+from __future__ import annotations
+
 import socket
 import ssl
 from collections.abc import Callable

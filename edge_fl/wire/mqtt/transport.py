@@ -5,6 +5,8 @@ paho one window at a time: after a lost connection nothing is lost, order is kep
 `Connected(session_present=False)` the owner must make its subscriptions again.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import random

@@ -1,5 +1,7 @@
 """Interface of the targets to which a bundle can be written, and the check of a boot partition."""
 
+from __future__ import annotations
+
 import os
 import re
 from abc import ABC, abstractmethod

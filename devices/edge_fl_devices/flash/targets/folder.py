@@ -1,5 +1,7 @@
 """Folders as targets: the mounted boot partition of a card, and a plain folder to copy by hand."""
 
+from __future__ import annotations
+
 import errno
 import os
 import shutil

@@ -1,5 +1,7 @@
 """The boot partition in an image file or on an unmounted card as a target, accessed with mtools without mounting or root."""
 
+from __future__ import annotations
+
 import os
 import re
 import stat

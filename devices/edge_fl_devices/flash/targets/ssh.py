@@ -5,6 +5,8 @@ however it ends: if the connection is lost or Ctrl-C is pressed while files are 
 it has; an installation that has begun goes on to its end.
 """
 
+from __future__ import annotations
+
 import io
 import shlex
 import subprocess
