@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from edge_fl.data import formats
-from edge_fl.data.formats import SUFFIXES as SUFFIXES
 from edge_fl.data.formats import PictureFormat
 from edge_fl.data.limits import FULL_BITS, LIMITS, MB, Depth, PictureLimits
 from edge_fl.errors import DataError, brief

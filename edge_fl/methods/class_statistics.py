@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edge_fl import heads
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.plan import HeadPlan
 from edge_fl.learn import tree
@@ -46,8 +46,8 @@ class ClassStatistics(Method):
     deviations = "a method of edge-fl, not of a paper; clients may come in any round, and count once"
 
     def init_shared(self) -> Parts:
-        shape = class_statistics.shape_of(self.net.classes, self.net.feature_dim)
-        nothing = class_statistics.from_flat(np.zeros(shape.length), shape)
+        shape = sums.shape_of(self.net.classes, self.net.feature_dim)
+        nothing = sums.from_flat(np.zeros(shape.length), shape)
         return {**super().init_shared(), **from_arrays({PRIOR: nothing.arrays()}), "counted": {}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
@@ -71,7 +71,7 @@ class ClassStatistics(Method):
         z, y = self._features(down, data)
         extras = to_arrays({PRIOR: down[PRIOR]}) if down[PRIOR]["count"].any() else {}
         if extras and own["history"]["sent"]:
-            others = class_statistics.from_arrays(extras[PRIOR]).without(self._statistics(z, y))
+            others = sums.from_arrays(extras[PRIOR]).without(self._statistics(z, y))
             extras = {PRIOR: others.arrays()}
         plan = HeadPlan("cosine")
         fitted = heads.fit("logistic", z, y, self.net.classes, unit_norm=False, plan=plan, extras=extras)
@@ -83,11 +83,11 @@ class ClassStatistics(Method):
         head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
         return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)
 
-    def _statistics(self, z: heads.head.Features, y: class_statistics.Labels) -> class_statistics.Statistics:
-        rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-        return class_statistics.of(z, y, self.net.classes, rows)
+    def _statistics(self, z: heads.head.Features, y: sums.Labels) -> sums.Statistics:
+        rows = sums.uncounted(sums.keys_of(z), y, {})
+        return sums.of(z, y, self.net.classes, rows)
 
-    def _features(self, down: Parts, data: Batches) -> tuple[heads.head.Features, class_statistics.Labels]:
+    def _features(self, down: Parts, data: Batches) -> tuple[heads.head.Features, sums.Labels]:
         z = data.features(self.net.extractor, down["extractor"])
         x, y = z.x.cpu().numpy(), z.y.cpu().numpy()
         return x[y >= 0], y[y >= 0]

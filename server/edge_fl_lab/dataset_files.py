@@ -27,6 +27,7 @@ import numpy as np
 
 from edge_fl.data import npz, pictures, split_file
 from edge_fl.data.class_names import class_of, folder_remarks
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.samples import Array, Indices, as_pixels, class_ids
 from edge_fl.errors import DataError, nearest
 from edge_fl.files import user_text
@@ -69,11 +70,11 @@ def convert_pictures(
         for path in listing.files
         if path.parent.parent == folder and (found := class_of(path.parent.name))
     ]
-    classes = sorted({found for path, found in files if path.suffix.lower() in pictures.SUFFIXES})
+    classes = sorted({found for path, found in files if path.suffix.lower() in SUFFIXES})
     images, labels = [], []
     bits = pictures.depth_of([path for path, _ in files]).bits
     for path, class_name in files:
-        if path.suffix.lower() in pictures.SUFFIXES:
+        if path.suffix.lower() in SUFFIXES:
             with suppress(pictures.PictureError):
                 images.append(pictures.decode(path, input, bits=bits))
                 labels.append(classes.index(class_name))

@@ -19,7 +19,7 @@ from cryptography import x509
 from numpy.typing import NDArray
 
 from edge_fl.errors import SecureSumError
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import sums
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.secure.server import SumServer
 from edge_fl.wire import identity
@@ -54,7 +54,7 @@ from tests.mixed.attacked_broker import serve, signing_device
 TOPICS = Topics("main")
 NAMES = [f"pi-0{number}" for number in range(1, 7)]
 VICTIM = NAMES[-1]
-LENGTH = class_statistics.shape_of(2, graphs.DIM).length
+LENGTH = sums.shape_of(2, graphs.DIM).length
 QUICK = SumOptions(stage_s=20.0)
 Vector = NDArray[np.float64]
 

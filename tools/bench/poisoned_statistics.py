@@ -23,8 +23,7 @@ from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.class_statistics import bounds, prior
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import bounds, prior, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, Statistics
@@ -156,7 +155,7 @@ def measured(
     devices: Sequence[Device], unseen: Device, attack: Attack | None, after: bool
 ) -> tuple[Measured, str]:
     """The accuracy under an attack with or without the protections, and which of them stops it."""
-    each = [class_statistics.of(one.z, one.y, CLASSES) for one in devices]
+    each = [sums.of(one.z, one.y, CLASSES) for one in devices]
     attackers = attack.attackers if attack else 0
     if attack:
         total = _sum(each)
@@ -197,7 +196,7 @@ def poisoned(total: Statistics, own: Statistics, attack: Attack) -> Statistics:
         mean = -total.sums[label] if attack.towards == "opposite" else total.sums[(label + 1) % CLASSES]
         u, one = mean / np.linalg.norm(mean), np.eye(CLASSES)[label]
         found = found.left_out(np.array([label]), len(u))
-        q = class_statistics.project(u[None], len(found.moment))
+        q = sums.project(u[None], len(found.moment))
         # a little shorter than the counts, for what is left of the own pictures
         length = attack.count - own.counts[label]
         found = Statistics(
@@ -234,7 +233,7 @@ def mean(found: Sequence[Measured]) -> Measured:
 
 
 def _sum(each: Sequence[Statistics]) -> Statistics:
-    return class_statistics.from_flat(np.sum([one.flat for one in each], axis=0), each[0].shape)
+    return sums.from_flat(np.sum([one.flat for one in each], axis=0), each[0].shape)
 
 
 def _possible(one: Statistics, dim: int) -> bool:

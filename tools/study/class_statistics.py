@@ -19,7 +19,7 @@ from edge_fl import heads, metrics
 from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.heads import HeadPlan
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.head import Extras
 from edge_fl.seeds import generator
@@ -105,14 +105,14 @@ def split(domain: str, data: Pictures, labels: str, seed: int) -> tuple[np.ndarr
 def statistics(data: Pictures, rows: np.ndarray) -> np.ndarray:
     """What the device with these labelled pictures adds to the sum."""
     z, y = data.z[rows], data.y[rows]
-    counted = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-    return class_statistics.of(z, y, int(data.y.max()) + 1, counted).flat
+    counted = sums.uncounted(sums.keys_of(z), y, {})
+    return sums.of(z, y, int(data.y.max()) + 1, counted).flat
 
 
-def from_sum(vector: np.ndarray, data: Pictures) -> class_statistics.Statistics:
+def from_sum(vector: np.ndarray, data: Pictures) -> sums.Statistics:
     """The statistics of the fleet."""
-    shape = class_statistics.shape_of(int(data.y.max()) + 1, data.z.shape[1])
-    return class_statistics.from_flat(vector, shape)
+    shape = sums.shape_of(int(data.y.max()) + 1, data.z.shape[1])
+    return sums.from_flat(vector, shape)
 
 
 def accuracy(kind: str, data: Pictures, rows: np.ndarray, test: np.ndarray, extras: Extras) -> float:

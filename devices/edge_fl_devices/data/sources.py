@@ -19,9 +19,10 @@ from msgspec import structs
 
 from edge_fl.data import npz, pictures
 from edge_fl.data.class_names import class_of, folder_remarks, nearest_class, outside
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
-from edge_fl.data.pictures import SUFFIXES, PictureError
+from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import Array, Images, Indices, Samples, class_ids
 from edge_fl.errors import DataError, shortened
 from edge_fl.files.folder import UNREADABLE, unusable, walk

@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography import x509
 from msgspec.structs import replace
 
-from edge_fl.data.pictures import SUFFIXES
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import ConfigError, shortened
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data import npz, pictures
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.samples import as_pixels
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import unusable, walk
@@ -218,7 +219,7 @@ def _batches(
             on_skip(path, reason)
         if listing.system_remark:
             on_remark(listing.system_remark)
-        files = [path for path in listing.files if path.suffix.lower() in pictures.SUFFIXES]
+        files = [path for path in listing.files if path.suffix.lower() in SUFFIXES]
         if not files:
             raise DataError(f"{text(source)}: no picture in it")
     elif reason := unusable(source):

@@ -30,7 +30,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
 from edge_fl.heads.head import Array
@@ -100,12 +100,12 @@ class StatisticsOffers:
         stamp: of the data; the offer is made as long as they are these.
         Raises ArtefactError if the disk fails, StatisticsError for too many classes.
         """
-        sent, keys = self._sent(extractor), class_statistics.keys_of(z)
-        rows = class_statistics.uncounted(keys, y, sent.counted)
+        sent, keys = self._sent(extractor), sums.keys_of(z)
+        rows = sums.uncounted(keys, y, sent.counted)
         if not len(rows) or len(np.unique(y)) < 2 or len(y) < (1 + GROWTH) * sent.labels:
             (self._folder / NEXT).unlink(missing_ok=True)
             return
-        found = class_statistics.of(z, y, classes, rows)
+        found = sums.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
         offer = StatisticsOffer(found.flat, found.shape, z.shape[1], release, pictures, stamp)
         self._write(NEXT, encode(offer))
@@ -148,7 +148,7 @@ class StatisticsOffers:
         counted = {**sent.counted, **offer.pictures.counted}
         self._write(SENT, json.encode(Sent(extractor, offer.pictures.labels, counted)))
         if leaves:
-            own = class_statistics.from_flat(fixed_point.clipped(offer.vector, clip), offer.shape)
+            own = sums.from_flat(fixed_point.clipped(offer.vector, clip), offer.shape)
             named = {f"{offer.release}.{name}": array for name, array in own.arrays().items()}
             arrays = {**self._added(extractor).arrays, **named}
             self._write(OWN, encode(Added(extractor, device, offer.dim, id, offer.release, arrays)))
@@ -171,15 +171,15 @@ class StatisticsOffers:
         if not releases:
             return dict(extras)
         try:
-            found = class_statistics.from_arrays(prior)
+            found = sums.from_arrays(prior)
             for release in releases:
                 arrays = {name: own.arrays[f"{release}.{name}"] for name in found.arrays()}
-                key = class_statistics.left_out_key(release, own.device)
+                key = sums.left_out_key(release, own.device)
                 listed = [
                     int(label) for at, who, label in prior.get(LEFT_OUT, ()) if (at, who) == (release, key)
                 ]
                 if ALL_CLASSES not in listed:
-                    ours = class_statistics.from_arrays(arrays)
+                    ours = sums.from_arrays(arrays)
                     found = found.without(ours.left_out(np.array(listed, np.int64), own.dim))
         except (StatisticsError, ValueError, IndexError) as error:
             log.warning("own part of the prior: %s", error)

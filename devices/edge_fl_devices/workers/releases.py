@@ -24,8 +24,7 @@ from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.release.manifests import Manifest, Precision, blobs, paths
 from edge_fl_devices.agent.effects import Install, Refresh
-from edge_fl_devices.agent.events import Event, Failed, Refreshed
-from edge_fl_devices.agent.events import Installed as InstallationDone
+from edge_fl_devices.agent.events import Event, Failed, Installed, Refreshed
 from edge_fl_devices.data import record
 from edge_fl_devices.features.onnx_runtime import Runtime, require_runnable
 from edge_fl_devices.install.fetch import Sink
@@ -179,7 +178,7 @@ class DeviceReleases:
         """Run the canary and make the release the current one."""
         with record.noting_deaths(self.store.folder):
             self.slots.install(job.manifest, check=self.check)
-        return InstallationDone(job.manifest.release)
+        return Installed(job.manifest.release)
 
     def _choose_precision(self, manifest: Manifest) -> Precision:
         served = serving(self.store, self.slots)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from edge_fl import threads
 from edge_fl.console.output import print_status
-from edge_fl.data.pictures import SUFFIXES
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import DataError, EdgeFLError
 from edge_fl.files.folder import walk
 from edge_fl.files.paths import text

@@ -26,8 +26,9 @@ import numpy as np
 from edge_fl import threads
 from edge_fl.data import grouping, pictures
 from edge_fl.data.class_names import class_of
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.data.grouping import Groups
-from edge_fl.data.pictures import SUFFIXES, PictureError
+from edge_fl.data.pictures import PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text

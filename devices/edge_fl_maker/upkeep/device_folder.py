@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_fl.data.pictures import SUFFIXES
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
 from edge_fl_devices.config import DeviceConfig, remembered

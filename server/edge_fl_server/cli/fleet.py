@@ -128,10 +128,10 @@ def tag(
     place: RegistryPlace,
 ) -> None:
     """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
-    from edge_fl.fleet import tags as given
+    from edge_fl.fleet import tags
     from edge_fl_server.registry import registered_tags
 
-    parsed = dict(map(given.parse, changes))
+    parsed = dict(map(tags.parse, changes))
     with registry(place) as db:
         names = confirmed(db, place.fleet, selector, "tag them", yes=yes, none=False)
         with acting(db, place.fleet, "tag", f"{selector}: {' '.join(changes)}"):
@@ -229,20 +229,20 @@ def set_settings(
     from edge_fl.heads.auto import AUTO
     from edge_fl_server.registry import fleets, registered_devices
 
-    given = dict(map(_parsed, changes))
-    require({key: value for key, value in given.items() if value is not None}, "fleet set")
-    if given.get("head") not in (None, AUTO):
-        heads.find(str(given["head"]))
+    tags = dict(map(_parsed, changes))
+    require({key: value for key, value in tags.items() if value is not None}, "fleet set")
+    if tags.get("head") not in (None, AUTO):
+        heads.find(str(tags["head"]))
     with registry(place) as db:
         names = confirmed(db, place.fleet, selector, "change their settings", yes=yes, none=False)
         with acting(db, place.fleet, "settings", f"{selector}: {' '.join(changes)}"):
-            registered_devices.change_settings(db, place.fleet, names, given)
+            registered_devices.change_settings(db, place.fleet, names, tags)
         for name in names:
             print(name)
         if not fleets.presence(db, place.fleet).online:
             print_status("no server is online: the next one sends them")
             return
-        outcome = _outcome(db, place.fleet, names, set(given))
+        outcome = _outcome(db, place.fleet, names, set(tags))
     _show_outcome(outcome)
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
-from edge_fl.heads.class_statistics import bounds
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import bounds, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import (
@@ -102,13 +101,13 @@ class StatisticsCollector:
         """
         manifest = rollout.current
         assert manifest is not None
-        shape = class_statistics.shape_of(len(manifest.classes), manifest.feature_dim)
+        shape = sums.shape_of(len(manifest.classes), manifest.feature_dim)
         earlier = self._earlier(rollout, manifest, shape)
         total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
         now, names = self._collected(total, manifest, shape)
         record = self._record(now, names, total)
         if earlier:
-            found = class_statistics.from_flat(now.found.flat + earlier.found.flat, shape)
+            found = sums.from_flat(now.found.flat + earlier.found.flat, shape)
             left_out = np.concatenate([earlier.left_out, now.left_out])
             now = _Collected(
                 found, [*earlier.releases, *now.releases], [*earlier.devices, *now.devices], left_out
@@ -119,7 +118,7 @@ class StatisticsCollector:
     def _collected(self, total: Sum, manifest: Manifest, shape: Shape) -> tuple[_Collected, list[str]]:
         """The sum as it is used, and the devices in it. Raises StatisticsError."""
         if not total.vectors:
-            found = class_statistics.from_flat(total.vector, shape)
+            found = sums.from_flat(total.vector, shape)
             bounds.require_possible(found, self._senders(len(total.devices)), manifest.feature_dim)
             none = np.empty((0, 3), np.int64)
             return _Collected(found, [manifest.release], [len(total.devices)], none), list(total.devices)
@@ -131,9 +130,9 @@ class StatisticsCollector:
         far = self._far(each, manifest)
         used = [each[name].left_out(classes, manifest.feature_dim).flat for name, classes in far.items()]
         far |= {name: np.array([ALL_CLASSES]) for name in total.vectors.keys() - each.keys()}
-        key, release = class_statistics.left_out_key, manifest.release
+        key, release = sums.left_out_key, manifest.release
         listed = [(release, key(release, name), label) for name, classes in far.items() for label in classes]
-        found = class_statistics.from_flat(np.sum(used, axis=0), shape)
+        found = sums.from_flat(np.sum(used, axis=0), shape)
         left_out = np.array(listed, np.int64).reshape(-1, 3)
         return _Collected(found, [release], [len(each)], left_out), list(each)
 
@@ -156,7 +155,7 @@ class StatisticsCollector:
         each = {}
         for name, vector in vectors.items():
             try:
-                found = class_statistics.from_flat(vector, shape)
+                found = sums.from_flat(vector, shape)
                 bounds.require_possible(found, self._senders(1, len(vectors)), manifest.feature_dim)
             except StatisticsError as error:
                 log.warning("class statistics of %s: %s", name, error, extra={"device": name})
@@ -188,7 +187,7 @@ class StatisticsCollector:
         if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
             return None
         arrays = tensors.unpack(payload)[PRIOR]
-        found = class_statistics.from_arrays(arrays).grown(len(manifest.classes))
+        found = sums.from_arrays(arrays).grown(len(manifest.classes))
         if found.shape != shape:
             raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {shape}")
         releases, devices = (arrays.get(name, np.empty(0, np.int64)).tolist() for name in (RELEASES, DEVICES))
@@ -204,17 +203,17 @@ class StatisticsCollector:
 
 def require_possible(recipe: Recipe, method: Method) -> None:
     """Raise ConfigError if the recipe's `[statistics]` cannot be carried out with its method and identity."""
-    sums, identity = recipe.statistics.sums, recipe.broker.identity
-    if sums == "none":
+    kind, identity = recipe.statistics.sums, recipe.broker.identity
+    if kind == "none":
         return
     if not method.exports or method.head_tier.way not in WAYS:
         raise ConfigError(
-            f"[statistics] sums = {sums!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
+            f"[statistics] sums = {kind!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
             " expected 'none'"
         )
-    if (sums == "masked") != bool(identity):
+    if (kind == "masked") != bool(identity):
         raise ConfigError(
-            f"[statistics] sums = {sums!r} {'with' if identity else 'without'} an identity of the server: expected"
+            f"[statistics] sums = {kind!r} {'with' if identity else 'without'} an identity of the server: expected"
             f" {'masked: devices with certificates send nothing else' if identity else 'plain, or certificates for masked sums'}"
         )
     _options(recipe.statistics)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_fl.data.class_names import class_of, folder_remarks
-from edge_fl.data.pictures import SUFFIXES
+from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import ConfigError, DataError
 from edge_fl.files import atomic, paths
 from edge_fl.files.folder import is_system, walk

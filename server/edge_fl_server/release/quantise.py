@@ -24,7 +24,8 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from edge_fl import heads
 from edge_fl.console import units
 from edge_fl.data.class_names import class_of
-from edge_fl.data.pictures import SUFFIXES, PictureError, decode, depth_of
+from edge_fl.data.formats import SUFFIXES
+from edge_fl.data.pictures import PictureError, decode, depth_of
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.errors import ArtefactError, DataError
 from edge_fl.files.folder import walk

@@ -12,9 +12,7 @@ from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
-from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord
-from edge_fl_server.registry.tables import devices as table
-from edge_fl_server.registry.tables import servers as presence
+from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, devices, servers
 
 HOUR_S, DAY_S = 3600, 86_400
 
@@ -31,13 +29,13 @@ def add(place: RulePlace, device: str, status: str = "ready", **fields: object) 
 def seen(place: RulePlace, device: str, ago_s: float) -> None:
     at = datetime.now(UTC) - timedelta(seconds=ago_s)
     with place.db.writing() as connection:
-        connection.execute(table.update().where(table.c.device == device).values(seen_at=at.isoformat()))
+        connection.execute(devices.update().where(devices.c.device == device).values(seen_at=at.isoformat()))
 
 
 def server_online(place: RulePlace, since_s: int) -> None:
     fleets.begin(place.db, "main", 1)
     with place.db.writing() as connection:
-        connection.execute(presence.update().values(since_s=int(time.time()) - since_s))
+        connection.execute(servers.update().values(since_s=int(time.time()) - since_s))
 
 
 def found(place: RulePlace, kind: str, limit: float | None = None) -> rules.Found:

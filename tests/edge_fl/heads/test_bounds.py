@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.class_statistics import bounds
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import bounds, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, Shape, Statistics
 from edge_fl.secure import fixed_point
@@ -22,12 +21,12 @@ def device(seed: int, dim: int = DIM, classes: int = CLASSES) -> Statistics:
     y = rng.integers(0, classes, rng.integers(3, 40)) if seed % 3 else np.repeat(np.arange(2), (60, 1))
     y[:2] = (0, 1)
     z = (rng.normal(size=(classes, dim))[y] + rng.normal(size=(len(y), dim))).astype(np.float32)
-    rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-    return class_statistics.of(z, y, classes, rows)
+    rows = sums.uncounted(sums.keys_of(z), y, {})
+    return sums.of(z, y, classes, rows)
 
 
 def rebuilt(vector: np.ndarray, shape: Shape) -> Statistics:
-    return class_statistics.from_flat(vector, shape)
+    return sums.from_flat(vector, shape)
 
 
 @pytest.mark.parametrize("dim", [16, 150, 1280])

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 from edge_fl import heads
 from edge_fl.errors import ArtefactError
 from edge_fl.heads import HeadPlan
-from edge_fl.heads.class_statistics import prior
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import prior, sums
 from edge_fl.heads.head import Array, Extras, Head
 from edge_fl.heads.linear import RIDGE, direction, leverage, regress
 
@@ -27,8 +26,8 @@ def device(seed: int, per_class: int, classes: int = CLASSES, noise: float = 5) 
 
 def fleet(per_class: int = 20, mixed_up: bool = False) -> dict[str, dict[str, Array]]:
     """The extra made by the devices 1 to 8; `mixed_up`: with the sums of other classes."""
-    total = sum(class_statistics.of(*device(seed, per_class), CLASSES).flat for seed in range(1, DEVICES + 1))
-    found = class_statistics.from_flat(np.asarray(total), class_statistics.shape_of(CLASSES, DIM)).arrays()
+    total = sum(sums.of(*device(seed, per_class), CLASSES).flat for seed in range(1, DEVICES + 1))
+    found = sums.from_flat(np.asarray(total), sums.shape_of(CLASSES, DIM)).arrays()
     if mixed_up:
         found["sums"] = np.roll(found["sums"], 1, axis=0)
     return {prior.PRIOR: found}
@@ -97,12 +96,12 @@ def test_leverage_gives_the_errors_of_regressions_without_each_sample(samples: i
 
 def poisoned(label: int, count: int, opposite: bool) -> Extras:
     """The fleet's extra with `count` pictures more of a class, in the opposite direction or in that of the next class."""
-    found = class_statistics.from_arrays(fleet()[prior.PRIOR])
+    found = sums.from_arrays(fleet()[prior.PRIOR])
     mean = -found.sums[label] if opposite else found.sums[(label + 1) % CLASSES]
     mean = mean / np.linalg.norm(mean)
     found.counts[label] += count
     found.sums[label] += count * mean
-    q = class_statistics.project(mean[None], len(found.moment))
+    q = sums.project(mean[None], len(found.moment))
     found.moment[:] += count * q.T @ q
     return {prior.PRIOR: found.arrays()}
 
@@ -130,7 +129,7 @@ def test_a_poisoned_class_loses_its_own_prior_and_the_others_keep_theirs(labels:
 def trusted(data: Samples, extras: Extras) -> list[bool]:
     u, y = direction(data[0]).astype(np.float64), data[1]
     labels, pictures = np.unique(y, return_counts=True)
-    found = class_statistics.from_arrays(extras[prior.PRIOR])
+    found = sums.from_arrays(extras[prior.PRIOR])
     return prior.trusted_classes(found, labels, prior.own_means(u, y), pictures).tolist()
 
 
@@ -161,7 +160,7 @@ def test_pictures_that_are_all_alike_are_fitted() -> None:
 
 def test_the_prior_head_is_the_ridge_regression_on_the_features_themselves() -> None:
     z, y = device(1, 40)
-    found = class_statistics.of(z[:, :100], y, CLASSES)  # 100 dimensions: nothing is lost in the projection
+    found = sums.of(z[:, :100], y, CLASSES)  # 100 dimensions: nothing is lost in the projection
     u = direction(z[:, :100]).astype(float)
     u -= u.mean(axis=0)
     u /= np.linalg.norm(u, axis=1, keepdims=True)

@@ -5,7 +5,7 @@ import torch
 
 from edge_fl import heads
 from edge_fl.heads import HeadPlan
-from edge_fl.heads.class_statistics import sums as class_statistics
+from edge_fl.heads.class_statistics import sums
 from edge_fl.learn import tree
 from edge_fl.learn.aggregation.mean import Update
 from tests.edge_fl.methods import toy
@@ -25,9 +25,9 @@ def test_the_prior_is_the_sum_of_the_devices_own_statistics() -> None:
     for client in federation.clients:
         z, y = features(federation, client)
         if len(np.unique(y)) > 1:
-            total = total + class_statistics.of(z, y, 10).flat
+            total = total + sums.of(z, y, 10).flat
     found = {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}
-    assert np.allclose(class_statistics.from_arrays(found).flat, total, atol=1e-4)
+    assert np.allclose(sums.from_arrays(found).flat, total, atol=1e-4)
 
 
 def test_clients_may_come_in_any_round_and_count_once() -> None:
@@ -56,7 +56,7 @@ def test_the_head_is_that_of_a_device_with_the_prior_of_the_others() -> None:
     federation = toy.federate(toy.method(NAME), rounds=1)
     z, y = features(federation, "c0")
     total = {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}
-    others = class_statistics.from_arrays(total).without(class_statistics.of(z, y, 10))
+    others = sums.from_arrays(total).without(sums.of(z, y, 10))
     extras = {"prior": others.arrays()}
     plan = HeadPlan("cosine")
     head = heads.fit("logistic", z, y, 10, unit_norm=False, plan=plan, extras=extras)

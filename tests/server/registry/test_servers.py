@@ -9,7 +9,7 @@ from sqlalchemy import update
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.registry import Database, fleets
 from edge_fl_server.registry.fleets import SILENT_S, Presence
-from edge_fl_server.registry.tables import servers as table
+from edge_fl_server.registry.tables import servers
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_a_server_that_ended_without_notice_is_offline_since_its_last_sign_of_li
     with db.writing() as connection:
         passed = int(SILENT_S) + 5
         connection.execute(
-            update(table).values(since_s=table.c.since_s - 900, beat_s=table.c.beat_s - passed)
+            update(servers).values(since_s=servers.c.since_s - 900, beat_s=servers.c.beat_s - passed)
         )
     found = fleets.presence(db, "main")
     silent_s = datetime.now(UTC).timestamp() - datetime.fromisoformat(found.since).timestamp()
