@@ -1,5 +1,7 @@
 """Options are declared as in the help, and a command takes a group of them as one parameter."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -90,10 +90,11 @@ def test_a_rejected_update_is_one_line_in_the_log_with_its_reason(bench, caplog)
         return [(msgspec.structs.replace(report, blob=describe(payload, 1024)), payload)]
 
     bench.device("d1")
-    bench.device("d2", tamper=tamper)
+    wrong = bench.device("d2", tamper=tamper)
     bench.wait_for(full=2)
     _, result = one_round(bench, bench.spec("fedavg"))
     assert result.responded == ("d1",)
+    assert bench.eventually(lambda: len(wrong.acks) == 1)  # sent after the line is written
     (line,) = [record.getMessage() for record in caplog.records if getattr(record, "device", "") == "d2"]
     assert " of d2: rejected, tensors: tensor 'extractor" in line and "has NaN or infinity" in line
 
