@@ -10,6 +10,9 @@ import sys
 
 def main() -> int:
     """Run the command and return its exit code. Ctrl-C while modules load also gives one line, and none while the interpreter ends."""
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if interruptible:  # Python may lose an exception while it loads a module; until `interrupting`, Ctrl-C ends the process at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     for name in ("stdout", "stderr"):
         if (
             getattr(sys, name) is None
@@ -17,10 +20,15 @@ def main() -> int:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # nothing that is printed ends a command
-    try:
-        from edge_fl.cli import main as run
+    from edge_fl.signals import interrupting
 
-        return run()
+    try:
+        if interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with interrupting():
+            from edge_fl.cli import main as run
+
+            return run()
     except KeyboardInterrupt:
         sys.stderr.write("edge-fl: interrupted\n")
         return 130

@@ -67,6 +67,26 @@ def test_an_interrupt_that_foreign_code_swallows_is_raised_again(tmp_path: Path)
     assert "Exception ignored" in done.stderr
 
 
+def test_an_interrupt_while_the_command_itself_is_imported_is_not_lost() -> None:
+    """Python ignores exceptions in callbacks of weak references, and its imports have some."""
+    starting = """
+import runpy, signal, sys, weakref
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "edge_fl.cli":
+            found = type("Found", (), {})()
+            self.kept = weakref.ref(found, lambda gone: signal.raise_signal(signal.SIGINT))
+            sys.meta_path.remove(self)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["edge-fl", "--version"]
+runpy.run_module("edge_fl", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", starting], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "edge-fl: interrupted\n")
+
+
 def test_an_import_that_fails_does_not_lose_the_interrupt(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import signal\nsignal.raise_signal(signal.SIGINT)\nimport missing_package\n"
