@@ -190,7 +190,7 @@ def test_over_mtls_workers_share_a_round_and_one_is_killed_in_it(
         connect = connector("127.0.0.1", port, tmp_path / "home" / "server")
         journal = stack.enter_context(Journal(db))
         connection = ServerConnection(connect, journal, workers=True, limits=QUICK)
-        server = Server.of(connection, workers=True)
+        server = Server.of(connection)
         bench = Bench(connect=connect, topics=connection.topics, server=server)
         connection.open()
         stack.callback(connection.close)
