@@ -25,7 +25,7 @@ FORMAT = "EDGE_FL_LOG_FORMAT"  # an environment variable, inherited by child pro
 _context: dict[str, Any] = {}
 AT_ONCE = 10  # lines
 EVERY_S = 20.0  # one more line
-MAX_SENDERS = 10_000  # names may be free for whoever may publish: further ones share one limit
+MAX_SENDERS = 10_000  # a client may invent names without end: all beyond this number share one limit
 OTHERS = ""
 
 

@@ -31,7 +31,7 @@ from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import Database, registered_devices, registered_tags, rollouts
-from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord, RolloutRecord
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
 from edge_fl_server.release.rollout.stages import rank
@@ -77,7 +77,7 @@ class Fleet:
     def serving(self) -> list[int]:
         return sorted({device.state.release for device in self.devices.values()})
 
-    def record(self) -> rollouts.RolloutRecord:
+    def record(self) -> RolloutRecord:
         return rollouts.listed(self.db, "main")[0]
 
     @staticmethod

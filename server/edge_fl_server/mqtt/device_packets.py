@@ -24,7 +24,7 @@ from edge_fl.wire.transport import Packet
 M = TypeVar("M", bound=Struct)
 log = logging.getLogger(__name__)
 MAX_KEY = 80  # characters
-MAX_KEYS = 10_000  # names are free for whoever may publish: the packets of further ones are counted together
+MAX_KEYS = 10_000  # a client may invent names without end: packets beyond this number are counted together
 OTHERS = "others"
 INTERVAL_S = 10.0
 MAX_MESSAGES = 3000  # per device and interval, without chunks
