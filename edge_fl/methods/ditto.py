@@ -1,8 +1,8 @@
-"""Ditto: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
-
-In addition to its part in FedAvg (model w) every client trains a personal model v regularised towards the received global model w^t.
+"""Ditto: besides the model of FedAvg, w, every client trains a personal model v, which is regularised towards the received w^t.
 
     v ← argmin_v ℓ(v) + λ/2 ||v - w^t||²    Algorithm 1
+
+Source: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,14 @@
-"""DualFed: G. Zhu, X. Liu, J. Niu, S. Tang, X. Wu, J. Zhang, "DualFed: Enjoying both Generalization and Personalization in Federated
-Learning via Hierarchical Representations", ACM MM 2024.
+"""DualFed: a personal projector between the shared extractor and the personal head lets the extractor stay general.
 
-A personal projector between the shared extractor and the personal head lets the extractor stay general. Each client first trains extractor,
-projector and personal head with cross-entropy and a supervised contrastive loss, then the global head on the extractor's features z. Both
-heads are combined for prediction; the server averages with equal weights.
+Each client first trains extractor, projector and personal head with cross-entropy and a supervised contrastive loss, then the global head
+on the extractor's features z. Both heads are combined for prediction; the server averages with equal weights.
 
     s1  min ℓ(head(u)) + λ SupCon(u/||u||; τ),  u = projector(z)    Eqs. 6 to 8, docs/methods-formulas.md F1
     s2  min ℓ(global_head(z))                                       Eq. 9
     predict  softmax(head(u)) + softmax(global_head(z))             Eq. 5
+
+Source: G. Zhu, X. Liu, J. Niu, S. Tang, X. Wu, J. Zhang, "DualFed: Enjoying both Generalization and Personalization in Federated Learning
+via Hierarchical Representations", ACM MM 2024.
 """
 
 from dataclasses import dataclass, replace

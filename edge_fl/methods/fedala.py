@@ -1,11 +1,13 @@
-"""FedALA: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated
-Learning", AAAI 2023.
+"""FedALA: FedAvg in which each client learns, value by value, how much of the received model to mix into its own before it trains.
 
-FedAvg with an additional step before local training: the client trains element-wise weights W that mix the received values h^t of the
-last p layers with its own ones h_i from its last participation, on a share of its data and with all other layers frozen.
+The client trains element-wise weights W that mix the received values h^t of the last p layers with its own ones h_i from its last
+participation, on a share of its data and with all other layers frozen.
 
     ĥ = h_i + (h^t - h_i) ⊙ W                       Eq. 4
     W ← clip(W - η_W ∇_ĥ ℓ ⊙ (h^t - h_i), 0, 1)     Eq. 5
+
+Source: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated
+Learning", AAAI 2023.
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,13 @@
-"""FedAMP: Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
-2021.
+"""FedAMP: each client trains its own model towards a mixture of the clients' models, in which similar models weigh more.
 
-There is no global model. The server computes for every client a mixture u_i of all models in the round, with higher weights for similar
-models (attentive message passing). The client trains its own model w_i, regularised towards u_i.
+There is no global model. The server computes for every client a mixture u_i of all models in the round (attentive message passing). The
+client trains its own model w_i, regularised towards u_i.
 
     server:  ξ_ij = α/σ exp(-||w_i - w_j||²/σ) for j ≠ i,  ξ_ii = 1 - Σ_{j≠i} ξ_ij,  u_i = Σ_j ξ_ij w_j    Eq. 4
     client:  w_i ← argmin_w ℓ(w) + λ/(2α) ||w - u_i||²                                                    Eq. 5
+
+Source: Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei, Y. Zhang, "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI
+2021.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

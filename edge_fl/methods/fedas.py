@@ -1,12 +1,14 @@
-"""FedAS: X. Yang, W. Huang, M. Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
+"""FedAS: FedPer whose clients align the received extractor with their own head, and whose server weighs clients by how well they are trained.
 
-FedPer with two additions. Before training, a client pulls the features of the received extractor to the class means of its own previous
-one, so that they fit its head (parameter alignment). The server weighs clients by how much information on its data a trained model
-holds, so that under-trained models count less (client synchronisation).
+Before training, a client pulls the features of the received extractor to the class means of its own previous one, so that they fit its head
+(parameter alignment). The server weighs clients by how much information on its data a trained model holds, so that under-trained models
+count less (client synchronisation).
 
     align   π_c = mean of f_i(x) over class c;  f̂ ← argmin_f Σ_{c in batch} mean_{x of c} ||f(x) - π_c||²/d, from f^t
     train   (f_i, h_i) ← argmin ℓ(h(f(x)), y), from f̂ and the client's last h_i
     server  f^{t+1} = Σ_i F_i f_i / Σ_i F_i,  F_i = Σ_batches ||∇ℓ(f_i, h_i)||², the trace of the empirical Fisher information
+
+Source: X. Yang, W. Huang, M. Ye, "FedAS: Bridging Inconsistency in Personalized Federated Learning", CVPR 2024.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,9 @@
-"""FedAvg: B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
-Decentralized Data", AISTATS 2017.
+"""FedAvg: every client trains the whole model on its data for `epochs`; the server averages the models, weighted by samples.
 
-Every client trains the whole model on its data for `epochs`; the server averages the models, weighted by samples: w ← Σ_i p_i w_i.
+w ← Σ_i p_i w_i, with p_i the client's share of the samples.
+
+Source: B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017.
 """
 
 from dataclasses import dataclass

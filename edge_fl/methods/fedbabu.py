@@ -1,7 +1,8 @@
-"""FedBABU: J. Oh, S. Kim, S.-Y. Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022.
+"""FedBABU: only the extractor ("body") is trained and averaged; the head keeps its random initial values until the end.
 
-During training only the extractor ("body") is trained and averaged; the head keeps its random initial values on every client. In final
-personalisation each client fine-tunes head, extractor or both on its data.
+In final personalisation each client fine-tunes head, extractor or both on its data.
+
+Source: J. Oh, S. Kim, S.-Y. Yun, "FedBABU: Towards Enhanced Representation for Federated Image Classification", ICLR 2022.
 """
 
 from dataclasses import dataclass

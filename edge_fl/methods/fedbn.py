@@ -1,7 +1,7 @@
-"""FedBN: X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
-2021.
+"""FedBN: FedAvg in which all BatchNorm parameters and statistics stay on the clients and adapt the model to each client's features.
 
-FedAvg in which all BatchNorm parameters and statistics stay on the clients and adapt the model to each client's features.
+Source: X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR
+2021.
 """
 
 from dataclasses import dataclass

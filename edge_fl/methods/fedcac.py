@@ -1,14 +1,16 @@
-"""FedCAC: X. Wu, X. Liu, J. Niu, G. Zhu, S. Tang, "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
-Cautiously Aggressive Collaboration", ICCV 2023.
+"""FedCAC: each client averages the values that matter most to it only with similar clients, and all other values with everybody.
 
-Clients train whole models. In each tensor a share of the values is critical: those whose change matters most. Critical values are
-averaged only over clients with critical values in similar places, the others over all clients. With the rounds a client gets fewer
-collaborators, in the end none.
+Clients train whole models. In each tensor a share of the values is critical: those whose change matters most. Critical values are averaged
+only over clients with critical values in similar places, the others over all clients. With the rounds a client gets fewer collaborators, in
+the end none.
 
     server, from w_i^t as sent and w_i as trained:
     c_i = |(w_i - w_i^t) ⊙ w_i|,  M_i marks the τ largest c_i of each tensor
     O_ij = 1 - ||M_i - M_j||_1 / (2 ||M_i||_1),  collaborators: O_ij ≥ mean O + t/β (max O - mean O)
     u_i = mean of w_j over i and its collaborators,  w_i^{t+1} = M_i ⊙ u_i + (1 - M_i) ⊙ Σ_j p_j w_j
+
+Source: X. Wu, X. Liu, J. Niu, G. Zhu, S. Tang, "Bold but Cautious: Unlocking the Potential of Personalized Federated Learning through
+Cautiously Aggressive Collaboration", ICCV 2023.
 """
 
 from collections.abc import Iterable

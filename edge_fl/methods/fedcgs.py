@@ -1,12 +1,14 @@
-"""FedCGS: Z. Guan, Y. Zhou, X. Gu, "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025.
+"""FedCGS: on a pretrained extractor, the server computes a head in closed form from sums that each client sends once.
 
-The extractor is pretrained and stays as it is. Clients send sums over their features once; from them the server computes a head in closed
-form. In the personalised variant each client then trains its own model and pulls its features to the global class means.
+The extractor stays as it is; the sums are over the client's features. In the personalised variant each client then trains its own model and
+pulls its features to the global class means.
 
     client  A_i = Σ z zᵀ,  n_{i,c},  μ_{i,c} = mean of z = f(x) over class c
     server  μ_c = Σ_i n_{i,c} μ_{i,c} / n_c,  μ = Σ_c n_c μ_c / n,  S = (Σ_i A_i - n μ μᵀ)/(n - 1) + γ I
             W = [μ_c] S⁻¹,  b_c = -½ μ_c·W_c + log n_c/n
     final   (f_i, h_i) ← argmin ℓ(h(f(x)), y) + λ mean ||f(x) - μ_y||²/d, from f and a new head
+
+Source: Z. Guan, Y. Zhou, X. Gu, "Capture Global Feature Statistics for One-Shot Federated Learning", AAAI 2025.
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,14 @@
-"""FedCP: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedCP: Separating Feature Information for Personalized Federated
-Learning via Conditional Policy", KDD 2023.
+"""FedCP: a small shared network (the policy) splits every feature of an image between a personal head and the frozen global one.
 
-A small shared network (the policy) splits every feature of an image between the personal head h_i and the frozen global head h^t. Clients
-train extractor, policy and personal head; the features stay close to those of the received extractor f^t.
+Clients train extractor, policy and personal head h_i under the frozen global head h^t; the features stay close to those of the received
+extractor f^t.
 
     (a, b) = softmax(policy(z ⊙ v/||v||)),  a + b = 1,  logits = h_i(a ⊙ z) + h^t(b ⊙ z)    Eqs. 4 to 8
     min CE(logits) + λ MMD²(f(x), f^t(x))                                                   Eq. 9
     sent as head: (h_i + h^t)/2
+
+Source: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedCP: Separating Feature Information for Personalized Federated
+Learning via Conditional Policy", KDD 2023.
 """
 
 from dataclasses import dataclass

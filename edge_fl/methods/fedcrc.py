@@ -1,14 +1,15 @@
-"""FedCRC: W. Wang, Z. Xie, B. Yu, Z. Qu, Y. Zhang, H. Cao, "Federated Learning with Common Representation Learning Criterion and
-Personalized Predictor", conference paper, venue and year unknown.
+"""FedCRC: a slowly changing global head is the common criterion under which clients train the shared extractor.
 
-A slowly changing global head is the common criterion under which clients train the shared extractor. Each client then trains its personal
-head on the frozen extractor, and distils it into its copy of the global head. The server averages the extractors and moves the global
-head towards the mean of the clients' copies.
+Each client then trains its personal head on the frozen extractor, and distils it into its copy of the global head. The server averages the
+extractors and moves the global head towards the mean of the clients' copies.
 
     s1  f_i ← argmin_f ℓ(h_g∘f)                         Eq. 4
     s2  h_i ← argmin_h ℓ(h∘f_i)                         Eq. 5
     s3  h_g,i ← argmin_h ℓ(h∘f_i) + KL(h_i || h)        Eqs. 6 and 7
     server  f = Σ p_i f_i,  h_g ← τ h_g + (1-τ) Σ p_i h_g,i    Eqs. 3 and 8
+
+Source: W. Wang, Z. Xie, B. Yu, Z. Qu, Y. Zhang, H. Cao, "Federated Learning with Common Representation Learning Criterion and Personalized
+Predictor", conference paper, venue and year unknown.
 """
 
 from collections.abc import Iterable

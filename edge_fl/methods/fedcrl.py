@@ -1,12 +1,14 @@
-"""FedCRL, later FedCoSR: C. Huang, X. Chen, Y. Zhang, H. Wang, "FedCRL: Personalized Federated Learning with Contrastive Shared
-Representations for Label Heterogeneity in Non-IID Data", arXiv:2404.17916 (2024); IEEE Trans. Cybernetics 55(12), 2025.
+"""FedCRL, later FedCoSR: clients share an extractor and class means of features, to which a contrastive loss pulls each feature.
 
-Clients share an extractor and class means of features. A contrastive loss pulls each feature z towards the global mean Ω_y of its class.
-Before training, a client mixes its own extractor with the global one: the lower its last contrastive loss, the more of its own it keeps.
+Each feature z is pulled towards the global mean Ω_y of its class. Before training, a client mixes its own extractor with the global one:
+the lower its last contrastive loss, the more of its own it keeps.
 
     τ_mix = exp(-γ L_con),  φ̂ = τ_mix φ_i + (1 - τ_mix) φ^G                           Eqs. 7 to 9
     min ℓ + α L_con,  L_con = -log[ exp(cos(z, Ω_y)/τ) / Σ_c exp(cos(z, Ω_c)/τ) ]      Eq. 12, docs/methods-formulas.md F3
     server: φ^G = Σ p_i φ_i,  Ω_c = Σ n_{i,c} ω_{i,c} / Σ n_{i,c}                      Eqs. 5 and 6
+
+Source: C. Huang, X. Chen, Y. Zhang, H. Wang, "FedCRL: Personalized Federated Learning with Contrastive Shared Representations for Label
+Heterogeneity in Non-IID Data", arXiv:2404.17916 (2024); IEEE Trans. Cybernetics 55(12), 2025.
 """
 
 from dataclasses import dataclass, replace

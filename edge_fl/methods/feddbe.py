@@ -1,11 +1,13 @@
-"""FedDBE: J. Zhang, Y. Hua, J. Cao, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "Eliminating Domain Bias for Federated Learning in
-Representation Space", NeurIPS 2023 (FedAvg+DBE).
+"""FedDBE: FedAvg in which each client keeps its own bias of the features, so that the shared extractor need not learn it (FedAvg+DBE).
 
-FedAvg with two additions. Each client stores its own bias b_i of the features, a trained vector that never leaves it, so that the shared
-extractor need not learn it. A second term pulls the mean of the client's features to the mean over all clients, measured once.
+The bias b_i is a trained vector that never leaves the client. A second term pulls the mean of the client's features to the mean over all
+clients, measured once.
 
     min ℓ(h(f(x) + b_i), y) + κ/2 mean_d (m - m^g)²,   m ← (1 - μ) m + μ mean_batch f(x), from 0 in every round
     m^g = Σ_i p_i m_i of the first round, which trains without b_i and without the second term
+
+Source: J. Zhang, Y. Hua, J. Cao, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "Eliminating Domain Bias for Federated Learning in
+Representation Space", NeurIPS 2023 (FedAvg+DBE).
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,13 @@
-"""FedETF: Z. Li, X. Shang, R. He, T. Lin, C. Wu, "No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic
-and Fixed Classifier", ICCV 2023.
+"""FedETF: all clients train towards one fixed head whose class directions are equally far apart, a simplex equiangular tight frame.
 
-The head is a simplex equiangular tight frame M that is not trained. Clients train extractor f, projection q and scale s towards it with the
-balanced softmax loss. In final personalisation every client trains its own copies of frame and projection, alternately.
+The frame M is not trained. Clients train extractor f, projection q and scale s towards it with the balanced softmax loss. In final
+personalisation every client trains its own copies of frame and projection, alternately.
 
     μ = q(f(x)) / ||q(f(x))||,  min CE(s Mᵀμ + log n_{i,c})                   docs/methods-formulas.md F7
     M = sqrt(C/(C-1)) P (I - 11ᵀ/C),  PᵀP = I                                 docs/methods-formulas.md F9
+
+Source: Z. Li, X. Shang, R. He, T. Lin, C. Wu, "No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and
+Fixed Classifier", ICCV 2023.
 """
 
 import math

@@ -1,7 +1,8 @@
-"""FedGH: L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023.
+"""FedGH: every client has its own extractor; the server trains the shared head on the class means of features that clients send.
 
-Every client has its own extractor, trains it with a copy of the shared head, and sends the class means of its features. The server trains
-the shared head on these class means.
+A client trains its extractor with a copy of the shared head.
+
+Source: L. Yi, G. Wang, X. Liu, Z. Shi, H. Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM MM 2023.
 """
 
 from collections.abc import Iterable

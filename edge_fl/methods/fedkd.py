@@ -1,11 +1,13 @@
-"""FedKD: C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, "Communication-efficient federated learning via knowledge distillation", Nature
-Communications 2022.
+"""FedKD: a personal teacher and a shared student distil into each other; the student is sent as low-rank factors of its change.
 
-Every client has a personal teacher t; the shared student s is sent as low-rank factors of its change. Both are trained with cross-entropy
-and distil into each other, with a weight that decreases with their error. The server averages the changes with equal weights.
+Teacher t and student s are trained with cross-entropy too; the weight of distillation decreases with their error. The server averages the
+changes with equal weights.
 
     D = CE_t + CE_s,  min D + [KL(s || t) + KL(t || s) + 2 MSE(z_t, W_h z_s)] / D                    Eqs. 1 to 4
     A = U Σ Vᵀ: keep the smallest K with Σ_{k≤K} σ_k² >= T Σ σ_k², T from T_0 to T_1 over the rounds   docs/methods-formulas.md F10
+
+Source: C. Wu, F. Wu, L. Lyu, Y. Huang, X. Xie, "Communication-efficient federated learning via knowledge distillation", Nature
+Communications 2022.
 """
 
 from collections.abc import Iterable

@@ -1,14 +1,16 @@
-"""FedPAC: J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
+"""FedPAC: clients share an extractor and class means of features, and the server combines a head for each client from all heads.
 
-Clients share an extractor f, class means of features (prototypes) and heads. A client first trains its head on the frozen extractor, then
-the extractor under the frozen head, with each feature pulled to the global prototype of its class. The server averages extractors by
-samples, prototypes by class, and gives every client its own convex combination of all heads: the one with the least estimated error.
+A client first trains its head on the frozen extractor f, then the extractor under the frozen head, with each feature pulled to the global
+mean of its class (prototype). The server averages extractors by samples, prototypes by class, and gives every client its own convex
+combination of all heads: the one with the least estimated error.
 
     z = f^t(x) before training:  π_c = n_{i,c}/n_i,  μ_c = mean z over class c,  H_i[c] = π_c μ_c,
                                  V_i = (mean ||z||² - Σ_c ||H_i[c]||²) / n_i
     s1      h_i ← argmin_h ℓ(h(z)), one epoch
     s2      f_i ← argmin_f ℓ(h_i(f(x))) + λ mean ||f(x) - c̄_y||²/d                                           Eq. 7
     server  h̃_i = Σ_j α_ij h_j,  α_i = argmin_{α ≥ 0, Σα = 1} Σ_j α_j² V_j + ||Σ_j α_j (H_i - H_j)||²        Eq. 11
+
+Source: J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,7 @@
-"""FedPer: M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers",
-arXiv:1912.00818 (2019).
+"""FedPer: the last layers are personal; clients train them jointly with the shared layers below, which the server averages by samples.
 
-The last layers are personal. Clients train them jointly with the shared layers below; the server averages the shared layers by samples.
+Source: M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary, "Federated Learning with Personalization Layers", arXiv:1912.00818
+(2019).
 """
 
 from dataclasses import dataclass

@@ -1,11 +1,12 @@
-"""FedProto: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
-Clients", AAAI 2022.
+"""FedProto: clients keep their models and exchange only class means of features (prototypes).
 
-Clients keep their models and exchange only class means of features (prototypes). Training pulls each feature towards the global prototype
-C̄_y of its class; a client predicts the class of the nearest global prototype.
+Training pulls each feature towards the global prototype C̄_y of its class; a client predicts the class of the nearest global prototype.
 
     client:  min ℓ + λ mean ||f(x) - C̄_y||²/d, then C_{i,c} = mean f(x) over class c     Eqs. 7 and 3
     server:  C̄_c = mean of C_{i,c} over the clients that have class c                    Eq. 6
+
+Source: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+AAAI 2022.
 """
 
 from collections.abc import Iterable

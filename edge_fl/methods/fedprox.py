@@ -1,9 +1,10 @@
-"""FedProx: T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks", MLSys
-2020.
+"""FedProx: FedAvg with a proximal term that penalises the distance to the received model w^t.
 
-FedAvg with a proximal term that penalises the distance to the received model w^t. Optionally some clients run fewer epochs.
+Optionally some clients run fewer epochs.
 
     w_i ← argmin_w ℓ(w) + μ/2 ||w - w^t||²    Eq. 2
+
+Source: T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith, "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
 
 from dataclasses import dataclass

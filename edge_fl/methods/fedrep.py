@@ -1,13 +1,14 @@
-"""FedRep: L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated
-Learning", ICML 2021 (Algorithm 1).
+"""FedRep: clients share an extractor and have personal heads; each trains first its head, then the extractor under the frozen head.
 
-Clients share an extractor f and have personal heads h_i. In a round each client first trains its head on the frozen extractor, then the
-extractor under the frozen head, both with the cross-entropy ℓ. The server averages the extractors, weighted by samples (the contract's
-default `aggregate`). In final personalisation clients may refit their heads on the final extractor.
+The head h_i is trained on the frozen extractor f, both with the cross-entropy ℓ. The server averages the extractors, weighted by samples
+(the contract's default `aggregate`). In final personalisation clients may refit their heads on the final extractor.
 
     stage 1, `head_epochs`:  h_i ← argmin_h ℓ(h(f^t(x)), y), starting from the client's last h_i
     stage 2, `epochs`:       f_i ← argmin_f ℓ(h_i(f(x)), y), starting from the received f^t
     server:                  f^{t+1} = Σ_i p_i f_i,  p_i = n_i / Σ_j n_j
+
+Source: L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for Personalized Federated Learning", ICML
+2021 (Algorithm 1).
 """
 
 from dataclasses import dataclass

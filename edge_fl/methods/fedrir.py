@@ -1,8 +1,8 @@
-"""FedRIR: Y. Huang, Z. Shao, Z. Yang, Z. Lu, Y. Zhang, "FedRIR: Rethinking Information Representation in Federated Learning", WWW 2025.
+"""FedRIR: besides the shared extractor each client has its own, which takes up what is specific to the client and keeps it out of the shared one.
 
-In addition to the shared extractor (feature f_g) each client has its own specific extractor (feature f_cs), which learns to reconstruct
-masked images. The shared extractor then trains with a personal head on both features, while an upper bound of their mutual information
-keeps client-specific information out of it. The server averages the shared extractors by samples.
+The specific extractor (feature f_cs) learns to reconstruct masked images. The shared extractor (feature f_g) then trains with a personal
+head on both features, while an upper bound of their mutual information keeps client-specific information out of it. The server averages the
+shared extractors by samples.
 
     s1   specific extractor, decoder:  min mean (decoder(z) - x)² + w KL(N(m, s²) || N(0, I)),  z ~ N(m, s²)   Eqs. 4 and 5
     s2a  estimator q:                  min -log q(f_g | f_cs)
@@ -10,6 +10,8 @@ keeps client-specific information out of it. The server averages the shared extr
          vCLUB = mean_i log q(f_g,i | f_cs,i) - mean_ij log q(f_g,j | f_cs,i)    Cheng et al., ICML 2020; docs/methods-formulas.md F5
 
 The specific extractor outputs m and log s²: of the masked image in s1, of the whole image in s2, where f_cs = m. q(y|x) is a Gaussian.
+
+Source: Y. Huang, Z. Shao, Z. Yang, Z. Lu, Y. Zhang, "FedRIR: Rethinking Information Representation in Federated Learning", WWW 2025.
 """
 
 from dataclasses import dataclass

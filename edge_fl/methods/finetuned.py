@@ -1,5 +1,6 @@
-"""Fine-tuning, suffix "+FT" of a method's name (docs/methods.md G17): after the last round every client fine-tunes the global model on its
-own data. Nothing is sent. C. Jing et al., arXiv:2204.11841, report FedAvg+FT and FedProx+FT.
+"""Fine-tuning, suffix "+FT" of a method's name: after the last round every client fine-tunes the global model on its own data.
+
+Nothing is sent (docs/methods.md G17). C. Jing et al., arXiv:2204.11841, report FedAvg+FT and FedProx+FT.
 """
 
 from collections.abc import Callable, Mapping

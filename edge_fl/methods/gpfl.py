@@ -1,13 +1,14 @@
-"""GPFL: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, J. Cao, H. Guan, "GPFL: Simultaneously Learning Global and Personalized Feature
-Information for Personalized Federated Learning", ICCV 2023.
+"""GPFL: a shared network (the conditional valve) turns each feature into a global and a personal one, with a head for each.
 
-A shared network (the conditional valve) turns each feature z into a global and a personal one, depending on a condition computed from
-shared embeddings e_c of the classes. The global feature is classified by its angle to the embeddings and pulled to the received embedding
-of its class; the personal one is classified by the client's head h_i.
+The valve depends on a condition computed from shared embeddings e_c of the classes. The global feature is classified by its angle to the
+embeddings and pulled to the received embedding of its class; the personal one is classified by the client's head h_i.
 
     v(z, q) = ReLU(z ⊙ (1 + γ(q)) + β(q)),  γ and β: Linear, ReLU, LayerNorm
     g = Σ_c e_c/C,  p_i = Σ_c n_{i,c}/n_i e_c,  both from the received embeddings e^t
     min ℓ(h_i(v(z, p_i)), y) - mean log softmax_c(cos(v(z, g), e_c))_y + λ ||v(z, g) - e^t_y|| + μ/2 (||v||² + ||e||²)
+
+Source: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, J. Cao, H. Guan, "GPFL: Simultaneously Learning Global and Personalized Feature
+Information for Personalized Federated Learning", ICCV 2023.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,9 @@
-"""LG-FedAvg: P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally, Act
-Globally: Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020).
+"""LG-FedAvg: the reverse of FedPer; every client has its own extractor, and the last layers are shared.
 
-The reverse of FedPer: every client has its own extractor, and the last layers are shared. All layers are trained jointly.
+All layers are trained jointly.
+
+Source: P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov, L.-P. Morency, "Think Locally, Act Globally:
+Federated Learning with Local and Global Representations", arXiv:2001.01523 (2020).
 """
 
 from dataclasses import dataclass

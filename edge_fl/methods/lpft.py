@@ -1,11 +1,13 @@
-"""LP-FT: M. Chen, H. Ghoukasian, R. Jin, Z. Wang, S. P. Karimireddy, X. Li, "A Closer Look at Personalized Fine-Tuning in Heterogeneous
-Federated Learning", arXiv:2511.12695 (2025); the two steps are those of A. Kumar et al., ICLR 2022.
+"""LP-FT: FedAvg, after which every client adapts the global model in two steps: first the head alone, then the whole model.
 
-FedAvg. After the last round every client adapts the global model in two steps: first the head alone (linear probing), then the whole model
-from there (fine-tuning). With a fitted head the second step changes the extractor less than fine-tuning from the global head does.
+The first step is linear probing, the second fine-tuning from there. With a fitted head the second step changes the extractor less than
+fine-tuning from the global head does.
 
     lp:  h_i ← argmin_h ℓ(h(f(x)), y), from the global head h, f frozen
     ft:  (f_i, h_i) ← argmin ℓ(h(f(x)), y), from f and h_i
+
+Source: M. Chen, H. Ghoukasian, R. Jin, Z. Wang, S. P. Karimireddy, X. Li, "A Closer Look at Personalized Fine-Tuning in Heterogeneous
+Federated Learning", arXiv:2511.12695 (2025); the two steps are those of A. Kumar et al., ICLR 2022.
 """
 
 from dataclasses import dataclass

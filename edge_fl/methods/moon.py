@@ -1,9 +1,10 @@
-"""MOON: Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
+"""MOON: FedAvg with a contrastive term that pulls a client's features towards the global model's and away from its own previous ones.
 
-FedAvg with a contrastive term that pulls a client's features z towards those of the received global model (z_g) and pushes them away from
-those of its own previous model (z_p).
+The features are z, those of the received global model z_g, and those of the client's previous model z_p.
 
     min ℓ - μ mean log[ exp(cos(z, z_g)/τ) / (exp(cos(z, z_g)/τ) + exp(cos(z, z_p)/τ)) ]    Eqs. 3 and 4
+
+Source: Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021.
 """
 
 from collections.abc import Callable

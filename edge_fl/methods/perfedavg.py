@@ -1,10 +1,11 @@
-"""Per-FedAvg: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
-Meta-Learning Approach", NeurIPS 2020.
+"""Per-FedAvg: clients train a meta-model for good accuracy after one further gradient step, which every client takes at the end.
 
-Clients train a meta-model w for good accuracy after one further gradient step; in final personalisation every client takes that step on
-its own data. Each outer step uses independent batches b, b' (and b'' for the Hessian); the server averages w by samples.
+Each outer step uses independent batches b, b' (and b'' for the Hessian); the server averages the meta-model w by samples.
 
     w ← w - β (I - α H(w; b'')) ∇ℓ(w - α ∇ℓ(w; b); b')    `fo` leaves out H, `hf` takes H by finite difference
+
+Source: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
+Approach", NeurIPS 2020.
 """
 
 from dataclasses import dataclass

@@ -1,14 +1,16 @@
-"""pFedFDA: C. McLaughlin, L. Su, "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS 2024.
+"""pFedFDA: the head of a client follows from Gaussians of its features by class, interpolated between its own and the global ones.
 
-The features of a class are modelled as a Gaussian; all classes have one covariance. Heads are not trained, they follow from means μ [C, d],
-covariance Σ and the client's class frequencies π_i (linear discriminant analysis). The extractor trains under the head of the global
-Gaussians. Then the client interpolates between its own estimate and the global one, as far as its data justify it.
+All classes have one covariance. Heads are not trained, they follow from means μ [C, d], covariance Σ and the client's class frequencies π_i
+(linear discriminant analysis). The extractor trains under the head of the global Gaussians. Then the client interpolates between its own
+estimate and the global one, as far as its data justify it.
 
     h(μ, Σ, π):  W = μ Σ'⁻¹,  b_c = -½ μ_c·W_c + log π_c,  Σ' = (1 - ε) Σ + ε tr(Σ)/d I,  ε = 1e-4
     train        f_i ← argmin_f ℓ(h(μ^g, Σ^g, π_i)(f(x)), y)
     estimate     μ̂_c = mean of z = f_i(x) over class c, or μ^g_c;  Σ̂ = Σ_x (z - μ̂_y)(z - μ̂_y)ᵀ/(n_i - 1) + I
     adapt        μ_i = β μ̂ + (1 - β) μ^g,  Σ_i = β' Σ̂ + (1 - β') Σ^g;  β, β' minimise ℓ in two-fold cross-validation
     server       μ^g = Σ_i p_i μ_i,  Σ^g = Σ_i p_i Σ_i
+
+Source: C. McLaughlin, L. Su, "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS 2024.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""pFedMe: C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+"""pFedMe: every client trains a personal model that is regularised towards its copy of the global model, and the copy towards it.
 
 On every batch, K steps bring the personal model θ near the minimum of the regularised loss, then the client's copy of w takes a step
 towards θ. The server moves w by β towards the mean of the clients' copies, weighted by samples.
@@ -6,6 +6,8 @@ towards θ. The server moves w by β towards the mean of the clients' copies, we
     θ ← θ - η_p ∇(ℓ(θ) + λ/2 ||θ - w||²), K times     Eqs. 3 and 7
     w ← w - η λ (w - θ)                               Eq. 4
     server: w ← (1 - β) w + β Σ_i p_i w_i
+
+Source: C. T. Dinh, N. H. Tran, T. D. Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 """
 
 from collections.abc import Iterable

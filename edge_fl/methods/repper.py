@@ -1,13 +1,15 @@
-"""RepPer: C. Jing, Y. Huang, Y. Zhuang, L. Sun, Y. Huang, Z. Xiao, X. Ding, "A Closer Look at Personalization in Federated Image
-Classification", arXiv:2204.11841 (2022).
+"""RepPer: clients train a shared extractor with a contrastive loss; after the last round each fits a personal head on its features.
 
-Stage 1, every round: clients train a shared extractor with the supervised contrastive loss on two augmented views of each image; the server
-averages the extractors by samples (the contract's default `aggregate`). Stage 2, after the last round: each client fits a personal head
-(SVM, logistic regression or MLP) on the frozen features of its original images.
+Stage 1, every round: the supervised contrastive loss on two augmented views of each image; the server averages the extractors by samples
+(the contract's default `aggregate`). Stage 2, after the last round: each client fits a personal head (SVM, logistic regression or MLP) on
+the frozen features of its original images.
 
     z = f(x)/||f(x)|| (through a projection, if any),  s_ia = z_i·z_a/τ,  P(i): other views with the label of view i
     L_in  = mean_i -log[ 1/|P(i)| Σ_{p∈P(i)} exp(s_ip) / Σ_{a≠i} exp(s_ia) ]    Eq. 5, the default
     L_out = mean_i 1/|P(i)| Σ_{p∈P(i)} -log[ exp(s_ip) / Σ_{a≠i} exp(s_ia) ]    Khosla et al., NeurIPS 2020
+
+Source: C. Jing, Y. Huang, Y. Zhuang, L. Sun, Y. Huang, Z. Xiao, X. Ding, "A Closer Look at Personalization in Federated Image
+Classification", arXiv:2204.11841 (2022).
 """
 
 from dataclasses import dataclass

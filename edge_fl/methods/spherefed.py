@@ -1,10 +1,11 @@
-"""SphereFed: X. Dong, S. Q. Zhang, A. Li, H. T. Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
+"""SphereFed: clients train the extractor so that features of length 1 match the row of their class in a fixed orthonormal head.
 
-The head W has fixed orthonormal rows; clients train the extractor so that features of length 1 match the row of their class. After the last
-round the head is calibrated in closed form (least squares) from sums over all clients' features.
+After the last round the head W is calibrated in closed form (least squares) from sums over all clients' features.
 
     z = f(x)/||f(x)||,  min mean (W z - onehot(y))²
     A_i = Σ z zᵀ,  B_i = Σ z onehot(y)ᵀ,  W* = ((Σ_i A_i + λ I)⁻¹ Σ_i B_i)ᵀ
+
+Source: X. Dong, S. Q. Zhang, A. Li, H. T. Kung, "SphereFed: Hyperspherical Federated Learning", ECCV 2022.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""`edge-fl new`."""
+"""The command `edge-fl new`: write a recipe for devices with pictures and a server without any."""
 
 from __future__ import annotations
 
