@@ -1,4 +1,4 @@
-"""FedAS: FedPer whose clients align the received extractor with their own head, and whose server weighs clients by how well they are trained.
+"""FedAS: FedPer whose clients align the received extractor with their own head, and whose server gives under-trained ones less weight.
 
 Before training, a client pulls the features of the received extractor to the class means of its own previous one, so that they fit its head
 (parameter alignment). The server weighs clients by how much information on its data a trained model holds, so that under-trained models

@@ -1,4 +1,4 @@
-"""FedRIR: besides the shared extractor each client has its own, which takes up what is specific to the client and keeps it out of the shared one.
+"""FedRIR: besides the shared extractor each client has its own, which keeps what is specific to the client out of the shared one.
 
 The specific extractor (feature f_cs) learns to reconstruct masked images. The shared extractor (feature f_g) then trains with a personal
 head on both features, while an upper bound of their mutual information keeps client-specific information out of it. The server averages the

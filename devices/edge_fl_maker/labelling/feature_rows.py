@@ -1,8 +1,8 @@
 """Features of picture files from one extractor, and the groups of pictures that belong together, in an append-only file.
 
-The file is FOLDER/labelling/*.rows. A row is found by inode, size and time of the file, so a labelled picture keeps its row when it moves to the folder of its class, and no
-picture has to be decoded again at a start, unlike with those of the agent (`edge_fl_devices.features.local_loader`), whose keys are pixels.
-Children read the file themselves, so no process has to hold all features.
+It is FOLDER/labelling/*.rows. A row is found by inode, size and time of the picture's file, so a labelled picture keeps its row when it
+moves to the folder of its class, and no picture has to be decoded again at a start, unlike with those of the agent
+(`edge_fl_devices.features.local_loader`), whose keys are pixels. Children read the file themselves, so no process has to hold all features.
 """
 
 from __future__ import annotations
