@@ -1,6 +1,7 @@
 """The monitor delivers events for new images, board problems, drift and used-up budgets."""
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -50,7 +51,7 @@ class Board:
     home: Path
     tier: str = "full"
     budget: Budget = UNLIMITED
-    now_s: float = 1000.0
+    now_s: float = field(default_factory=time.monotonic)  # reports of an earlier start end by this clock
     readings: Readings = WELL
     bytes: int = 0
     cpu_s: float = 0.0
