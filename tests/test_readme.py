@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_fl.methods import FINE_TUNED, METHODS
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 YOUR_OWN = (ROOT / "docs/your-own.md").read_text()
@@ -92,6 +94,12 @@ def test_readmes_source_tree_has_the_folders_of_the_repository() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     folders = {name for name in project["targets"]["sdist"]["include"] if (ROOT / name).is_dir()}
     assert {line.split("/")[0] for line in block.splitlines()} == folders
+
+
+def test_readme_and_changelog_count_the_methods() -> None:
+    listed = [*METHODS, *FINE_TUNED]
+    for text in (README, (ROOT / "CHANGELOG.md").read_text()):
+        assert re.findall(r"\b(\d+) methods\b(?! are| of)", text)[:1] == [str(len(listed))]
 
 
 def test_readme_is_short() -> None:

@@ -68,6 +68,10 @@ Role = Literal[
 ]
 Down = Literal["assignment", "agent", "settings", "cmd", "ack", "echo", "sum", "query"]
 Up = Literal["state", "meta", "req", "log", "rpt", "blob", "sum", "query"]
+DOWN: tuple[Down, ...] = get_args(Down)
+UP: tuple[Up, ...] = get_args(Up)
+REPORTS: tuple[Up, ...] = ("rpt", "blob")
+"""Kinds that several processes may receive for one server; their topics have further levels."""
 Right = Literal["read", "write", "readwrite", "deny"]
 RESERVED: dict[str, Role] = {
     "server": "server",
@@ -199,17 +203,15 @@ def _parse(path: list[str]) -> Address | None:
 
 def _parse_device(device: str, path: list[str]) -> Address | None:
     match path:
-        case ["dn", kind] if kind in get_args(Down):
+        case ["dn", kind] if kind in DOWN:
             return Address(kind, device)
-        case ["up", ("state" | "meta" | "req" | "log") as kind]:
-            return Address(kind, device)
-        case ["up", ("sum" | "query") as kind]:
-            return Address(kind + "_reply", device)
+        case ["up", kind] if kind in UP and kind not in REPORTS:  # of a kind in both directions: the reply
+            return Address(kind + "_reply" if kind in DOWN else kind, device)
         case ["up", "rpt", run_id, number] if NAME.match(run_id) and NUMBER.match(number):
             return Address("rpt", device, (run_id, number))
         case ["up", "blob", id, index] if ID.match(id) and NUMBER.match(index):
             return Address("blob", device, (id, index))
-        case ["up", ("sum" | "query") as kind, id, index] if ID.match(id) and NUMBER.match(index):
+        case ["up", kind, id, index] if kind in UP and kind in DOWN and ID.match(id) and NUMBER.match(index):
             return Address(kind + "_chunk", device, (id, index))
     return None
 
@@ -238,7 +240,7 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
-    for family in ("rpt", "blob"):
+    for family in REPORTS:
         yield "worker", "read", f"{root}/d/+/up/{family}/#"
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"

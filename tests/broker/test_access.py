@@ -20,7 +20,7 @@ import pytest
 from paho.mqtt.client import topic_matches_sub
 
 from edge_fl.errors import ConnectError, DeadlineError
-from edge_fl.wire import identity
+from edge_fl.wire import identity, topics
 from edge_fl.wire.endpoint import Endpoint
 from edge_fl.wire.mqtt.transport import MqttTransport
 from edge_fl.wire.roles import PERSON_ROLES
@@ -47,10 +47,12 @@ def topics_of(device: str) -> dict[str, str]:
     """Every family of topics, those of one device and its claim among them."""
     return {
         "srv/state": FLEET.server("state"),
+        "srv/beat": FLEET.server("beat"),
         "tuf": FLEET.tuf("timestamp.json"),
         "art": FLEET.chunk(SHA, 0),
         "round": FLEET.round("run_id"),
         "dn/assignment": FLEET.down(device, "assignment"),
+        "dn/agent": FLEET.down(device, "agent"),
         "dn/settings": FLEET.down(device, "settings"),
         "dn/cmd": FLEET.down(device, "cmd"),
         "dn/ack": FLEET.down(device, "ack"),
@@ -72,12 +74,12 @@ def topics_of(device: str) -> dict[str, str]:
     }
 
 
-BROADCAST = {"srv/state", "tuf", "art", "round"}
+BROADCAST = {"srv/state", "srv/beat", "tuf", "art", "round"}
 DOWN = {name for name in topics_of("x") if name.startswith("dn/")}
 # what a device says, if to itself
 UP = {name for name in topics_of("x") if name.startswith("up/")} | {"dn/echo"}
 ALL = set(topics_of("x"))
-STATES = {"srv/state", "tuf", "dn/assignment", "up/state", "up/meta", "up/log"}
+STATES = {"srv/state", "srv/beat", "tuf", "dn/assignment", "up/state", "up/meta", "up/log"}
 # role -> what it may (write, read) of its own and of another's topics, written out by hand: the rules are not to grade themselves
 MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
     "server": (ALL, ALL, ALL, ALL),
@@ -89,22 +91,22 @@ MAY: dict[str, tuple[set[str], set[str], set[str], set[str]]] = {
     ),
     "reader": ({"enroll/req"} | UP, ALL, set(), ALL),
     "admin": (
-        {"srv/state", "tuf", "art", "enroll/req"} | DOWN | UP,
+        {"srv/state", "srv/beat", "tuf", "art", "enroll/req"} | DOWN | UP,
         ALL,
-        {"srv/state", "tuf", "art"} | DOWN,
+        {"srv/state", "srv/beat", "tuf", "art"} | DOWN,
         ALL,
     ),
-    "viewer": (set(), {"srv/state", "tuf"}, set(), STATES),
+    "viewer": (set(), {"srv/state", "srv/beat", "tuf"}, set(), STATES),
     "operator": (
         set(),
-        {"srv/state", "tuf"},
+        {"srv/state", "srv/beat", "tuf"},
         {"dn/cmd", "dn/query"},
         STATES | {"up/query", "up/query chunk"},
     ),
     "releaser": (
-        {"srv/state", "tuf", "art"},
+        {"srv/state", "srv/beat", "tuf", "art"},
         BROADCAST,
-        {"srv/state", "tuf", "art"} | DOWN,
+        {"srv/state", "srv/beat", "tuf", "art"} | DOWN,
         ALL - {"enroll/req", "enroll/rsp"},
     ),
     "registrar": (
@@ -177,6 +179,11 @@ class Site:
         client = MqttTransport(endpoint, "another name", None, lambda event: None, session_expiry_s=0)
         refused(client, f"(?i){says}")
         client.close()
+
+
+def test_the_table_has_every_kind_of_topic_of_a_device() -> None:
+    assert {name.removeprefix("dn/") for name in DOWN} == set(topics.DOWN)
+    assert {name.split()[0].removeprefix("up/") for name in UP - DOWN} == set(topics.UP)
 
 
 @pytest.fixture(scope="module")

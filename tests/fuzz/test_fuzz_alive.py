@@ -21,6 +21,7 @@ from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.errors import ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
+from edge_fl.wire import topics
 from edge_fl.wire.messages import MESSAGES, Assignment, Capability, DeviceState, Log, ServerState, encode
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import JSON, SAFETENSORS, Connected, Packet
@@ -46,16 +47,13 @@ TOPICS = Topics("main")
 DOWN = {
     "server_state": TOPICS.server("state"),
     "round": TOPICS.round("t"),
-    "assignment": TOPICS.down("d1", "assignment"),
+    **{kind: TOPICS.down("d1", kind) for kind in topics.DOWN},
 }
-DOWN |= {"cmd": TOPICS.down("d1", "cmd"), "ack": TOPICS.down("d1", "ack"), "echo": TOPICS.down("d1", "echo")}
-DOWN |= {"sum": TOPICS.down("d1", "sum")}
-UP = {
-    "state": TOPICS.up("d1", "state"),
-    "meta": TOPICS.up("d1", "meta"),
-    "rpt": TOPICS.up("d1", "rpt", "t", 1),
+UP = {"rpt": TOPICS.up("d1", "rpt", "t", 1)} | {
+    kind + "_reply" if kind in topics.DOWN else kind: TOPICS.up("d1", kind)
+    for kind in topics.UP
+    if kind not in topics.REPORTS
 }
-UP |= {"req": TOPICS.up("d1", "req"), "log": TOPICS.up("d1", "log"), "sum_reply": TOPICS.up("d1", "sum")}
 CLONED = "two machines have its identity"  # logged as an error on purpose: alternating boot ids
 LONG = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
@@ -11,7 +11,8 @@ from edge_fl.config import MethodConfig, OptimiserConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
 from edge_fl.inputs import InputSpec
-from edge_fl_server.recipes.recipe import Recipe, convert, dump, load, parse, with_settings
+from edge_fl.learn.aggregation.robust import CENTRES
+from edge_fl_server.recipes.recipe import Recipe, ValidationConfig, convert, dump, load, parse, with_settings
 
 
 def keys(kind: Any = Recipe, table: str = "") -> Iterator[tuple[str, str]]:
@@ -133,6 +134,11 @@ def test_a_long_wrong_value_is_not_quoted_whole() -> None:
     with pytest.raises(ConfigError) as caught:
         convert({"rounds": "x" * 10_000})
     assert len(str(caught.value)) < 200
+
+
+def test_a_recipe_may_name_every_centre_and_no_other() -> None:
+    choices = get_args(get_type_hints(ValidationConfig)["centre"])
+    assert set(choices) == {"mean", *CENTRES}
 
 
 def test_an_image_shape_is_channels_first() -> None:

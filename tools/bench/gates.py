@@ -26,7 +26,8 @@ DEVICES = (10, 20, 70, 200)
 RUNS, HARMFUL_RUNS, BATCH = 10_000, 1000, 500
 CHANGE, CHANGED, FAILED, LATENCY = 0.01, 0.06, 0.05, 0.2
 SETTINGS = GateConfig()
-EARLIER_LARGEST = 0.45 * gates.limit("mean", SETTINGS)
+EARLIER_LIMIT = math.log(4 / SETTINGS.false_abort)  # of each of four gates
+EARLIER_LARGEST = 0.45 * EARLIER_LIMIT
 LATENCIES = 2001  # equally likely values of a latency ratio
 FAIL = -1  # in the place of lost predictions
 
@@ -83,7 +84,8 @@ def ended(reports: Reports, accuracy: Callable[[str, int], np.ndarray], pooled: 
             np.where(fine[..., None], accuracy(test, reports.images)[reports.lost, reports.gained], 0)
         )
     doubts = ratios.pop(gates.POOLED, np.full(reports.lost.shape, -np.inf))
-    objects = np.max(list(ratios.values()), axis=0) >= gates.limit("mean", SETTINGS)
+    limit = gates.limit("mean", SETTINGS) if pooled else EARLIER_LIMIT
+    objects = np.max(list(ratios.values()), axis=0) >= limit
     first = np.where(objects.any(1), ends[np.searchsorted(ends, objects.argmax(1) + 1)], np.inf)
     doubtful = doubts[:, ends - 1] >= gates.limit(gates.POOLED, SETTINGS)
     paused = np.where(doubtful.any(1), ends[doubtful.argmax(1)], np.inf)

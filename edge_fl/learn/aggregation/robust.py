@@ -32,15 +32,9 @@ class Robust:
 
 
 def robust(updates: Iterable[Update], shared: Parts, how: Robust) -> Iterator[Update]:
-    """The updates for the method's `aggregate`."""
+    """The updates for the method's `aggregate`. Raises KeyError for an unknown centre."""
     clipped = (clip(update, shared, how.clip) for update in updates) if how.clip else iter(updates)
-    centres: dict[str, Centre] = {
-        "median": median,
-        "trimmed": partial(trimmed_mean, trim=how.trim),
-        "geometric": geometric_median,
-    }
-    centre = centres.get(how.centre)
-    return centred(clipped, centre) if centre else clipped
+    return clipped if how.centre == "mean" else centred(clipped, CENTRES[how.centre](how))
 
 
 def median(values: Tensor) -> Tensor:
@@ -71,6 +65,13 @@ def geometric_median(values: Tensor, steps: int = 32) -> Tensor:
         weights = 1.0 / distances.clamp(min=float(distances.median()) * 1e-6 + 1e-30)
         centre = weights @ points / weights.sum()
     return centre.view(values.shape[1:])
+
+
+CENTRES: dict[str, Callable[[Robust], Centre]] = {
+    "median": lambda how: median,
+    "trimmed": lambda how: partial(trimmed_mean, trim=how.trim),
+    "geometric": lambda how: geometric_median,
+}
 
 
 def centred(updates: Iterable[Update], centre: Centre) -> Iterator[Update]:

@@ -98,7 +98,9 @@ def recommend_method(
 
 
 def download(
-    name: Annotated[str, argument("NAME", "mnist, fashion-mnist, emnist, cifar10 or cifar100.")],
+    name: Annotated[
+        str, argument("NAME", "A dataset that torchvision can download: `edge-fl datasets list`.")
+    ],
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     format: FormatOption = Format.TABLE,
 ) -> None:

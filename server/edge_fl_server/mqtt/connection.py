@@ -26,7 +26,7 @@ from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.release.agent import AgentUpdate
 from edge_fl.secure.signatures import Authorities, ForgedError
 from edge_fl.wire.messages import MESSAGES, Assignment, Beat, Command, ServerState, SumStep, encode
-from edge_fl.wire.topics import Address, Topics, role_of
+from edge_fl.wire.topics import REPORTS, UP, Address, Topics, role_of
 from edge_fl.wire.transport import SAFETENSORS, Connected, Disconnected, Event, Packet, Transport
 from edge_fl_server.mqtt.connector import (
     LIMITS,
@@ -102,13 +102,7 @@ class ServerConnection:
         self.connect, self.workers = connect, workers
         self._takeover, self._yields = takeover, yields
         topics = self.topics
-        own = (
-            topics.up("+", "state"),
-            topics.up("+", "meta"),
-            topics.up("+", "req"),
-            topics.up("+", "log"),
-            topics.up("+", "sum", "#"),
-        )
+        own = tuple(topics.up("+", kind, "#") for kind in UP if kind not in REPORTS)
         self._patterns = own if workers else (topics.up("+", "#"),)  # workers receive the reports
         self._limits = limits
         self._handlers: dict[str, list[Handler]] = defaultdict(list)

@@ -31,7 +31,7 @@ from edge_fl_console.dashboard.context import PageContext
 from edge_fl_console.dashboard.pages import data, device, fleet, log, releases, run
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_console.dashboard.parts import PageColumn
-from edge_fl_console.dashboard.serve import DashboardSettings
+from edge_fl_console.dashboard.serve import MENU, DashboardSettings
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
 from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from tests.browsing import run_coroutine
@@ -374,3 +374,8 @@ def test_sizes_and_shares_are_short() -> None:
         "-",
     )
     assert replace(FleetQuery(), page=2).page == 2
+
+
+def test_the_operators_page_describes_every_page_of_the_menu() -> None:
+    text = (Path(__file__).parents[3] / "docs/quick-start-operator.md").read_text()
+    assert dict(map(reversed, re.findall(r"^\| \*(\w+)\* \(`(/\w*)`\)", text, re.MULTILINE))) == MENU

@@ -1,6 +1,7 @@
 """What every method keeps, whatever it does: one contract over the METHODS table.
 
-A method that is added to the table is held to it without another line here. The toy federation has what real ones have: ragged
+A method that is added to the table is held to it without another line here, but for the two lists of methods that average and that have
+a global model. The toy federation has what real ones have: ragged
 sizes, fewer samples than a batch, a client with one class, one with two samples. The contract is one file, longer than others, because
 its tests share the two rounds that each method runs once.
 """

@@ -1,7 +1,8 @@
 """`parse` is the inverse of every topic function, refuses all else, and the access rules fit the topics."""
 
+import re
 from collections.abc import Callable
-from typing import get_args
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -9,16 +10,18 @@ from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
 from edge_fl.errors import InputError, ProtocolError
+from edge_fl.wire import topics
+from edge_fl.wire.egress import SAID
 from edge_fl.wire.messages import MESSAGES
 from edge_fl.wire.topics import (
+    DOWN,
     GROUP,
     NAME,
     PREFIXES,
     RESERVED,
+    UP,
     Address,
-    Down,
     Topics,
-    Up,
     access_rules,
     checked,
     checked_device,
@@ -90,14 +93,27 @@ def test_every_topic_function_is_in_the_table() -> None:
     }
     topics = [SPELL[kind](Address(kind, "pi-1")) for kind in SPELL.keys() - OF_NO_DEVICE]
     assert {"/".join(topic.split("/")[5:]) for topic in topics} == {
-        *(f"dn/{kind}" for kind in get_args(Down)),
-        *(f"up/{kind}" for kind in get_args(Up)),
+        *(f"dn/{kind}" for kind in DOWN),
+        *(f"up/{kind}" for kind in UP),
         *("req", "rsp"),
     }
 
 
 def test_every_message_travels_on_a_topic() -> None:
     assert MESSAGES.keys() <= SPELL.keys()
+
+
+def test_the_egress_manifest_lists_every_message_that_a_device_sends() -> None:
+    sent = {kind for kind, (who, _) in TOPICS.items() if who in ("device", "itself")}
+    assert set(SAID) == sent & MESSAGES.keys()
+
+
+def test_the_protocol_page_and_the_first_docstring_have_every_topic() -> None:
+    page = (Path(__file__).parents[3] / "docs/protocol.md").read_text().partition("## 2. Topics")[2]
+    described = set(re.findall(r"^\| `d/DEVICE/(\w+/\w+)", page.partition("## 3.")[0], re.MULTILINE))
+    known = {f"dn/{kind}" for kind in DOWN} | {f"up/{kind}" for kind in UP}
+    assert described == known
+    assert not [kind for kind in DOWN + UP if not re.search(rf"\b{kind}\b", topics.__doc__ or "")]
 
 
 @every_kind

@@ -17,7 +17,7 @@ from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.models import backbone_input
 from edge_fl.release.manifests import scale
-from edge_fl.release.onnx_form import OPSET
+from edge_fl.release.onnx_form import IR_VERSION, OPSET
 from edge_fl_server.recipes.recipe import QuantiseConfig
 from edge_fl_server.release import export, quantise
 from edge_fl_server.release.onnx_session import Session
@@ -74,12 +74,14 @@ def has_dot_product() -> bool:
 def test_a_family_exports_with_parity_and_passes_the_int8_gate(case: str, capsys: Any) -> None:
     name, size = (case, FAMILIES[case]) if case in FAMILIES else ("efficientnet-lite0", 96)
     spec, fp32 = exported(name, size)
-    assert fp32.opset == OPSET and fp32.difference <= 1e-4
+    model = onnx.load_from_string(fp32.onnx)
+    assert [each.version for each in model.opset_import] == [fp32.opset] == [OPSET]
+    assert model.ir_version == fp32.ir == IR_VERSION and fp32.difference <= 1e-4
     images = quantise.synthetic(spec.input, 24, seed=1)
     int8 = quantise.quantise(fp32.onnx, images[:16])
     found = [Session(payload).features(images[16:]) for payload in (fp32.onnx, int8)]
     cosine = quantise._cosine(*found)
-    nodes = len(onnx.load_from_string(fp32.onnx).graph.node)
+    nodes = len(model.graph.node)
     with capsys.disabled():
         ms = latencies_ms(fp32.onnx, int8, size=size)
         sys.stdout.write(

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_fl.learn.aggregation.mean import Update, weighted_mean
-from edge_fl.learn.aggregation.robust import Robust, clip, geometric_median, median, robust, trimmed_mean
+from edge_fl.learn.aggregation.robust import (
+    CENTRES,
+    Robust,
+    clip,
+    geometric_median,
+    median,
+    robust,
+    trimmed_mean,
+)
 
 SHARED = {"extractor": {"w": torch.zeros(2), "n": torch.tensor(0)}}
 
@@ -49,7 +57,7 @@ def test_the_geometric_median_has_the_smallest_sum_of_distances():
     assert torch.allclose(geometric_median(same), same[0])
 
 
-@pytest.mark.parametrize("centre", ["median", "trimmed", "geometric"])
+@pytest.mark.parametrize("centre", CENTRES)
 def test_one_liar_in_five_does_not_move_the_centre_out_of_the_honest_range(centre):
     honest = [update(f"c{i}", 1.0 + i / 10, -1.0, n=i) for i in range(4)]
     found = aggregated([*honest, update("liar", 1e30, -1e30, samples=10**6)], Robust(centre, trim=0.2))
@@ -67,7 +75,7 @@ def test_clipping_bounds_what_one_client_moves():
     assert clip(near, far, 5.0).parts["extractor"] is near.parts["extractor"]
 
 
-@pytest.mark.parametrize("centre", ["median", "trimmed", "geometric"])
+@pytest.mark.parametrize("centre", CENTRES)
 def test_the_centre_of_one_update_is_that_update(centre):
     alone = update("c0", 1.5, -2.0)
     (found,) = robust([alone], SHARED, Robust(centre))
@@ -94,3 +102,8 @@ def test_every_centre_lies_between_the_smallest_and_the_largest(values, trim):
     stacked = torch.tensor(values, dtype=torch.float64)[:, None]
     for found in (median(stacked), trimmed_mean(stacked, trim), geometric_median(stacked)):
         assert min(values) - 1e-6 <= found.item() <= max(values) + 1e-6
+
+
+def test_an_unknown_centre_is_never_the_mean():
+    with pytest.raises(KeyError, match="geometrik"):
+        robust([update("c0", 1.5, -2.0)], SHARED, Robust("geometrik"))
