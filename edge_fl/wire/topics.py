@@ -240,8 +240,8 @@ def access_rules(fleet: str) -> Iterator[tuple[Role, Right, str]]:
     """
     root = Topics(fleet).root
     yield "server", "readwrite", f"{root}/#"
-    for family in REPORTS:
-        yield "worker", "read", f"{root}/d/+/up/{family}/#"
+    for kind in REPORTS:
+        yield "worker", "read", f"{root}/d/+/up/{kind}/#"
     yield "worker", "write", f"{root}/d/+/dn/ack"
     yield "reader", "read", f"{root}/#"
     yield "admin", "read", home_assistant("+", "#")
