@@ -569,3 +569,19 @@ def test_what_a_head_only_device_loads_keeps_its_annotations_as_text() -> None:
 
 def has_annotations(text: str) -> bool:
     return any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(ast.parse(text)))
+
+
+def test_files_that_the_code_names_exist() -> None:
+    """Such as a page of docs/ in an error, or the test that holds a claim: what moves takes its mentions along."""
+    named = re.compile(
+        r"(?<![\w/.-])(?:tests|tools|docs|edge_fl|broker|devices|server)/[\w/-]+\.(?:py|md|sh|json|toml)\b"
+    )
+    folders = ("edge_fl", "broker", "devices", "server", "tests", "tools")
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in chain.from_iterable((ROOT / folder).rglob("*.py") for folder in folders)
+        for name in named.findall(path.read_text())
+        if not (ROOT / name).exists()
+    }
+    example = "edge_fl/" + "no.py"
+    assert missing == {f"tests/test_docs.py: {example}"}

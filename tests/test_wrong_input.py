@@ -22,9 +22,10 @@ WRONG = {
     "fleet enrol": "no names, no --count and no --total",
     "broker up --ca a --cert b --key c": "a, b, c: no such file",
     "broker up --insecure --fleet A": "--fleet A: expected",
-    "device run --data there": "device run: id: missing, expected a value",
+    "device run --data there": "options: id: missing, expected a value",
     "device run --id pi-1 --data there --head nosuch": "svm); 'auto' chooses among them",
     "device run --id pi-1 --data there --dir file --port 1": "file: File exists; expected a writable folder",
+    "report elsewhere/none": "edge-fl: elsewhere/none: not a run's folder",
     "compare --out file --methods local": "file: not a folder; expected one for the cells",
     "server dashboard --port 0 --cert file --key file": "expected a certificate and its key (PEM)",
 }

@@ -48,7 +48,9 @@ def register(app: App) -> None:
     device.add(run, "edge-fl device run --id pi-07 --host laptop.local --data pictures")
     device.add(predict, "edge-fl device predict photo.jpg --top 3")
     device.add(status, "edge-fl device status")
-    device.add(doctor, "edge-fl device doctor --host laptop.local --data pictures")
+    device.add(
+        doctor, "edge-fl device doctor\nedge-fl device doctor --id pi-07 --host laptop.local --data pictures"
+    )
     fleet = app.group("fleet", "Many devices: simulate, list, enrol and revoke them.", "Fleet")
     fleet.add(up, "edge-fl fleet up --head 8 --full 4 --until-idle")
     app.root.add(
@@ -158,12 +160,14 @@ def _with_progress(reading: Iterator[Prediction]) -> Iterator[Prediction]:
 
 
 def doctor(device: DeviceOptions, format: FormatOption = Format.TABLE) -> None:
-    """Check this device for problems and show what to do about them; exit code 1 if a check failed."""
-    from edge_fl_devices.board.installation import settings_file
+    """Check this device for problems and show what to do about them; exit code 1 if a check failed.
+
+    Without a file its settings are those that the board was flashed with, or with which its agent last ran.
+    """
     from edge_fl_devices.doctor import run_checks
     from edge_fl_devices.remote.applied_settings import RemoteSettings
 
-    settings = RemoteSettings(*device.tree(settings_file()))
+    settings = RemoteSettings(*device.of_agent())
     results = run_checks(settings.config, print_status)
     columns: Columns = {
         "check": "check",

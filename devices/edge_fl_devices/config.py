@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_fl import heads, toml
+from edge_fl import toml
 from edge_fl.errors import ConfigError
 from edge_fl.fields import Name
 from edge_fl.files import atomic
 from edge_fl.files.paths import is_utf8, text
 from edge_fl.fleet.remote_settings import BrokerAddress, SharedSettings
-from edge_fl.heads.auto import AUTO
+from edge_fl.heads import auto
 from edge_fl.secure.floors import SumFloors
 from edge_fl.wire.endpoint import PORT, TLS_PORT, Endpoint
 from edge_fl_devices.storage import read_json
@@ -159,7 +159,7 @@ def with_certificate_name(tree: dict[str, object], where: str) -> dict[str, obje
 def convert(tree: dict[str, object], where: str) -> DeviceConfig:
     """Check the settings. Raises ConfigError, with the nearest known key for a mistyped one."""
     config = toml.checked(tree, DeviceConfig, where)
-    require_heads([config.head], where)
+    auto.require_kinds([config.head], where)
     identity = config.broker.identity
     for key, path in (
         ("data", config.data),
@@ -173,16 +173,6 @@ def convert(tree: dict[str, object], where: str) -> DeviceConfig:
                 f" such as that of a link to it (ln -s)"
             )
     return config
-
-
-def require_heads(kinds: Iterable[str], where: str) -> None:
-    """Check the kinds of heads. Raises ConfigError for an unknown one."""
-    try:
-        for kind in kinds:
-            if kind != AUTO:
-                heads.find(kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
 
 
 def remember(config: DeviceConfig) -> None:
@@ -218,14 +208,20 @@ def from_options(file: Path, options: Mapping[str, object]) -> DeviceConfig:
 
 
 def read_tree(
-    file: Path | None, options: Mapping[str, object], connection: Mapping[str, object]
+    file: Path | None,
+    options: Mapping[str, object],
+    connection: Mapping[str, object],
+    before: DeviceConfig | None = None,
 ) -> tuple[dict[str, object], str]:
-    """Like `from_options`: the settings before they are checked, and where they come from."""
-    tree = toml.read(file) if file else {}
+    """Like `from_options`: the settings before they are checked, and where they come from; `before` stands for a file."""
+    tree = toml.read(file) if file else msgspec.to_builtins(before) if before else {}
     given = {name: value for name, value in options.items() if value is not None}
     tree |= {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     if connection:
         broker = tree.get("broker")
         tree["broker"] = {**(broker if isinstance(broker, dict) else {}), **connection}
-    where = text(file) if file else "device run"
+    if before and not file:
+        where = text(Path(before.folder) / SETTINGS)
+    else:
+        where = text(file) if file else "options"
     return with_certificate_name(tree, where), where

@@ -45,12 +45,22 @@ class DeviceOptions(ConnectionOptions):
     ] = None
     folder: Annotated[Path | None, option("--dir FOLDER", "Folder of the device [device].", FOLDERS)] = None
 
-    def tree(self, file: Path | None = None, **more: object) -> tuple[dict[str, object], str]:
-        """The settings before they are checked, and where they come from; `file` if no file was given. Raises ConfigError."""
+    def tree(self, **more: object) -> tuple[dict[str, object], str]:
+        """The settings before they are checked, and where they come from. Raises ConfigError."""
         from edge_fl_devices.config import read_tree
 
         options = {"id": self.id, "data": self.data, "folder": self.folder, **more}
-        return read_tree(self.config or file, options, self.given())
+        return read_tree(self.config, options, self.given())
+
+    def of_agent(self) -> tuple[dict[str, object], str]:
+        """Like `tree`; without a file, of the settings that this board was flashed with, or with which the agent last ran here."""
+        from edge_fl_devices import config
+        from edge_fl_devices.board.installation import settings_file
+
+        options = {"id": self.id, "data": self.data, "folder": self.folder}
+        file = self.config or settings_file()
+        before = None if file else config.remembered(self.folder or DEVICE_FOLDER)
+        return config.read_tree(file, options, self.given(), before)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,16 @@ With few labels this is usually the nearest class mean, with more labels logisti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl import metrics
+from edge_fl import heads, metrics
 from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
+from edge_fl.errors import ConfigError
 from edge_fl.heads.head import Features, Head
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 
@@ -56,6 +57,16 @@ class HeldOut:
     @property
     def enough(self) -> bool:
         return grouping.count(self.groups, len(self.y)) >= MIN_HELD_OUT
+
+
+def require_kinds(kinds: Iterable[str], where: str) -> None:
+    """Check kinds of heads that a person chose. Raises ConfigError for one that is neither a head nor AUTO."""
+    try:
+        for kind in kinds:
+            if kind != AUTO:
+                heads.find(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}; {AUTO!r} chooses among them") from error
 
 
 def choose(

@@ -1,6 +1,6 @@
 """Memory with a backbone and 200 photos of 12 megapixels, of an agent and of the process that serves, and the bounds for boards of 512 MB.
 
-pytest tests/devices/test_photos.py -s
+pytest tests/maker/test_photos.py -s
 """
 
 import json

@@ -1,6 +1,6 @@
 """Daily usage of the device and its budgets: bytes, processor seconds, and energy (an estimate).
 
-    FOLDER/usage.json     the day's totals, so that they survive a restart
+    FOLDER/usage.json     the day's totals, so that they survive a restart (a power cut loses what was not saved yet)
 
 Beyond a budget the agent fetches, fits and trains nothing until the next day; serving and pending reports continue. The day is that of
 the wall clock.
@@ -24,7 +24,7 @@ from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.storage import read_json, write_json
 
 FILE = "usage.json"
-SAVE_EVERY_S = 600.0  # writes wear out SD cards
+SAVE_EVERY_S, SAVE_EVERY_BYTES = 600.0, 4_000_000  # writes wear out SD cards
 
 
 class Usage(Struct, frozen=True):
@@ -87,10 +87,10 @@ class Meter:
         self._total_bytes, self._cpu_s = total_bytes, cpu_s
         self._usage = read(folder)
         self._bytes_before, self._cpu_before = total_bytes(), 0.0
-        self._save_at_s = -math.inf
+        self._save_at_s, self._saved = -math.inf, Usage()
 
-    def update(self) -> Usage:
-        """Return the day's totals, saved to disk every SAVE_EVERY_S."""
+    def update(self, *, last: bool = False) -> Usage:
+        """Return the day's totals, saved to disk every SAVE_EVERY_S or SAVE_EVERY_BYTES, and if this is the `last` call before the end."""
         sent, cpu_s, day = self._total_bytes(), self._cpu_s(), self._today()
         before = self._usage if self._usage.day == day else Usage(day)
         self._usage = replace(
@@ -100,9 +100,10 @@ class Meter:
             watts=self._watts,
         )
         self._bytes_before, self._cpu_before = sent, cpu_s
-        if time.monotonic() < self._save_at_s:
+        more = self._usage.bytes - self._saved.bytes
+        if not last and time.monotonic() < self._save_at_s and more < SAVE_EVERY_BYTES:
             return self._usage
-        self._save_at_s = time.monotonic() + SAVE_EVERY_S
+        self._save_at_s, self._saved = time.monotonic() + SAVE_EVERY_S, self._usage
         with suppress(OSError):  # disk full: keep counting in memory
             write_json(self._folder / FILE, self._usage)
         return self._usage

@@ -245,11 +245,12 @@ def run_device(
         runner.add(agent, connect)
         threads.once(partial(report_waiting, agent, progress.print), "edge-fl-connecting").start()
         stopped = threading.Event()
+        meter = Meter(store.folder, lambda: agent.connection.wire_bytes, watts=config.budget.watts)
         monitor = DeviceMonitor(
             config,
             agent,
             deliver,
-            Meter(store.folder, lambda: agent.connection.wire_bytes, watts=config.budget.watts),
+            meter,
             inspect,
             current,
         )
@@ -259,6 +260,7 @@ def run_device(
             runner.run(done=must_end)
         finally:
             stopped.set()
+            meter.update(last=True)
     if agent.denied and not runner.continues:
         raise ConnectError(
             f"{config.id}: broker {config.broker.endpoint} denies access to this device ({agent.denied})",

@@ -126,9 +126,10 @@ def up(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Run a simulated fleet over a real broker, with the same agents as real devices."""
+    from edge_fl.heads import auto
     from edge_fl.toml import apply, checked
     from edge_fl.wire.identity import certificate_in
-    from edge_fl_devices.config import DeviceBroker, require_heads
+    from edge_fl_devices.config import DeviceBroker
     from edge_fl_devices.runtime.connection import connector, fleet_connector
     from edge_fl_devices.simulated.fleet import (
         DeviceResult,
@@ -143,7 +144,7 @@ def up(
 
     head_only, trains = tier_counts(devices if devices or head or full else DEVICES, head, full)
     kinds = tuple(kind.strip() for kind in heads.split(","))
-    require_heads(kinds, f"--heads {heads}")
+    auto.require_kinds(kinds, f"--heads {heads}")
     tree: dict[str, Any] = {"data": {"dataset": dataset, "data_dir": os.fspath(data_dir)}}
     apply(settings or (), tree)
     tree["data"]["clients"] = head_only + trains

@@ -121,4 +121,4 @@ def report(
 
 def _folder(run: str, runs: Path) -> Path:
     """The folder of a run given by name or path."""
-    return Path(run) if Path(run).is_dir() else runs / run
+    return Path(run) if Path(run).is_dir() or Path(run).name != run else runs / run

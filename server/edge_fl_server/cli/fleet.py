@@ -224,15 +224,14 @@ def set_settings(
     online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins over it on a device:
     docs/remote-settings.md.
     """
-    from edge_fl import heads
     from edge_fl.fleet.remote_settings import require
-    from edge_fl.heads.auto import AUTO
+    from edge_fl.heads import auto
     from edge_fl_server.registry import fleets, registered_devices
 
     tags = dict(map(_parsed, changes))
     require({key: value for key, value in tags.items() if value is not None}, "fleet set")
-    if tags.get("head") not in (None, AUTO):
-        heads.find(str(tags["head"]))
+    if tags.get("head") is not None:
+        auto.require_kinds([str(tags["head"])], "fleet set")
     with registry(place) as db:
         names = confirmed(db, place.fleet, selector, "change their settings", yes=yes, none=False)
         with acting(db, place.fleet, "settings", f"{selector}: {' '.join(changes)}"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from edge_fl.cli import App, Commands
 from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
-from edge_fl.errors import ConfigError, RunError
+from edge_fl.errors import ConfigError, InputError, RunError
 from edge_fl.files.paths import text
 from edge_fl.options import BrokerAddressOptions, FormatOption, argument, option
 from edge_fl_server.cli.options import (
@@ -279,20 +279,21 @@ def publish(
     names = [name.strip() for name in classes.split(",")] if classes else []
     names = require_class_names(names, "release publish, --classes")
     plan = rollout_plan(stages)
+    if file and weights:
+        raise ConfigError(
+            f"--weights {weights}: those of {text(file)} are in the file; expected them with --model"
+        )
+    if model and (mean or std or reference):
+        raise ConfigError(f"--mean, --std and --reference describe a file; those of {model} are known")
+    given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
+    for path in filter(None, (file, reference, images)):
+        if not path.exists():
+            raise InputError(f"{text(path)}: does not exist", consequence="nothing was released")
     with commands(place, broker, new=True) as releases:
         releases.is_online()  # nothing is signed without a broker
         if file:
-            if weights:
-                raise ConfigError(
-                    f"--weights {weights}: those of {text(file)} are in the file; expected them with --model"
-                )
-            given = ForeignInput(_numbers("--mean", mean), _numbers("--std", std), size, resize)
             exported, description = made_elsewhere(file, given, reference, names)
         else:
-            if mean or std or reference:
-                raise ConfigError(
-                    f"--mean, --std and --reference describe a file; those of {model} are known"
-                )
             exported, description = made_by_model(model, weights, names, size, resize)
         int8 = quantised(exported, description, images) if images else None
         manifest = releases.sign(exported, description, int8)

@@ -311,9 +311,12 @@ class ServerConnection:
         """Yield to a newer server, which has the lease: two servers of one name would keep disconnecting each other."""
         other = received.message
         if not isinstance(other, ServerState) or (other.epoch, other.boot) <= (self.epoch, self.boot):
+            if not received.retained and getattr(other, "boot", "") != self.boot:
+                self._restore_state()
             return
         if other.epoch >= MAX_EPOCH:
             log.warning("srv/state: epoch %d, expected less than %d; ignored", other.epoch, MAX_EPOCH)
+            self._restore_state()
             return
         if self._steady and not other.online:
             # An earlier server's state, which arrived too late to be read before connecting.
@@ -321,6 +324,10 @@ class ServerConnection:
             self.publish_packet(self._state(online=True))
         else:
             self.end(f"another server (boot {other.boot}, epoch {other.epoch}) took over")
+
+    def _restore_state(self) -> None:
+        """Publish the retained state again, which something else replaced: a late will, or what another client sent."""
+        self.run_in_background("state", lambda: self.publish_packet(self._state(online=True)))
 
     def end(self, reason: str) -> None:
         """End the connection for good, which `check` reports; the state "offline" is not published, it would replace the other server's."""
@@ -343,6 +350,8 @@ class ServerConnection:
                 self.request_rebirth(address.device)  # the device may have sent another one since
             return
         except ProtocolError as error:
+            if packet.topic == self.topics.server("state"):
+                self._restore_state()
             sender, kind = self.topics.sender(packet.topic), kind_of(packet.topic)
             self.malformed.add(sender, packet.topic, error, self.journal.lines)
             self.counts[Failure.MALFORMED] += 1

@@ -20,6 +20,19 @@ def test_what_was_used_today_survives_a_restart_and_not_the_day(tmp_path: Path) 
     assert again.update() == Usage("2026-01-02", 0, 0.0)
 
 
+def test_the_totals_are_saved_after_some_traffic_and_at_the_end(tmp_path: Path) -> None:
+    sent = [0]
+    meter = Meter(tmp_path, lambda: sent[0], lambda: "2026-01-01", lambda: 0.0)
+    meter.update()
+    for total, last, saved in (
+        (3_000_000, False, 0),
+        (5_000_000, False, 5_000_000),
+        (5_000_001, True, 5_000_001),
+    ):
+        sent[0] = total
+        assert meter.update(last=last).bytes == total and usage.read(tmp_path).bytes == saved
+
+
 @pytest.mark.parametrize(
     ("budget", "words"),
     [

@@ -9,7 +9,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl_broker.mosquitto import Mosquitto
-from edge_fl_devices.config import DeviceBroker, DeviceConfig
+from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.doctor import CHECKS, DeviceCheck, device_checks, run_checks
 from edge_fl_devices.doctor.device_checks import graded
 from edge_fl_devices.doctor.network_checks import network
@@ -52,6 +52,21 @@ def test_the_command_lists_the_results_and_exits_with_1_after_a_failure(
     assert main([*command, "nowhere.npz"]) == 1
     output = capsys.readouterr()
     assert "data: failed" in output.err and "no such file" in output.out
+
+
+@pytest.mark.broker
+def test_the_command_takes_the_settings_of_the_last_run_and_options_change_them(
+    config: DeviceConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remember(config)
+    command = ["device", "doctor", "--dir", config.folder, "--format", "json"]
+    assert main(command) == 0
+    assert {row["found"] for row in json.loads(capsys.readouterr().out)} >= {"12 images: a 6, b 6"}
+    assert main([*command, "--port", "1"]) == 1
+    assert "port: failed" in capsys.readouterr().err
+    (Path(config.folder) / "settings.json").unlink()
+    assert main(command) == 4
+    assert "id: missing, expected a value" in capsys.readouterr().err
 
 
 @pytest.mark.broker

@@ -228,7 +228,7 @@ def test_the_images_are_counted_at_once_and_failures_do_not_end_the_thread(
     board: Board, watch_s: float
 ) -> None:
     config = replace_config(board.monitor.config, watch_s=watch_s)
-    clock = count(1000, 30)
+    clock = count(board.now_s, 30)
     board.monitor = replace(board.monitor, config=config, clock=lambda: next(clock), _counted=None)
     stopped, asked = threading.Event(), []
 
@@ -300,7 +300,7 @@ def test_the_thread_of_the_monitor_survives_any_exception(board: Board) -> None:
         raise RuntimeError("anything")
 
     board.monitor.current.found = found  # type: ignore[method-assign]
-    clock = count(1000, 30)
+    clock = count(board.now_s, 30)
     config = replace_config(board.monitor.config, watch_s=0.001)
     board.monitor = replace(board.monitor, config=config, clock=lambda: next(clock))
     board.monitor.run(stopped)

@@ -249,6 +249,9 @@ def test_metadata_near_their_expiry_are_signed_again_while_a_server_is_online(
         (["model.onnx", "--model", "cnn-tiny"], "expected either a file"),
         (["model.onnx"], "--classes: 0 classes, expected 2 to 1024"),
         (["model.onnx", "--classes", "cat"], "--classes: 1 class (cat), expected 2 to 1024"),
+        (["model.onnx", "--classes", "cat,dog"], "model.onnx: does not exist"),
+        (["model.onnx", "--classes", "cat,dog", "--mean", "a"], "--mean a: expected numbers"),
+        (["--model", "cnn-tiny", "--classes", "cat,dog", "--mean", "0.5"], "--reference describe a file"),
     ],
 )
 def test_what_to_publish_is_checked_before_anything_else(arguments, said, capsys):

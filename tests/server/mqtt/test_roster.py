@@ -294,6 +294,29 @@ def test_an_epoch_out_of_range_is_ignored(stage, epoch):
     early.close()
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"rubbish", encode(ServerState(False, "old", 0)), encode(ServerState(True, "old", 2**30))],
+    ids=["cleared", "malformed", "a late will", "an epoch out of range"],
+)
+def test_a_server_publishes_its_state_again_when_something_replaces_it(stage, payload):
+    other = stage.connect("other", None, lambda event: None)
+    connection = ServerConnection(stage.connect, Journal(), limits=connector.LeaseLimits(settle_s=0.05))
+    connection.open()
+
+    def state():
+        kept = stage.retained().get("srv/state")
+        return kept != payload and kept and decode(kept, ServerState)
+
+    assert stage.eventually(lambda: state() and state().boot == connection.boot)
+    other.publish(Packet(stage.topics.server("state"), payload, retain=True))
+    other.drain(WAIT_S)
+    assert stage.eventually(lambda: state() and state().boot == connection.boot and state().online)
+    connection.check()
+    connection.close()
+    other.close()
+
+
 def test_sequence_numbers_never_fall_below_those_in_the_registry():
     db = Database.open()
     registered_devices.record(db, [DeviceRecord("main", "d1", status="ready", seen_sequence=9 * 2**32)])

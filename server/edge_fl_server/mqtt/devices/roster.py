@@ -230,8 +230,8 @@ class Roster:
         if boots := self._duplicates.add(id, boot):
             self._journal.quarantine(
                 id,
-                f"two machines have its identity (boots {boots[0]} and {boots[1]} alternate): revoke it ('edge-fl fleet revoke {id}')"
-                " and enrol your own machine again",
+                f"two machines have its identity (boots {boots[0]} and {boots[1]} alternate): stop one, or revoke its certificate"
+                f" ('edge-fl fleet revoke {id}') and enrol your own machine again",
             )
 
 
