@@ -1,24 +1,29 @@
 """Personal heads: fitted on a client's own features, used with NumPy alone (docs/methods-on-devices.md, "Heads").
 
-To add a head, write one final class and one line in HEADS, or register an entry point of the group `edge_fl.heads` in another package. A
-release may bring a plan and extras for the linear head of its method: a device configured for `logistic`, the default, then fits that head
-(WAYS); any other configured kind is kept.
+To add a head, write one final class and one line in HEADS, or register an entry point of the group `edge_fl.heads` in another package.
+
+A device configured for a linear head (`logistic`, the default, or `cosine`) serves the fleet's head of the release, adapted to its labels
+(`served`); for `mlp` and `svm` a residual on it is fitted (`residual`). Without a fleet's head it fits the configured kind on its own
+labels, or for `logistic` the method's own head if the release has a plan for one (WAYS), which a release can also ask for.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
+from edge_fl.heads import fleet, residual, served
 from edge_fl.heads.class_statistics import prior
 from edge_fl.heads.head import Array, Extras, Head, TrainingSet
 from edge_fl.heads.linear import Constant, Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
+from edge_fl.heads.served import Estimate
 from edge_fl.heads.tuned import Tuned, mix, ridge, tune
 from edge_fl.heads.two_heads import Ensemble, Gated
 from edge_fl.untrusted import whole
@@ -41,17 +46,26 @@ __all__ = [
     "Tuned",
     "find",
     "fit",
+    "fitted",
     "from_arrays",
     "names",
+    "estimated",
     "resolve",
     "training_set",
+    "uses_fleet",
 ]
 
 MAX_CLASSES = 10**6
 ENTRY_POINTS = "edge_fl.heads"
 HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Cosine, Constant)}
-KINDS: dict[str, type[Head]] = HEADS | {head.kind: head for head in (Tuned, Gated, Ensemble)}
+KINDS: dict[str, type[Head]] = {
+    **HEADS,
+    **{head.kind: head for head in (Tuned, Gated, Ensemble, residual.FleetMlp)},
+    **fleet.KINDS,
+}
 """All kinds; those not in HEADS need extras of a release."""
+ADAPTED = {Logistic.kind, Cosine.kind}
+"""Kinds in whose place the fleet's head is adapted, if the release has one."""
 
 WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "own": Logistic.fit,
@@ -89,32 +103,41 @@ def resolve(name: str) -> type[Head]:
     return found
 
 
-def fit(
-    kind: str,
-    z: Array,
-    y: Array,
-    classes: int,
-    *,
-    unit_norm: bool,
-    extractor: str = "",
-    seed: int = 0,
-    balanced: bool = False,
-    plan: HeadPlan = PLAIN,
-    extras: Extras | None = None,
-) -> Head:
-    """Fit a head of this kind on features z [n, d] with class ids y [n] in 0..classes-1; with a single class, a constant head.
+def uses_fleet(kind: str, plan: HeadPlan) -> bool:
+    """Whether a device that is configured for this kind serves the fleet's head of a release, alone or with a residual."""
+    return bool(plan.fleet) and plan.serves == "fleet" and kind in ADAPTED | residual.KINDS.keys()
+
+
+def fit(kind: str, z: Array, y: Array, classes: int, *, unit_norm: bool, **options: Any) -> Head:
+    """Fit a head of this kind on features z [n, d] with class ids y [n] in 0..classes-1; `options` as of `training_set`.
 
     `extractor` is the sha256 of the extractor of z; `unit_norm` says whether its features have length 1. The order of the samples does not
-    matter. Raises ConfigError for an unknown kind, DataError for unusable features or labels, ArtefactError for extras that do not fit the
-    plan.
+    matter. Raises as `fitted`, and DataError for unusable features or labels.
     """
+    return fitted(kind, training_set(z, y, classes, unit_norm, **options))
+
+
+def fitted(kind: str, data: TrainingSet) -> Head:
+    """Fit a head of this kind; of samples of one class a constant head, unless there is a fleet's head, which needs no samples.
+
+    Raises ConfigError for an unknown kind, ArtefactError for extras that do not fit the plan, DataError without samples for any other head.
+    """
+    if uses_fleet(kind, data.plan):
+        return estimated(kind, data).head
     head = find(kind)
-    data = training_set(z, y, classes, unit_norm, extractor, seed, balanced, plan, extras or {})
-    if kind == Logistic.kind and plan.way != "own":
-        return WAYS[plan.way](data)
+    if not len(data.y):
+        raise DataError("head: no labelled samples, and the release has no fleet's head", "no head was fitted")
+    if kind == Logistic.kind and data.plan.way != "own":
+        return WAYS[data.plan.way](data)
     if kind == Cosine.kind:
         return _cosine(data)
     return (head if len(data.present) > 1 else Constant).fit(data)
+
+
+def estimated(kind: str, data: TrainingSet) -> Estimate:
+    """As `fitted` for a kind that uses the fleet's head, with what would be predicted of each sample without its fold."""
+    estimate = served.fit(data)
+    return residual.fit(kind, data, estimate) if kind in residual.KINDS else estimate
 
 
 def _cosine(data: TrainingSet) -> Head:
@@ -129,21 +152,40 @@ def training_set(
     y: Array,
     classes: int,
     unit_norm: bool,
-    extractor: str,
-    seed: int,
-    balanced: bool,
-    plan: HeadPlan,
-    extras: Extras,
+    extractor: str = "",
+    seed: int = 0,
+    balanced: bool = False,
+    plan: HeadPlan = PLAIN,
+    extras: Extras | None = None,
+    *,
+    groups: Array | None = None,
+    unlabelled: Array | None = None,
+    closed: bool = False,
 ) -> TrainingSet:
-    """Build the input of `fit` and `head_updates.compute`, with the samples in a canonical order. Raises DataError."""
+    """The input of `fitted` and `head_updates.compute`: features z [n, d] with class ids y [n] in 0..classes-1, in a canonical order.
+
+    `extractor` is the sha256 of the extractor of z; the others are as of `TrainingSet`. Raises DataError for unusable features or labels.
+    """
     z, y = np.asarray(z, np.float32), np.asarray(y)
-    _require_fittable(z, y, classes)
+    _require_fittable(z, y, classes, empty=bool(plan.fleet))
     order = sorted(
         range(len(y)),
         key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
     )
+    given = np.empty(0, np.int64) if groups is None else np.asarray(groups, np.int64)
     return TrainingSet(
-        z[order], y[order].astype(np.int64), classes, extractor, unit_norm, seed, balanced, plan, extras
+        z[order],
+        y[order].astype(np.int64),
+        classes,
+        extractor,
+        unit_norm,
+        seed,
+        balanced,
+        plan,
+        extras or {},
+        given[order] if len(given) else given,
+        np.empty((0, z.shape[1]), np.float32) if unlabelled is None else np.asarray(unlabelled, np.float32),
+        closed,
     )
 
 
@@ -186,8 +228,10 @@ def _known(kind: str) -> type[Head] | None:
         return None
 
 
-def _require_fittable(z: Array, y: Array, classes: int) -> None:
+def _require_fittable(z: Array, y: Array, classes: int, *, empty: bool) -> None:
     flaw = ""
+    if z.ndim == 2 and empty and not len(z) and not len(y):
+        return
     if z.ndim != 2 or y.shape != z.shape[:1] or not len(y) or y.dtype.kind not in "iu":
         flaw = (
             f"features {list(z.shape)} and {y.dtype} labels {list(y.shape)}, expected [n, d] and n class ids"

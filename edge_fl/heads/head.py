@@ -20,6 +20,8 @@ from edge_fl.heads.plan import PLAIN, HeadPlan
 
 PREFIX = "edge_fl_"
 """Begins the names of the values that a graph adds."""
+SHORTEST = 1e-12
+"""Length below which a vector has no direction."""
 Array = NDArray[Any]
 Features = NDArray[np.float32]
 Extras = Mapping[str, Mapping[str, Array]]
@@ -79,6 +81,13 @@ class Graph:
             "Div", centred, self.node("Sqrt", self.node("Add", variance, self.constant(epsilon)))
         )
 
+    def direction(self, value: str) -> str:
+        """The signed square root of each feature, scaled to length 1 (`edge_fl.heads.linear.direction`)."""
+        root = self.node("Mul", self.node("Sign", value), self.node("Sqrt", self.node("Abs", value)))
+        squares = self.node("MatMul", self.node("Mul", root, root), self.constant(np.ones((self.dim, 1))))
+        length = self.node("Max", self.node("Sqrt", squares), self.constant(SHORTEST))
+        return self.node("Div", root, length)
+
     def columns(self, value: str, start: int, end: int) -> str:
         """value[:, start:end]."""
         return self.node("Slice", value, *(self.constant(np.array([at])) for at in (start, end, 1)))
@@ -92,7 +101,8 @@ class TrainingSet:
     """Training data of a head: features z float32 [n, d] (n >= 1) and class ids y int64 [n] below `classes`, in canonical order.
 
     `unit_norm`: every z has length 1. `balanced`: every class present has the same weight. `plan` and `extras` come with the release, for
-    heads of its method.
+    heads of its method. groups int64 [n]: samples that belong together (empty: all alone). unlabelled float32 [m, d]: features of samples
+    without a label, from which class shares are estimated. closed: only classes with labels are predicted.
     """
 
     z: Features
@@ -104,6 +114,9 @@ class TrainingSet:
     balanced: bool
     plan: HeadPlan = PLAIN
     extras: Extras = field(default_factory=dict)
+    groups: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    unlabelled: Features = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    closed: bool = False
 
     @property
     def present(self) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edge_fl.heads.descent import received
 from edge_fl.heads.head import (
+    SHORTEST,
     Array,
     Features,
     Graph,
@@ -31,7 +32,6 @@ from edge_fl.heads.head import (
 RIDGE = 0.3
 SHARPNESS = np.float32(10)
 """Factor on the regression's values, whose softmax is otherwise far too flat; 9 to 12 is best on PACS (docs/devices.md, "Predictions")."""
-SHORTEST = 1e-12
 
 Doubles = NDArray[np.float64]
 
@@ -148,10 +148,7 @@ class Cosine(Head):
         return over_all(self.classes, self.present, direction(z) @ self.weights.T + self.bias)
 
     def graph(self, graph: Graph, z: str) -> str:
-        root = graph.node("Mul", graph.node("Sign", z), graph.node("Sqrt", graph.node("Abs", z)))
-        squares = graph.node("MatMul", graph.node("Mul", root, root), graph.constant(np.ones((graph.dim, 1))))
-        length = graph.node("Max", graph.node("Sqrt", squares), graph.constant(SHORTEST))
-        u = graph.node("Div", root, length)
+        u = graph.direction(z)
         return graph.scattered(u, self.weights, self.bias, self.present, self.classes)
 
 

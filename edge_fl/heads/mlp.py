@@ -58,16 +58,25 @@ class Mlp(Head):
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
+        return cls.trained(data)
+
+    @classmethod
+    def trained(cls, data: TrainingSet, given: Features | None = None) -> Self:
+        """Trained from random weights; as a residual on the logits `given` [n, C] with a last layer that starts at zero."""
         mean, std = identity_scaling(data) if data.unit_norm else standardisation(data)
         if not data.unit_norm:
             std = std * np.float32(np.sqrt(len(std)))
         u, cost = (data.z - mean) / std, data.weights.astype(np.float32)
         rng = generator(data.seed, "head")
         layers = [*_layer(u.shape[1], HIDDEN, rng), *_layer(HIDDEN, data.classes, rng)]
+        if given is None:
+            given = np.zeros((len(u), data.classes), np.float32)
+        else:
+            layers[2][:] = 0
         velocity = [np.zeros_like(layer) for layer in layers]
         for rows in _batches(len(u), rng):
             for layer, speed, grad in zip(
-                layers, velocity, _gradient(layers, u[rows], data.y[rows], cost[rows]), strict=True
+                layers, velocity, _gradient(layers, u[rows], data.y[rows], cost[rows], given[rows]), strict=True
             ):
                 speed *= MOMENTUM
                 speed += grad
@@ -105,11 +114,13 @@ def _batches(samples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int6
             left -= 1
 
 
-def _gradient(layers: Weights, u: Features, y: NDArray[np.int64], cost: Features) -> Weights:
+def _gradient(
+    layers: Weights, u: Features, y: NDArray[np.int64], cost: Features, given: Features
+) -> Weights:
     """Gradient of the weighted mean cross-entropy over the batch, in the order of `layers`."""
     hidden_weights, hidden_bias, weights, bias = layers
     hidden = np.maximum(u @ hidden_weights.T + hidden_bias, 0)
-    logits = hidden @ weights.T + bias
+    logits = given + hidden @ weights.T + bias
     error = probabilities(logits)
     error[np.arange(len(y)), y] -= 1
     error *= (cost / len(y))[:, None]

@@ -25,13 +25,19 @@ Number = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 class HeadPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """`start` names the extra from which a linear head starts, scaled by `times`; `uploads` maps parts to kinds of head updates.
+    """`fleet` names the extra with the fleet's head ("": the release has none), `shares` are the class shares of the data that it was
+    fitted on (none: unknown). `serves`: whether devices adapt it (`edge_fl.heads.served`), or fit the method's own head in its `way`.
+
+    `start` names the extra from which a linear head starts, scaled by `times`; `uploads` maps parts to kinds of head updates.
 
     The numbers are settings of SGD: all batches of every epoch, and at least `min_steps` (0: exactly the epochs); with `batches` above 0
     only that many batches, the same in each epoch. `pull` is the weight λ of λ/2 |h - start|², `ridge` that of a closed form.
     """
 
     way: Way = "own"
+    serves: Literal["fleet", "way"] = "fleet"
+    fleet: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_-]{0,31})?\Z")] = ""
+    shares: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=65536)] = []
     start: str = ""
     times: Number = 1.0
     lr: Number = 0.05

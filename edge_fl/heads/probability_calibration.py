@@ -1,7 +1,11 @@
-"""Calibration of a head on out-of-fold predictions: temperature, threshold for a target precision, rejection by feature distance.
+"""Calibration of a head on out-of-fold predictions: temperature, accuracy, threshold for a target precision, rejection by feature distance.
 
-The labelled samples are divided into FOLDS folds; a head fitted on the others predicts each of them, so no sample is needed for this alone.
-No fold cuts a group (`edge_fl.data.grouping`), and every group counts once, so that frames of one scene do not count as many.
+No sample is needed for this alone: a served head (`edge_fl.heads.served`) knows what it would predict of each sample without its fold; for
+any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every group
+counts once, so that frames of one scene do not count as many. Folds have one group of every class where labels are few.
+
+- A head without a fleet's head is worse without a fold than with all labels. Its error falls about as the root of the number of labels
+  of a class, so that of the predictions is reduced by that factor, as far as the head follows from own labels alone (`correction`).
 
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
@@ -27,8 +31,9 @@ from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import probabilities
-from edge_fl.heads.head import Array, Features, Head
+from edge_fl.heads.head import Array, Features, Head, TrainingSet
 from edge_fl.heads.linear import direction
+from edge_fl.heads.served import Estimate
 
 FOLDS = 5
 ENOUGH = 1000
@@ -36,11 +41,13 @@ ENOUGH = 1000
 LEAST = 20
 """Groups with out-of-fold predictions below which there is neither a threshold nor a rejection."""
 LEAST_ANSWERED = 5
+LEAST_MEASURED = 8
+"""Groups with out-of-fold predictions below which no accuracy is shown."""
 TEMPERATURES = (1e-3, 1e3)
 HALVINGS = 40
 NOTHING = np.empty(0, np.float32)
-GROUPS = "groups"
-"""Name of the array that is only in the file where pictures share a group."""
+GROUPS, FLEET = "groups", "fleet"
+"""Names of the arrays that are only in the file where pictures share a group, and where there is a fleet's head."""
 
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
@@ -64,7 +71,9 @@ class Calibration:
     """Out-of-fold predictions of a head, in ascending order of their samples, and what follows from them.
 
     confidences float32 [m]: calibrated probability of the predicted class; right bool [m]: whether it is the label. means float32 [k, d]:
-    class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone.
+    class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone. fleet bool [m]:
+    whether the fleet's head is right about the same samples; empty without one. correction: factor on the error of the predictions.
+    own_weight: how far the head follows from own labels alone, 0..1.
     """
 
     temperature: float
@@ -73,11 +82,26 @@ class Calibration:
     means: Features
     distances: Features
     groups: Groups = field(default_factory=grouping.alone)
+    fleet: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    correction: float = 1.0
+    own_weight: float = 1.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are enough labels to say how accurate the head is."""
+        return self.scenes >= LEAST_MEASURED
 
     @property
     def accuracy(self) -> float:
-        """Out-of-fold accuracy; 0 without predictions."""
-        return grouping.mean(self.right, self.groups) if len(self.right) else 0.0
+        """Accuracy on new samples; 0 without predictions."""
+        if not len(self.right):
+            return 0.0
+        return 1 - self.correction * (1 - grouping.mean(self.right, self.groups))
+
+    @property
+    def fleet_accuracy(self) -> float | None:
+        """Accuracy of the fleet's head on the same samples; None without one."""
+        return grouping.mean(self.fleet, self.groups) if len(self.fleet) else None
 
     @property
     def scenes(self) -> int:
@@ -86,7 +110,7 @@ class Calibration:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the accuracy on new scenes."""
+        """90 % interval of the accuracy on new scenes."""
         return grouping.interval(self.accuracy, self.scenes)
 
     def probabilities(self, logits: Features) -> Features:
@@ -134,12 +158,17 @@ class Calibration:
         """Arrays by name, for the file of the head (`from_arrays` is the inverse)."""
         arrays: dict[str, Array] = {
             "temperature": np.array([self.temperature], np.float32),
+            "correction": np.array([self.correction, self.own_weight], np.float32),
             "confidences": self.confidences,
             "right": self.right.astype(np.uint8),
             "means": self.means,
             "distances": self.distances,
         }
-        return arrays if grouping.are_alone(self.groups) else {**arrays, GROUPS: self.groups}
+        if not grouping.are_alone(self.groups):
+            arrays[GROUPS] = self.groups
+        if len(self.fleet):
+            arrays[FLEET] = self.fleet.astype(np.uint8)
+        return arrays
 
 
 UNCALIBRATED = Calibration(1.0, NOTHING, NOTHING.astype(np.bool_), NOTHING.reshape(0, 0), NOTHING)
@@ -152,14 +181,17 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
     expected = UNCALIBRATED.to_arrays()
     if GROUPS in arrays:
         expected[GROUPS] = UNCALIBRATED.groups
+    if FLEET in arrays:
+        expected[FLEET] = UNCALIBRATED.fleet.astype(np.uint8)
     usable = arrays.keys() == expected.keys() and all(
         array.ndim == expected[name].ndim and array.dtype == expected[name].dtype and np.isfinite(array).all()
         for name, array in arrays.items()
     )
     if not usable or arrays["temperature"].shape != (1,) or arrays["temperature"][0] <= 0:
         raise ArtefactError(f"calibration: {', '.join(arrays)}, expected finite {', '.join(expected)}")
-    if arrays["confidences"].shape != arrays["right"].shape:
-        raise ArtefactError("calibration: confidences and right differ in length")
+    sizes = {len(arrays[name]) for name in ("confidences", "right", FLEET) if name in arrays}
+    if len(sizes) > 1 or arrays["correction"].shape != (2,):
+        raise ArtefactError("calibration: confidences, right and fleet differ in length")
     groups = arrays.get(GROUPS, grouping.alone())
     if len(groups) not in (0, len(arrays["right"])) or len(arrays["distances"]) != len(arrays["right"]):
         raise ArtefactError("calibration: distances or groups differ in length from the predictions")
@@ -170,6 +202,66 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         arrays["means"],
         arrays["distances"],
         groups,
+        arrays.get(FLEET, np.empty(0)).astype(np.bool_),
+        *(float(value) for value in arrays["correction"]),
+    )
+
+
+def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
+    """The calibration of a served head, from what it would predict of each sample without its fold."""
+    rows = estimate.rows
+    if not len(rows):
+        return UNCALIBRATED
+    z, y = data.z[rows], data.y[rows]
+    scenes = grouping.numbers(data.groups[rows] if len(data.groups) else data.groups, len(rows))
+    distances = np.ones(len(rows), np.float32)
+    for fold in estimate.folds:
+        rest = np.setdiff1d(np.arange(len(rows)), fold)
+        if len(rest):
+            distances[fold] = distance(class_means(z[rest], y[rest]), z[fold])
+    fleet = np.empty(0, np.bool_) if estimate.fleet is None else estimate.fleet.argmax(axis=1) == y
+    return _calibration(
+        estimate.logits.astype(np.float32),
+        y,
+        class_means(data.z, data.y),
+        distances,
+        grouping.normal(scenes),
+        fleet,
+        _kept(y, scenes, FOLDS * len(rows)) ** (estimate.own_weight / 2),
+        estimate.own_weight,
+    )
+
+
+def _kept(y: Labels, scenes: Groups, folds: int) -> float:
+    """The share of the groups of a sample's class that a head has without its fold, at least a half."""
+    _, first = np.unique(scenes, return_index=True)
+    counts = np.bincount(y[first])[y]
+    left = counts - np.ceil(counts / folds)
+    return float(np.mean(np.maximum(left / counts, 0.5)))
+
+
+def _calibration(
+    logits: Features,
+    y: Labels,
+    means: Features,
+    distances: Features,
+    groups: Groups,
+    fleet: NDArray[np.bool_],
+    correction: float,
+    own_weight: float,
+) -> Calibration:
+    temperature = best_temperature(logits, y, groups, correction)
+    shares = probabilities(logits / np.float32(temperature))
+    return Calibration(
+        temperature,
+        shares.max(axis=1),
+        shares.argmax(axis=1) == y,
+        means,
+        distances,
+        groups,
+        fleet,
+        correction,
+        own_weight,
     )
 
 
@@ -211,22 +303,17 @@ def calibrate(
     order = np.argsort(predicted)
     predicted = predicted[order]
     held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
-    temperature = best_temperature(held, labels, counted)
-    shares = probabilities(held / np.float32(temperature))
-    return Calibration(
-        temperature,
-        shares.max(axis=1),
-        shares.argmax(axis=1) == labels,
-        means,
-        np.concatenate(distances)[order],
-        counted,
+    kept = _kept(y, scenes, FOLDS) ** 0.5
+    return _calibration(
+        held, labels, means, np.concatenate(distances)[order], counted, np.empty(0, np.bool_), kept, 1.0
     )
 
 
-def best_temperature(logits: Features, y: Labels, groups: Groups) -> float:
+def best_temperature(logits: Features, y: Labels, groups: Groups, correction: float = 1.0) -> float:
     """The temperature in TEMPERATURES at which the mean probability of the predicted classes is the accuracy, by bisection."""
     weights, count = grouping.weights(groups, len(y)), grouping.count(groups, len(y))
     accuracy = (np.sum(weights[logits.argmax(axis=1) == y]) + 0.5) / (count + 1)
+    accuracy = 1 - correction * (1 - accuracy)
     low, high = np.log(TEMPERATURES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

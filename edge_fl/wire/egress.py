@@ -29,6 +29,7 @@ NUMBERS = (
     metrics.PERSONAL_BEFORE,
     metrics.PERSONAL_AFTER,
     metrics.PERSONAL_LOCAL,
+    metrics.FLEET,
     metrics.PERSONAL_VALIDATION_BEFORE,
     metrics.PERSONAL_VALIDATION_AFTER,
     metrics.PERSONAL_VALIDATION_LOCAL,

@@ -51,10 +51,16 @@ class ClientFeatures:
         """All three sets, in this order."""
         sets = (self.train, self.validation, self.test)
         return FeatureSet(
-            np.concatenate([each.z for each in sets if len(each)]),
+            np.concatenate([each.z for each in sets if len(each)] or [self.train.z]),
             np.concatenate([each.y for each in sets]),
             np.concatenate([each.groups for each in sets]),
         )
+
+
+def unlabelled(dim: int) -> ClientFeatures:
+    """The features of a device without labelled images."""
+    none = FeatureSet(np.empty((0, dim), np.float32), np.empty(0, np.int64))
+    return ClientFeatures(none, none, none)
 
 
 @dataclass(frozen=True, eq=False)

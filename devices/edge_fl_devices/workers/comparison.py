@@ -64,8 +64,13 @@ def _compare_out_of_fold(
     return changed(right, right_now, choice.calibration.groups)
 
 
-def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> dict[str, float]:
-    """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one."""
+def measure(
+    choice: Choice, inputs: Inputs, compared: BroadcastComparison, fleets_head: Head | None
+) -> dict[str, float]:
+    """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one and of the fleet's head.
+
+    Of a few labels there is no accuracy (`edge_fl.heads.probability_calibration.LEAST_MEASURED`).
+    """
     features, old, old_features = inputs.features, inputs.served, inputs.served_features
     calibrations = (old.stored.calibration if old else None, choice.calibration)
     sizes = {
@@ -77,10 +82,15 @@ def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> di
         numbers |= {
             name: calibration.accuracy
             for name, calibration in zip((BEFORE[0], AFTER[0]), calibrations, strict=True)
-            if calibration and len(calibration.right)
+            if calibration and calibration.is_measured
         }
+        fleet = choice.calibration.fleet_accuracy
+        if fleet is not None and choice.calibration.is_measured:
+            numbers[metrics.FLEET] = fleet
     else:
         numbers |= _accuracies(choice.head, features, AFTER)
+        if fleets_head:
+            numbers |= _accuracies(fleets_head, features, (metrics.FLEET, ""))
     if old is None or old_features is None:
         return numbers
     if compared.old:
@@ -97,7 +107,9 @@ def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) ->
     """Accuracies on the test and validation sets that have samples."""
     sets = zip(names, (features.test, features.validation), strict=True)
     return {
-        name: grouping.mean(head.predict(data.z) == data.y, data.groups) for name, data in sets if len(data)
+        name: grouping.mean(head.predict(data.z) == data.y, data.groups)
+        for name, data in sets
+        if name and len(data)
     }
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
+from edge_fl import heads
 from edge_fl.blob import digest
-from edge_fl.heads import Tuned
-from edge_fl.heads.auto import Choice, HeldOut
+from edge_fl.errors import DataError
+from edge_fl.heads import Head, Logistic, Tuned
+from edge_fl.heads.auto import AUTO, Choice, HeldOut
 from edge_fl.heads.head import Array
 from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifests import Manifest
-from edge_fl_devices.features.client_features import ClientFeatures, FeatureLoader, FeatureSet
+from edge_fl_devices.features.client_features import (
+    ClientFeatures,
+    FeatureLoader,
+    FeatureSet,
+    LoadedFeatures,
+    unlabelled,
+)
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store
@@ -22,13 +31,15 @@ from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.head_fitting import NOTHING_HELD_OUT, FitData, FitSpec, Fitter
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class FitSettings:
     """Which head to fit, and whether to weight all classes equally and to calibrate it.
 
     budget_s: for the choice of a kind and for the calibration. cross_validate_below: with fewer groups of images than this a head is
-    fitted on all of them.
+    fitted on all of them. closed: only classes with labels are predicted.
     """
 
     kind: str
@@ -36,6 +47,7 @@ class FitSettings:
     budget_s: float = 60.0
     calibrate: bool = False
     cross_validate_below: int = 0
+    closed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +94,7 @@ class Fits:
         releases = [installed]
         if served and served.installed.extractor != installed.extractor:
             releases.append(served.installed)
-        loaded = self.loader(releases)
+        loaded = self._load(releases)
         features = loaded.by_extractor[0]
         assert features is not None  # the loader raises if the images do not fit the first release
         extras = self._read_extras(installed)
@@ -97,8 +109,33 @@ class Fits:
             extras=extras,
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,
-            pooled=features.scenes < self.settings.cross_validate_below,
+            pooled=features.scenes < max(self.settings.cross_validate_below, 1),
         )
+
+    def uses_fleet(self, manifest: Manifest) -> bool:
+        """Whether the device serves this release's fleet's head, which needs no labels."""
+        kind = Logistic.kind if self.settings.kind == AUTO else self.settings.kind
+        return heads.uses_fleet(kind, manifest.heads)
+
+    def _load(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
+        """The features of the labelled images; where there are none, none, if the first release has a fleet's head. Raises DataError."""
+        try:
+            return self.loader(releases)
+        except DataError as error:
+            if not self.uses_fleet(releases[0].manifest):
+                raise
+            log.info("%s; the fleet's head serves alone", error.message)
+            nothing = tuple(unlabelled(release.manifest.feature_dim) for release in releases)
+            return LoadedFeatures(nothing, "no labelled images")
+
+    def fleets_head(self, inputs: Inputs) -> Head | None:
+        """The fleet's head alone, to be compared with the served one; None without one, or where it serves alone."""
+        manifest = inputs.manifest
+        if inputs.pooled or not self.uses_fleet(manifest):
+            return None
+        none = unlabelled(manifest.feature_dim).train
+        spec = replace(self._spec(manifest), kind=Logistic.kind, calibrate=False)
+        return self.fitter(spec, FitData(none.z, none.y, inputs.extras)).head
 
     def fit(self, inputs: Inputs) -> tuple[Choice, str]:
         """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""
@@ -135,6 +172,7 @@ class Fits:
             plan=manifest.heads,
             budget_s=settings.budget_s,
             calibrate=settings.calibrate or settings.cross_validate_below > 0,
+            closed=settings.closed,
         )
 
     def _read_extras(self, installed: InstalledRelease) -> dict[str, Mapping[str, Array]]:

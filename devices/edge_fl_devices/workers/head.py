@@ -140,7 +140,7 @@ class HeadWorker(Worker):
             "head",
             job.boot,
             len(inputs.fitted),
-            {**comparison.measure(choice, inputs, compared), **choice.numbers},
+            {**comparison.measure(choice, inputs, compared, self._fits.fleets_head(inputs)), **choice.numbers},
             release=inputs.manifest.release,
             extractor=choice.head.extractor,
             head=choice.head.kind,
@@ -165,7 +165,7 @@ class HeadWorker(Worker):
             choice.head, inputs.manifest.release, parcel, fit_key, choice.calibration, inputs.bits
         )
         self.store.keep_head(stored, installed_extractors(self._slots))
-        if self._guard:
+        if self._guard and len(inputs.fitted):
             drift.remember_fit(self.store.folder, drift.moments(choice.head.extractor, inputs.fitted.z))
         self._slots.mark_good()
         self.store.keep_fitted_data(inputs.stamp)

@@ -10,7 +10,7 @@ import gc
 import resource
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.abc import MetaPathFinder
 from typing import Self
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from edge_fl import heads
 from edge_fl.data.grouping import Groups, alone
 from edge_fl.heads import HeadPlan, probability_calibration
-from edge_fl.heads.auto import AUTO, Choice, HeldOut, choose
+from edge_fl.heads.auto import AUTO, MIN_HELD_OUT, Choice, HeldOut, choose
 from edge_fl.heads.head import Array, Extras
+from edge_fl.heads.probability_calibration import UNCALIBRATED
 from edge_fl_devices.board import imports
 from edge_fl_devices.child import Children, decode, encode, serve
 
@@ -42,7 +43,8 @@ class FitLimits:
 class FitSpec(Struct, frozen=True):
     """Which head to fit: the arguments of `edge_fl.heads.fit`. Kind "auto" selects the best kind within `budget_s`.
 
-    With `calibrate` the head is also calibrated, which fits up to five more.
+    With `calibrate` the head is also calibrated, which fits up to five more unless the release has a fleet's head. closed: only classes
+    with labels are predicted.
     """
 
     kind: str
@@ -54,13 +56,15 @@ class FitSpec(Struct, frozen=True):
     plan: HeadPlan = HeadPlan()
     budget_s: float = 60.0
     calibrate: bool = False
+    closed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class FitData:
     """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto".
 
-    groups int64 [n]: pictures that belong together (empty: all alone); no fold cuts a group.
+    groups int64 [n]: pictures that belong together (empty: all alone); no fold cuts a group. unlabelled float32 [m, d]: features of
+    pictures without a label.
     """
 
     z: NDArray[np.float32]
@@ -68,6 +72,7 @@ class FitData:
     extras: Extras = field(default_factory=dict)
     held: HeldOut = NOTHING_HELD_OUT
     groups: Groups = field(default_factory=alone)
+    unlabelled: NDArray[np.float32] | None = None
 
 
 class FittedHead(Struct, frozen=True):
@@ -96,8 +101,8 @@ Fitter = Callable[[FitSpec, FitData], Choice]
 
 def fit_here(spec: FitSpec, data: FitData) -> Choice:
     """Fit a head in this process."""
-    fit = partial(
-        heads.fit,
+    given = partial(
+        heads.training_set,
         classes=spec.classes,
         unit_norm=spec.unit_norm,
         extractor=spec.extractor,
@@ -105,18 +110,31 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
         balanced=spec.balanced,
         plan=spec.plan,
         extras=data.extras,
+        closed=spec.closed,
     )
-    choice = (
-        Choice(fit(spec.kind, data.z, data.y), kind=spec.kind)
-        if spec.kind != AUTO
-        else choose(fit, data.z, data.y, data.held, data.groups, budget_s=spec.budget_s)
-    )
+
+    def fit(kind: str, z: NDArray[np.float32], y: NDArray[np.int64]) -> heads.Head:
+        return heads.fitted(kind, given(z, y))
+
+    kind, numbers = spec.kind, dict[str, float]()
+    if kind == AUTO:
+        if heads.uses_fleet(heads.Logistic.kind, spec.plan) and len(data.y) < MIN_HELD_OUT:
+            kind = heads.Logistic.kind
+        else:
+            choice = choose(fit, data.z, data.y, data.held, data.groups, budget_s=spec.budget_s)
+            kind, numbers = choice.kind, choice.numbers
+    if heads.uses_fleet(kind, spec.plan):
+        training = given(data.z, data.y, groups=data.groups, unlabelled=data.unlabelled)
+        estimate = heads.estimated(kind, training)
+        calibration = probability_calibration.of_estimate(estimate, training)
+        return Choice(estimate.head, numbers, kind, calibration if spec.calibrate else UNCALIBRATED)
+    head = fit(kind, data.z, data.y)
     if not spec.calibrate:
-        return choice
+        return Choice(head, numbers, kind)
     calibration = probability_calibration.calibrate(
-        partial(fit, choice.kind), data.z, data.y, data.groups, budget_s=spec.budget_s
+        partial(fit, kind), data.z, data.y, data.groups, budget_s=spec.budget_s
     )
-    return replace(choice, calibration=calibration)
+    return Choice(head, numbers, kind, calibration)
 
 
 class ChildFitter:

@@ -21,6 +21,8 @@ Ridge regression, the leave-one-out shrinkage and the choice of the classes are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +39,7 @@ from edge_fl.heads.class_statistics.sums import (
     project,
     unit,
 )
-from edge_fl.heads.head import TrainingSet
+from edge_fl.heads.head import Array, TrainingSet
 from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
 
 Mask = NDArray[np.bool_]
@@ -59,7 +61,12 @@ def fit(data: TrainingSet) -> Cosine:
 
     Raises ArtefactError if the extra does not fit the features or the classes.
     """
-    prior, present = _received(data), data.present
+    try:
+        prior, present = received(data.extras[PRIOR], data.classes, data.z.shape[1]), data.present
+    except StatisticsError as error:
+        raise ArtefactError(
+            f"extra {PRIOR!r}: {error.message}", Failure.MANIFEST, consequence="no head was fitted"
+        ) from error
     u = direction(data.z).astype(np.float64)
     own = own_means(u, data.y)
     known = prior.counts[present] > LEAST_COUNT
@@ -113,17 +120,18 @@ def ridge_head(prior: Statistics, classes: Labels, dim: int, own: Doubles, trust
         lengths = [np.linalg.norm(of[trusted], axis=1) for of in (means, own)]
         means[~trusted] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[~trusted]
 
-    def solve(x: Doubles) -> Doubles:
-        """x [k, d] times the inverse of the covariance plus RIDGE."""
-        inside = project(x, len(vectors))
-        scaled = (inside @ vectors) / (values + RIDGE) @ vectors.T - inside / (rest + RIDGE)
-        return np.asarray(lift(scaled, dim) + x / (rest + RIDGE))
-
     # the Gram matrix of `between` is the covariance between classes
     between = (means - means.mean(axis=0)) / np.sqrt(len(classes))
-    solved = solve(between)
+    solved = _solve(between, values, vectors, rest)
     gram = np.eye(len(classes)) + solved @ between.T
     return np.asarray(np.linalg.solve(gram, solved) / np.sqrt(len(classes)))
+
+
+def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float) -> Doubles:
+    """x [k, d] times the inverse of the covariance within classes plus RIDGE."""
+    inside = project(x, len(vectors))
+    scaled = (inside @ vectors) / (values + RIDGE) @ vectors.T - inside / (rest + RIDGE)
+    return np.asarray(lift(scaled, x.shape[1]) + x / (rest + RIDGE))
 
 
 def _means(prior: Statistics, classes: Labels, dim: int) -> Doubles:
@@ -158,18 +166,53 @@ def _within(prior: Statistics, wrong: Labels, means: Doubles) -> tuple[Doubles, 
     return values, vectors, max((spread - float(values.sum())) / max(dim - len(within), 1), 0.0)
 
 
-def _received(data: TrainingSet) -> Statistics:
-    try:
-        prior = from_arrays(data.extras[PRIOR])
-    except StatisticsError as error:
-        raise ArtefactError(
-            f"extra {PRIOR!r}: {error.message}", Failure.MANIFEST, consequence="no head was fitted"
-        ) from error
-    shape, dim = prior.shape, data.z.shape[1]
-    if shape.classes > data.classes or max(shape.width, shape.projected) > dim:
-        raise ArtefactError(
-            f"extra {PRIOR!r}: {shape}, expected at most {data.classes} classes and {dim} features",
-            Failure.MANIFEST,
-            consequence="no head was fitted",
-        )
-    return prior.grown(data.classes)
+def received(arrays: Mapping[str, Array], classes: int, dim: int) -> Statistics:
+    """The statistics in an extra of a release, for `classes` classes and features of `dim` dimensions. Raises StatisticsError."""
+    prior = from_arrays(arrays)
+    shape = prior.shape
+    if shape.classes > classes or max(shape.width, shape.projected) > dim:
+        raise StatisticsError(f"{shape}, expected at most {classes} classes and {dim} features")
+    return prior.grown(classes)
+
+
+def discriminant(prior: Statistics, u: Doubles, y: Labels) -> tuple[Doubles, Doubles, Mask]:
+    """The linear discriminant of the prior on directions -> weights [C, d] and bias [C], and which classes it knows.
+
+    u [n, d] with class ids y [n]: the device's own samples, which decide which classes are used, and where the centre is; n may be 0.
+    """
+    dim, classes = u.shape[1], np.arange(len(prior.counts))
+    known = prior.counts > LEAST_COUNT
+    own = np.zeros((len(classes), dim))
+    trusted = known.copy()
+    present, pictures = np.unique(y, return_counts=True)
+    if len(present) > 1:
+        own[present] = own_means(u, y)
+        believed = trusted_classes(prior, present, own[present], pictures)
+        seen = known[present]
+        if believed.sum() < max(2, LEAST_TRUSTED * seen.sum()):
+            return np.zeros((len(classes), dim)), np.zeros(len(classes)), np.zeros(len(classes), bool)
+        trusted[present[seen & ~believed]] = False
+    means = _means(prior, classes, dim)
+    wrong = known & ~trusted
+    values, vectors, rest = _within(prior, classes[wrong], means[wrong])
+    if wrong.any():  # means of few pictures are too long
+        lengths = [np.linalg.norm(of[trusted & (own.any(axis=1))], axis=1) for of in (means, own)]
+        means[wrong] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[wrong]
+    solved = _solve(means, values, vectors, rest)
+    bias = -0.5 * (solved * means).sum(axis=1)
+    centre, length = _centre(prior, means, u, y)
+    weights = solved / length
+    return weights, np.where(known, bias - weights @ centre, 0.0), known
+
+
+def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[Doubles, float]:
+    """The device's centre [d], that of the fleet moved as far as the own samples show, and the usual length of a centred direction."""
+    total = max(float(prior.counts.sum()), 1.0)
+    centre = prior.centre / total
+    length = float(np.sqrt(max(1 - centre @ centre, SHORTEST)))
+    present = np.unique(y)
+    if len(present):
+        found = np.stack([u[y == label].mean(axis=0) for label in present]) - length * means[present]
+        centre = (centre + len(present) * found.mean(axis=0)) / (1 + len(present))
+        length = float(np.sqrt(max(1 - centre @ centre, SHORTEST)))
+    return centre, length

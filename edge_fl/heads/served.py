@@ -1,0 +1,446 @@
+"""The served head: the fleet's head, adapted to a device's labels.
+
+Every candidate is a maximum a posteriori linear head around a centre, the fleet's head (a = 1) or zero (a = 0), of prior strength λ:
+
+    min_D  Σ_i w_i CE(softmax(a F(z_i) + o + D u_i), y_i) + λ/2 |D|²
+
+F are the fleet's logits, o_c = log(q_c / π_c) turns the fleet's class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) with n_c
+labels of class c. u is the feature with a constant 1: for a = 1 divided by its root mean square length, for a = 0 standardised by the own
+samples. w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
+candidates' logits, again a linear head, with weights
+
+    ω_k ∝ prior_k · exp(Σ_i w_i log(0.9 p_k(y_i without the sample's group) + 0.1 / C))
+
+So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with many
+labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum (one class at a time).
+
+Measured on balanced folds: a fold takes one group of each class, so that no held-out class is in the minority.
+
+Sources: pseudo-Bayesian model averaging, Y. Yao et al., "Using stacking to average Bayesian predictive distributions", 2018; approximate
+leave-one-out, K. Rad and A. Maleki, 2020; class shares, M. Saerens et al., Neural Computation 2002. docs/personal-heads.md has figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_fl.data import grouping
+from edge_fl.heads import fleet as fleets
+from edge_fl.heads.fleet import Fleet, FleetCosine, FleetHead
+from edge_fl.heads.head import Features, Head, TrainingSet, standardisation
+from edge_fl.heads.linear import Doubles
+
+PSEUDO_COUNT = 0.5
+"""α: labels of each class that a device is assumed to have besides its own."""
+UNLABELLED_COUNT, UNLABELLED_PSEUDO = 0.5, 2.0
+"""What a sample without a label counts as, and α while a device has no labels."""
+STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1)
+"""λ around the fleet's head; 1 is the best on average."""
+OWN_STRENGTHS = (30.0, 3.0, 1.0)
+DECAY = 0.5
+"""Of the logarithm of a prior, for each factor √10 that λ is from 1."""
+DOUBT = 0.1
+"""Probability that a label is any class: a head may be certain and wrong now and then."""
+OWN_PRIOR = -5.0
+"""Logarithm of the prior of each candidate around zero."""
+NEGLIGIBLE = 1e-3
+MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
+"""Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
+EM_STEPS = 50
+ITERATIONS = 200
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """A served head, and what was predicted of each of the `rows` [m] of its data without this sample.
+
+    logits, own and fleet [m, C]: of the served head, of the candidates around zero alone, and of the fleet's head unchanged (which does not
+    depend on labels; None without one). folds: of the `rows`, as positions. own_weight: the weight of the candidates around zero, 0..1.
+    shares [C]: the device's class shares.
+    """
+
+    head: Head
+    rows: Rows
+    logits: Doubles
+    own: Doubles
+    fleet: Doubles | None
+    folds: list[Rows]
+    own_weight: float
+    shares: Doubles
+
+
+@dataclass(frozen=True, eq=False)
+class _Design:
+    """Candidates around one centre: their base logits [n, K] and inputs u [n, r]; `linear` [r, d + 1] makes weights on φ(z) and bias."""
+
+    base: Doubles
+    u: Doubles
+    scale: Doubles
+    shift: Doubles
+    strengths: tuple[float, ...]
+    priors: Doubles
+    centre: tuple[Doubles, Doubles]
+    around_fleet: bool
+
+    def take(self, rows: Rows) -> _Design:
+        return replace(self, base=self.base[rows], u=self.u[rows])
+
+    def linear(self, found: Doubles) -> tuple[Doubles, Doubles]:
+        """D [K, d + 1] -> weights [K, d] and bias [K] on φ(z), those of the centre included."""
+        weights = found[:, :-1] / self.scale
+        return self.centre[0] + weights, self.centre[1] + found[:, -1] - weights @ self.shift
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidate:
+    design: _Design
+    strength: float
+    prior: float
+    alone: Doubles
+    """Logits [m, K] of each sample without its group."""
+    balanced: Doubles
+    """Logits [m, K] of each sample without its fold."""
+
+
+def fit(data: TrainingSet) -> Estimate:
+    """Adapt the fleet's head to `data`, which may have no samples if there is a fleet's head.
+
+    Raises ArtefactError for a fleet's head that does not fit.
+    """
+    fleet = fleets.received(data)
+    if fleet is None or not fleet.known.any():
+        return _Fit(data, fleets.nothing(data, fleet), has_fleet=False).estimate()
+    return _Fit(data, fleet, has_fleet=True).estimate()
+
+
+class _Fit:
+    """One fit; columns of logits are the classes `kept`."""
+
+    def __init__(self, data: TrainingSet, fleet: FleetHead, has_fleet: bool) -> None:
+        self.data, self.has_fleet = data, has_fleet
+        counts = np.bincount(data.y, minlength=data.classes)
+        possible = counts > 0 if data.closed else (counts > 0) | fleet.known
+        self.kept: Rows = np.flatnonzero(possible)
+        self.fleet = _completed(fleet, self.kept, data, counts > 0)
+        self.group_weights = grouping.weights(data.groups, len(data.y))
+        self.y = np.searchsorted(self.kept, data.y)
+        self.v = fleet.space(data.z)
+        self.offset, self.shares = self._class_shares()
+
+    def estimate(self) -> Estimate:
+        if not len(self.y):
+            head = self._head(*self._with_offset(self.fleet.weights, self.fleet.bias))
+            empty = np.empty((0, self.data.classes))
+            return Estimate(head, np.empty(0, np.int64), empty, empty, empty, [], 0.0, self._over_all_shares())
+        rows = self._weighed()
+        designs = self._designs()
+        candidates = [found for design in designs for found in self._candidates(design.take(rows), rows)]
+        losses = np.array([self._losses(each.alone, rows) for each in candidates])
+        priors = np.array([each.prior for each in candidates])
+        folds = self._balanced(rows)
+        total = losses.sum(axis=1)
+        weights = _normalised(priors - total)
+        chosen = np.flatnonzero(weights > NEGLIGIBLE)
+        shares = weights[chosen] / weights[chosen].sum()
+        heads = [self._whole(candidates[k], designs) for k in chosen]
+        linear = [np.tensordot(shares, np.stack(parts), 1) for parts in zip(*heads, strict=True)]
+        held, own = self._held_out(candidates, priors, losses, total, folds)
+        around_zero = np.array([not each.design.around_fleet for each in candidates])
+        return Estimate(
+            self._head(*self._with_offset(*linear)),
+            rows,
+            self._spread(held),
+            self._spread(own),
+            self._spread(self._fleet_alone(rows)) if self.has_fleet else None,
+            folds,
+            float(weights[around_zero].sum()),
+            self._over_all_shares(),
+        )
+
+    def _class_shares(self) -> tuple[Doubles, Doubles]:
+        """The offsets o [K] and the shares q [K]."""
+        data, prior = self.data, self.fleet.shares
+        if data.balanced:
+            uniform = np.full(len(prior), 1 / len(prior))
+            return -np.log(prior * len(prior)), uniform
+        counts = np.bincount(self.y, self.group_weights, minlength=len(prior))
+        pseudo = PSEUDO_COUNT if len(self.y) else UNLABELLED_PSEUDO
+        own = counts + pseudo * len(prior) * prior
+        if len(data.unlabelled) and self.has_fleet:
+            u = self.fleet.space(data.unlabelled)
+            likely = _softmax(u @ self.fleet.weights.T + self.fleet.bias) / prior
+            own = _with_unlabelled(likely, own)
+        shares = own / own.sum()
+        return np.log(shares / prior), shares
+
+    def _weighed(self) -> Rows:
+        """The samples on which candidates are weighed, as many of each class as possible."""
+        most = MOST_NARROW if self.v.shape[1] <= NARROW else MOST_WEIGHED
+        if len(self.y) <= most:
+            return np.arange(len(self.y))
+        rank = np.empty(len(self.y), np.int64)
+        for label in np.unique(self.y):
+            members = np.flatnonzero(self.y == label)
+            rank[members] = np.arange(len(members))
+        return np.sort(np.lexsort((self.y, rank))[:most])
+
+    def _designs(self) -> list[_Design]:
+        n, dim = self.v.shape
+        designs, ones = [], np.ones((n, 1))
+        if self.has_fleet:
+            length = max(float(np.sqrt(np.square(self.v).sum(axis=1).mean())), 1e-12)
+            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0))) * 2
+            designs.append(
+                _Design(
+                    self.v @ self.fleet.weights.T + self.fleet.bias,
+                    np.hstack([self.v / length, ones]),
+                    np.full(dim, length),
+                    np.zeros(dim),
+                    STRENGTHS,
+                    -DECAY * steps,
+                    (self.fleet.weights, self.fleet.bias),
+                    True,
+                )
+            )
+        mean, std = self._standardisation()
+        classes = len(self.kept)
+        designs.append(
+            _Design(
+                np.zeros((n, classes)),
+                np.hstack([(self.v - mean) / std, ones]),
+                std,
+                mean,
+                OWN_STRENGTHS,
+                np.full(len(OWN_STRENGTHS), OWN_PRIOR),
+                (np.zeros((classes, dim)), np.zeros(classes)),
+                False,
+            )
+        )
+        return designs
+
+    def _standardisation(self) -> tuple[Doubles, Doubles]:
+        if not self.fleet.directed and not self.data.unit_norm:
+            mean, std = standardisation(replace(self.data, z=self.v.astype(np.float32)))
+            return mean.astype(np.float64), std.astype(np.float64)
+        mean = self.v.mean(axis=0)
+        spread = float(np.sqrt(np.square(self.v - mean).sum(axis=1).mean()))
+        return mean, np.full(len(mean), max(spread / OWN_LENGTH, 1e-6))
+
+    def _candidates(self, design: _Design, rows: Rows) -> list[_Candidate]:
+        """The candidates of a design, with what they predict of each sample without its group and without its fold."""
+        u, _ = _rows_only(design.u)
+        y, weights = self.y[rows], self._sample_weights(rows)
+        base, found = design.base + self.offset, np.zeros((design.base.shape[1], u.shape[1]))
+        alone, balanced = self._groups(rows), self._balanced(rows)
+        candidates = []
+        for strength, prior in zip(design.strengths, design.priors, strict=True):
+            if np.isinf(strength):
+                candidates.append(_Candidate(design, strength, prior, base, base))
+                continue
+            found = _minimum(u, y, base, weights, strength, found)
+            left = _left_out(u, y, base + u @ found.T, weights, strength, (alone, balanced))
+            candidates.append(_Candidate(design, strength, prior, *left))
+        return candidates
+
+    def _whole(self, candidate: _Candidate, designs: Sequence[_Design]) -> tuple[Doubles, Doubles]:
+        """Weights and bias of a candidate that is fitted on all samples."""
+        design = next(each for each in designs if each.around_fleet == candidate.design.around_fleet)
+        if np.isinf(candidate.strength):
+            return design.centre
+        u, basis = _rows_only(design.u)
+        every = np.arange(len(self.y))
+        start = np.zeros((design.base.shape[1], u.shape[1]))
+        found = _minimum(
+            u, self.y, design.base + self.offset, self._sample_weights(every), candidate.strength, start
+        )
+        return design.linear(found if basis is None else found @ basis.T)
+
+    def _held_out(
+        self,
+        candidates: Sequence[_Candidate],
+        priors: Doubles,
+        losses: Doubles,
+        total: Doubles,
+        folds: Sequence[Rows],
+    ) -> tuple[Doubles, Doubles]:
+        """Logits [m, K] of each sample by the mean of all candidates, and of those around zero, whose weights know nothing of its fold."""
+        zero = np.array([not each.design.around_fleet for each in candidates])
+        logits = np.stack([each.balanced for each in candidates])
+        held, own = np.empty(logits.shape[1:]), np.empty(logits.shape[1:])
+        for fold in folds:
+            score = priors - (total - losses[:, fold].sum(axis=1))
+            held[fold] = np.tensordot(_normalised(score), logits[:, fold], 1)
+            own[fold] = np.tensordot(_normalised(score[zero]), logits[zero][:, fold], 1)
+        half = self._half_shares(self.y[np.concatenate(folds)] if folds else self.y)
+        order = np.concatenate(folds)
+        held[order] += half
+        own[order] += half
+        return held, own
+
+    def _half_shares(self, y: Rows) -> Doubles:
+        """What the offset of each sample changes [m, K] if half of its label does not count in the class shares."""
+        if self.data.balanced:
+            return np.zeros((len(y), len(self.kept)))
+        return self._shares_without(y, 0.5) - self.offset
+
+    def _shares_without(self, y: Rows, part: float) -> Doubles:
+        counts = np.bincount(self.y, self.group_weights, minlength=len(self.kept))
+        own = np.tile(counts + PSEUDO_COUNT * len(counts) * self.fleet.shares, (len(y), 1))
+        own[np.arange(len(y)), y] -= part
+        own = np.maximum(own, 1e-3)
+        return np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares)
+
+    def _losses(self, logits: Doubles, rows: Rows) -> Doubles:
+        """Weighted log-losses [m] of the samples, whose own labels do not count in the class shares."""
+        y = self.y[rows]
+        if not self.data.balanced:
+            logits = logits - self.offset + self._shares_without(y, 1.0)
+        right = _softmax(logits)[np.arange(len(y)), y]
+        robust = (1 - DOUBT) * right + DOUBT / len(self.kept)
+        return -self._sample_weights(rows) * np.log(robust)
+
+    def _fleet_alone(self, rows: Rows) -> Doubles:
+        return np.asarray(self.v[rows] @ self.fleet.weights.T + self.fleet.bias)
+
+    def _sample_weights(self, rows: Rows) -> Doubles:
+        weights = self.data.weights * self.group_weights
+        return np.asarray(weights[rows])
+
+    def _groups(self, rows: Rows) -> list[Rows]:
+        """The groups among `rows`, as positions in `rows`."""
+        numbers = grouping.numbers(self.data.groups[rows] if len(self.data.groups) else rows, len(rows))
+        return [np.flatnonzero(numbers == number) for number in range(int(numbers.max()) + 1)]
+
+    def _balanced(self, rows: Rows) -> list[Rows]:
+        """Folds of `rows`, as positions: one group of each class, as long as a class has any left."""
+        rank = dict[int, int]()
+        folds: list[list[Rows]] = []
+        for group in self._groups(rows):
+            label = int(self.y[rows[group[0]]])
+            place = rank[label] = rank.get(label, -1) + 1
+            if place == len(folds):
+                folds.append([])
+            folds[place].append(group)
+        return [np.concatenate(fold) for fold in folds]
+
+    def _with_offset(self, weights: Doubles, bias: Doubles) -> tuple[Doubles, Doubles]:
+        return weights, bias + self.offset
+
+    def _head(self, weights: Doubles, bias: Doubles) -> Head:
+        kind = FleetCosine if self.fleet.directed else Fleet
+        return kind(
+            self.data.classes,
+            self.data.extractor,
+            np.ascontiguousarray(weights, np.float32),
+            bias.astype(np.float32),
+            self.kept,
+        )
+
+    def _spread(self, logits: Doubles) -> Doubles:
+        every = np.full((len(logits), self.data.classes), -np.inf)
+        every[:, self.kept] = logits
+        return every
+
+    def _over_all_shares(self) -> Doubles:
+        shares = np.zeros(self.data.classes)
+        shares[self.kept] = self.shares
+        return shares
+
+
+OWN_LENGTH = 3.0
+"""Root mean square length of u for a = 0 on features of length 1."""
+
+
+def _completed(fleet: FleetHead, kept: Rows, data: TrainingSet, own: NDArray[np.bool_]) -> FleetHead:
+    """The fleet's head for the classes `kept`; a class that only this device has begins between the likely and the unlikely ones."""
+    bias = fleet.bias.copy()
+    alone = own & ~fleet.known
+    if alone.any() and fleet.known.sum() > 1:
+        logits = np.sort(fleet.logits(data.z)[:, fleet.known], axis=1)
+        bias[alone] = np.median(logits[:, -2])
+    shares = fleet.shares[kept] / fleet.shares[kept].sum()
+    return FleetHead(fleet.weights[kept], bias[kept], shares, fleet.directed, fleet.known[kept])
+
+
+def _with_unlabelled(likely: Doubles, own: Doubles) -> Doubles:
+    """Counts [K] with those of samples whose classes have the likelihoods [m, K], by expectation maximisation."""
+    counts = own
+    for _ in range(EM_STEPS):
+        posterior = likely * counts
+        counts = own + UNLABELLED_COUNT * (posterior / posterior.sum(axis=1, keepdims=True)).sum(axis=0)
+    return counts
+
+
+def _minimum(
+    u: Doubles, y: Rows, base: Doubles, weights: Doubles, strength: float, start: Doubles
+) -> Doubles:
+    """D [K, r] that minimises the objective, from `start`."""
+    from scipy.optimize import minimize
+
+    classes, targets = base.shape[1], np.eye(base.shape[1])[y]
+    rows = np.arange(len(y))
+
+    def objective(flat: Doubles) -> tuple[float, Doubles]:
+        found = flat.reshape(classes, -1)
+        logits = base + u @ found.T
+        norms = _log_sum(logits)
+        loss = weights @ (norms - logits[rows, y]) + strength / 2 * flat @ flat
+        errors = (np.exp(logits - norms[:, None]) - targets) * weights[:, None]
+        return float(loss), np.asarray(errors.T @ u + strength * found).ravel()
+
+    options = {"maxiter": ITERATIONS}
+    result = minimize(objective, start.ravel(), jac=True, method="L-BFGS-B", options=options)
+    return np.asarray(result.x.reshape(classes, -1))
+
+
+def _left_out(
+    u: Doubles,
+    y: Rows,
+    logits: Doubles,
+    weights: Doubles,
+    strength: float,
+    divisions: tuple[Sequence[Rows], ...],
+) -> tuple[Doubles, ...]:
+    """Logits [n, K] of the samples of each part of a division by the minimum without this part, to second order and class by class."""
+    p = _softmax(logits)
+    errors = (p - np.eye(logits.shape[1])[y]) * weights[:, None]
+    curvature = np.maximum(p * (1 - p), 1e-9) * weights[:, None]
+    found = tuple(logits.copy() for _ in divisions)
+    for label in range(logits.shape[1]):
+        hessian = u.T @ (curvature[:, label, None] * u)
+        hessian[np.diag_indices_from(hessian)] += strength
+        influence = u @ np.linalg.solve(hessian, u.T)
+        for result, parts in zip(found, divisions, strict=True):
+            for part in parts:
+                inner = influence[np.ix_(part, part)]
+                kept = np.eye(len(part)) - curvature[part, label, None] * inner
+                result[part, label] += inner @ np.linalg.solve(kept, errors[part, label])
+    return found
+
+
+def _rows_only(u: Doubles) -> tuple[Doubles, Doubles | None]:
+    """u [n, r] in orthonormal coordinates of its rows, with their basis [r, n], if these are fewer: the penalty stays the same."""
+    if len(u) >= u.shape[1]:
+        return u, None
+    basis, coordinates = np.linalg.qr(u.T)
+    return coordinates.T, basis
+
+
+def _normalised(scores: Doubles) -> Doubles:
+    weights = np.exp(scores - scores.max())
+    return np.asarray(weights / weights.sum())
+
+
+def _softmax(logits: Doubles) -> Doubles:
+    return np.asarray(np.exp(logits - _log_sum(logits)[:, None]))
+
+
+def _log_sum(logits: Doubles) -> Doubles:
+    highest = logits.max(axis=1)
+    return np.asarray(highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1)))
