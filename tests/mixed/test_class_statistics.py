@@ -98,7 +98,7 @@ def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
     extras = head_updates.read_extras(served.installed.extras)
     total = class_statistics.from_arrays(extras[PRIOR])
     rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-    others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).arrays()}
+    others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).addends()}
     for given, same in ((others, True), (extras, False), ({}, False)):
         head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=given)
         assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
@@ -170,17 +170,18 @@ def thousands(found: Statistics) -> Statistics:
     """5,000 pictures of each class, those of the last in the opposite direction."""
     sums = found.sums.copy()
     sums[2] *= -5000 / np.linalg.norm(sums[2])
-    return Statistics(np.full(3, 5000.0), sums, found.moment)
+    return Statistics(np.full(3, 5000.0), sums, found.moment, found.centre)
 
 
 def opposite(found: Statistics) -> Statistics:
     """As many pictures of the first class as a device may send, in the opposite direction."""
     mean = -found.sums[:1] / np.linalg.norm(found.sums[0])
-    first, others = np.eye(3)[0], found.left_out(np.array([0]), DIM)
+    first, others = np.eye(3)[0], found.left_out(np.array([0]))
     return Statistics(
         others.counts + 32 * first,
         others.sums + 31 * first[:, None] * mean,
         others.moment + 31 * mean.T @ mean,
+        others.centre,
     )
 
 

@@ -8,7 +8,7 @@ device's statistics are checked by themselves and compared with those of the oth
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -19,14 +19,18 @@ from edge_fl.heads.class_statistics import bounds, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import (
+    ADDED,
     ALL_CLASSES,
     DEVICES,
     LEFT_OUT,
-    RELEASES,
+    MOST_LEFT_OUT,
+    MOST_SUMS,
     Doubles,
     Labels,
     Shape,
     Statistics,
+    key_of,
+    left_out_key,
 )
 from edge_fl.heads.plan import Way
 from edge_fl.methods.contract.method import Method
@@ -52,18 +56,30 @@ WAYS = ("own", "cosine")
 
 
 class _Collected(NamedTuple):
-    """A sum, or several: the releases on which they were collected, how many devices are in each, and what was left out."""
+    """One sum, or several: their keys, how many devices are in them, and what was left out."""
 
     found: Statistics
-    releases: list[int]
-    devices: list[int]
+    added: tuple[int, ...]
+    devices: int
     left_out: Labels
+
+    def plus(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(
+            sums.from_flat(self.found.flat + other.found.flat, self.found.shape),
+            (*self.added, *other.added),
+            self.devices + other.devices,
+            np.concatenate([self.left_out, other.left_out]),
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of the extra."""
-        lists = {RELEASES: self.releases, DEVICES: self.devices}
-        named = {name: np.array(values, np.int64) for name, values in lists.items()}
-        return {**self.found.arrays(), **named, LEFT_OUT: self.left_out}
+        lists = {
+            ADDED: np.array(self.added, np.int32),
+            DEVICES: np.array([self.devices], np.int32),
+            LEFT_OUT: self.left_out[-MOST_LEFT_OUT:],
+        }
+        return {**self.found.arrays(), **lists}
 
 
 class StatisticsCollector:
@@ -105,13 +121,9 @@ class StatisticsCollector:
         earlier = self._earlier(rollout, manifest, shape)
         total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
         now, names = self._collected(total, manifest, shape)
-        record = self._record(now, names, total)
+        record = self._record(manifest.release, now, names, total)
         if earlier:
-            found = sums.from_flat(now.found.flat + earlier.found.flat, shape)
-            left_out = np.concatenate([earlier.left_out, now.left_out])
-            now = _Collected(
-                found, [*earlier.releases, *now.releases], [*earlier.devices, *now.devices], left_out
-            )
+            now = earlier.plus(now)
         rollout.extend({PRIOR: tensors.pack({PRIOR: now.arrays()})}, INHERITED[PRIOR])
         return record
 
@@ -120,21 +132,25 @@ class StatisticsCollector:
         if not total.vectors:
             found = sums.from_flat(total.vector, shape)
             bounds.require_possible(found, self._senders(len(total.devices)), manifest.feature_dim)
+            if not self._options.clip:
+                found.counts[:] = np.round(found.counts)  # masked numbers have an error of up to 10^-6
             none = np.empty((0, 3), np.int64)
-            return _Collected(found, [manifest.release], [len(total.devices)], none), list(total.devices)
+            return _Collected(found, (key_of(total.id),), len(total.devices), none), list(total.devices)
         each = self._possible(total.vectors, manifest, shape)
         if len(each) < self._options.minimum:
             raise StatisticsError(
                 f"{len(each)} devices sent statistics that pictures can have, {self._options.minimum} needed"
             )
         far = self._far(each, manifest)
-        used = [each[name].left_out(classes, manifest.feature_dim).flat for name, classes in far.items()]
+        used = [each[name].left_out(classes).flat for name, classes in far.items()]
         far |= {name: np.array([ALL_CLASSES]) for name in total.vectors.keys() - each.keys()}
-        key, release = sums.left_out_key, manifest.release
-        listed = [(release, key(release, name), label) for name, classes in far.items() for label in classes]
+        key = key_of(total.id)
+        listed = [
+            (key, left_out_key(total.id, name), label) for name, classes in far.items() for label in classes
+        ]
         found = sums.from_flat(np.sum(used, axis=0), shape)
         left_out = np.array(listed, np.int64).reshape(-1, 3)
-        return _Collected(found, [release], [len(each)], left_out), list(each)
+        return _Collected(found, (key,), len(each), left_out), list(each)
 
     def _far(self, each: Mapping[str, Statistics], manifest: Manifest) -> dict[str, Labels]:
         """The classes of each device that are left out; none with noise, which hides how far class means are from each other."""
@@ -173,10 +189,9 @@ class StatisticsCollector:
         noise = options.noise_multiplier * options.clip * np.sqrt(devices / least)
         return Senders(devices, options.clip, float(noise))
 
-    def _record(self, collected: _Collected, names: list[str], total: Sum) -> RunSum:
+    def _record(self, release: int, collected: _Collected, names: list[str], total: Sum) -> RunSum:
         bytes_each = len(total.vector) * fixed_point.BYTES
         pictures = max(round(float(np.sum(collected.found.counts))), 0)
-        release = collected.releases[0]
         return RunSum(release, tuple(names), bytes_each, self._masked, pictures, total.epsilon)
 
     def _earlier(self, rollout: RolloutCoordinator, manifest: Manifest, shape: Shape) -> _Collected | None:
@@ -187,18 +202,20 @@ class StatisticsCollector:
         if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
             return None
         arrays = tensors.unpack(payload)[PRIOR]
-        found = sums.from_arrays(arrays).grown(len(manifest.classes))
-        if found.shape != shape:
-            raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {shape}")
-        releases, devices = (arrays.get(name, np.empty(0, np.int64)).tolist() for name in (RELEASES, DEVICES))
-        left_out = arrays.get(LEFT_OUT, np.empty((0, 3), np.int64))
+        found = sums.from_arrays(arrays)
+        added, left_out = arrays.get(ADDED, np.empty(0)), arrays.get(LEFT_OUT, np.empty((0, 3), np.int64))
+        devices = int(arrays.get(DEVICES, np.zeros(1)).sum())
         try:
             if (found.counts == np.round(found.counts)).all():
-                bounds.require_possible(found, Senders(sum(devices)), manifest.feature_dim)
+                bounds.require_possible(found, Senders(devices), manifest.feature_dim)
         except StatisticsError as error:
             log.warning("class statistics of earlier releases: %s", error)
             return None
-        return _Collected(found, releases, devices, left_out)
+        if len(added) >= MOST_SUMS:
+            raise StatisticsError(
+                f"{len(added)} sums for this extractor, no more can be listed", "the earlier prior stays"
+            )
+        return _Collected(found.resized(shape), tuple(added.tolist()), devices, left_out)
 
 
 def require_possible(recipe: Recipe, method: Method) -> None:
