@@ -404,9 +404,12 @@ def test_a_group_that_fails_loses_its_own_part_alone(tmp_path: Path, monkeypatch
 def test_fewer_willing_devices_than_the_minimum_send_nothing(tmp_path: Path) -> None:
     vectors: dict[str, Vector | None] = {**vectors_of(9, 10)}
     vectors |= dict.fromkeys(list(vectors)[:5])
-    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
-        with pytest.raises(SecureSumError, match=r"4 devices take part, .* \(5 with nothing to add\)"):
-            in_groups(sums, 10, SumOptions(group=5))
+    with (
+        in_memory(tmp_path, vectors) as fleet,
+        fleet.running(vectors) as (_, sums, _),
+        pytest.raises(SecureSumError, match=r"4 devices take part, .* \(5 with nothing to add\)"),
+    ):
+        in_groups(sums, 10, SumOptions(group=5))
     assert not any("shares" in stages(fleet.packets, name) for name in vectors)
 
 

@@ -61,7 +61,7 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of the statistics of K = `classes` classes and features of `dim` dimensions: sums [K, width], second moment [projected, projected]."""
+    """Sizes of statistics of K = `classes` classes and of features of `dim` dimensions: sums [K, width], moment [projected, projected]."""
 
     classes: int
     width: int
@@ -117,7 +117,7 @@ class Statistics:
         return {name: array.astype(np.float32) for name, array in named.items()}
 
     def arrays(self) -> dict[str, Array]:
-        """Arrays by name for the extra of a release: counts float32, means float16 (`from_arrays` is the inverse, within their precision)."""
+        """Arrays by name for the extra of a release: counts float32, means float16 (`from_arrays` is the inverse, but for rounding)."""
         total = _divisor(self.counts.sum())
         means = {
             "means": self.sums / _divisor(self.counts)[:, None],
@@ -134,16 +134,28 @@ class Statistics:
         return from_flat(self.flat - own.flat, self.shape)
 
     def left_out(self, classes: Labels) -> Statistics:
-        """The same without the pictures of these classes, as if each were at the mean of its class."""
+        """The same without the pictures of these classes, as if each were at the mean of its class.
+
+        Their scatter stays with the others' pictures, as far as features of length 1 can have it.
+        """
         counted = classes[self.counts[classes] > 0]
         if not len(counted):
             return self
-        roots = np.sqrt(self.counts[counted])[:, None]
-        q = project(lift(self.sums[counted] / roots, len(self.centre)), len(self.moment))
         kept = ~np.isin(np.arange(len(self.counts)), counted)
         counts = self.counts * kept
-        share = counts.sum() / self.counts.sum()
-        return Statistics(counts, self.sums * kept[:, None], self.moment - q.T @ q, share * self.centre)
+        between = self._between(np.flatnonzero(counts > 0))
+        scatter = self.moment - self._between(counted) - between
+        most, trace = max(float(counts.sum() - np.trace(between)), 0.0), float(np.trace(scatter))
+        moment = between + scatter * min(1.0, most / max(trace, SHORTEST))
+        return Statistics(
+            counts, self.sums * kept[:, None], moment, self.centre * (counts.sum() / self.counts.sum())
+        )
+
+    def _between(self, classes: Labels) -> Doubles:
+        """The part of the moment that the means of these classes, which have pictures, make up."""
+        roots = np.sqrt(self.counts[classes])[:, None]
+        q = project(lift(self.sums[classes] / roots, len(self.centre)), len(self.moment))
+        return np.asarray(q.T @ q)
 
     def grown(self, classes: int) -> Statistics:
         """The same for a longer list of classes, of whose new ones nothing is known."""
@@ -259,7 +271,7 @@ def from_arrays(arrays: Mapping[str, Array]) -> Statistics:
         total = _divisor(counts.sum())
         sums, upper, centre = sums * _divisor(counts)[:, None], upper * total, centre * total
     vector = np.concatenate([counts, sums.ravel(), upper, centre])
-    return from_flat(vector, Shape(*sums.shape, projected, len(centre)))
+    return from_flat(vector, Shape(len(sums), sums.shape[1], projected, len(centre)))
 
 
 def project(u: Doubles, width: int) -> Doubles:

@@ -224,7 +224,7 @@ class SecureSums:
 
 
 def groups_of(devices: Collection[str], minimum: int, group: int = GROUP) -> list[list[str]]:
-    """Draw devices into groups of about `group` at most, of at least `minimum` and at most MAX_SUM_DEVICES; their sizes differ by one at most.
+    """Draw devices into groups of about `group` at most, of at least `minimum` and at most MAX_SUM_DEVICES, and of nearly equal sizes.
 
     With a minimum above half of MAX_SUM_DEVICES some devices may be in none; they can be in a later sum.
     """

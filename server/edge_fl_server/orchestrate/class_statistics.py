@@ -1,18 +1,18 @@
-"""Class statistics of a run's devices: their sum, added to that of earlier runs, becomes the prior of a further release of the extractor.
+"""Class statistics of a fleet's devices: their sum, added to the earlier ones, becomes the prior of a further release of the extractor.
 
 The sum so far is in the newest kept release of the same extractor, so that nothing else has to be stored; every release of this extractor
-takes it over. A sum that does not complete, or that the devices in it cannot have sent, changes nothing. Where the sum is plain, each
-device's statistics are checked by themselves and compared with those of the others, class by class.
+takes it over. A sum that does not complete, or that the devices in it cannot have sent, changes nothing; so a server may end at any
+moment. Where the sum is plain, each device's statistics are checked by themselves and compared with those of the others, class by class.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
+from msgspec.structs import replace
 
-from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
 from edge_fl.heads.class_statistics import bounds, sums
@@ -42,10 +42,10 @@ from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.identity import CA_FILE
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
+from edge_fl_server.recipes.recipe import Recipe, RolloutConfig, StatisticsConfig
+from edge_fl_server.registry import rollouts
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from edge_fl_server.runs.recorder import RunTotals
-from edge_fl_server.runs.results import Results, RunSum
+from edge_fl_server.runs.results import RunSum
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class _Collected(NamedTuple):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of the extra."""
-        lists = {
+        lists: dict[str, np.ndarray] = {
             ADDED: np.array(self.added, np.int32),
             DEVICES: np.array([self.devices], np.int32),
             LEFT_OUT: self.left_out[-MOST_LEFT_OUT:],
@@ -82,50 +82,60 @@ class _Collected(NamedTuple):
         return {**self.found.arrays(), **lists}
 
 
+class _Group(NamedTuple):
+    collected: _Collected
+    record: RunSum
+
+
 class StatisticsCollector:
-    """Collects the class statistics of a server's devices as `[statistics]` of the recipe says."""
+    """Collects the class statistics of a server's devices with these settings, whose `sums` are "masked" or "plain".
 
-    def __init__(
-        self, recipe: Recipe, server: Server, results: Results, totals: RunTotals, progress: Progress
-    ) -> None:
-        identity = recipe.broker.identity
-        self._server, self._results, self._totals, self._progress = server, results, totals, progress
-        self._masked = recipe.statistics.sums == "masked"
-        self._options = _options(recipe.statistics)
-        self._sums = SecureSums(server, (Path(identity) / CA_FILE).read_bytes() if identity else None)
+    identity: the folder of the server's certificate, if it has one.
+    """
 
-    def collect(self, rollout: RolloutCoordinator) -> None:
-        """Release the extractor again with a prior from the devices' class statistics, record their sum, and print what was found."""
-        try:
-            found = self._release(rollout)
-        except (SecureSumError, StatisticsError) as error:
-            self._progress.print(f"class statistics: {error}")
-            return
-        self._results.write_sum(found)
-        self._totals.add_sum(found)
-        current = rollout.current
-        self._progress.print(
-            f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
-            + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
-            + (f"; release {current.release} has their prior" if current else "")
-        )
+    def __init__(self, config: StatisticsConfig, server: Server, identity: Path | None) -> None:
+        self._server, self._masked = server, config.sums == "masked"
+        self._options = _options(config)
+        self._sums = SecureSums(server, (identity / CA_FILE).read_bytes() if identity else None)
 
-    def _release(self, rollout: RolloutCoordinator) -> RunSum:
-        """Collect a sum on the current release, add that of earlier runs, and release the extractor again with their prior.
+    def collect(self, rollout: RolloutCoordinator, plan: RolloutConfig | None = None) -> RunSum:
+        """Collect sums on the current release, add the earlier ones, and release the extractor again with their prior, as `plan` says.
 
         Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.
         """
-        manifest = rollout.current
-        assert manifest is not None
+        manifest = _collectable(rollout)
         shape = sums.shape_of(len(manifest.classes), manifest.feature_dim)
         earlier = self._earlier(rollout, manifest, shape)
-        total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
-        now, names = self._collected(total, manifest, shape)
-        record = self._record(manifest.release, now, names, total)
-        if earlier:
-            now = earlier.plus(now)
-        rollout.extend({PRIOR: tensors.pack({PRIOR: now.arrays()})}, INHERITED[PRIOR])
+        groups = [*self._groups(manifest, shape)]
+        now, record = groups[0].collected, groups[0].record
+        for group in groups[1:]:
+            now = now.plus(group.collected)
+            record = _joined(record, group.record)
+        if rollout.current != manifest:
+            raise StatisticsError(f"release {manifest.release} was replaced meanwhile")
+        extra = tensors.pack({PRIOR: (earlier.plus(now) if earlier else now).arrays()})
+        extended = rollout.extend({PRIOR: extra}, INHERITED[PRIOR], plan)
+        journal = self._server.journal
+        rollouts.record_release(journal.db, rollouts.published(journal.fleet, extended))
         return record
+
+    def _groups(self, manifest: Manifest, shape: Shape) -> Iterator[_Group]:
+        """The sums of the groups that completed. Raises as `collect` if there is none."""
+        failed, usable = list[SecureSumError | StatisticsError](), False
+        for total in self._sums.collect_groups(STATISTICS, manifest.release, shape.length, self._options):
+            try:
+                if isinstance(total, SecureSumError):
+                    raise total
+                now, names = self._collected(total, manifest, shape)
+            except (SecureSumError, StatisticsError) as error:
+                failed.append(error)
+            else:
+                usable = True
+                yield _Group(now, self._record(manifest.release, now, names, total))
+        if failed and not usable:
+            raise failed[-1]
+        for reason in failed:
+            log.warning("class statistics: one of several groups of devices: %s", reason)
 
     def _collected(self, total: Sum, manifest: Manifest, shape: Shape) -> tuple[_Collected, list[str]]:
         """The sum as it is used, and the devices in it. Raises StatisticsError."""
@@ -218,22 +228,60 @@ class StatisticsCollector:
         return _Collected(found.resized(shape), tuple(added.tolist()), devices, left_out)
 
 
-def require_possible(recipe: Recipe, method: Method) -> None:
-    """Raise ConfigError if the recipe's `[statistics]` cannot be carried out with its method and identity."""
-    kind, identity = recipe.statistics.sums, recipe.broker.identity
-    if kind == "none":
-        return
-    if not method.exports or method.head_tier.way not in WAYS:
-        raise ConfigError(
-            f"[statistics] sums = {kind!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
-            " expected 'none'"
+def _collectable(rollout: RolloutCoordinator) -> Manifest:
+    """The release to collect on. Raises StatisticsError if there is none now."""
+    manifest, stages = rollout.current, rollout.stages
+    if manifest is None or stages is None:
+        raise StatisticsError("no release is in use", "nothing was requested")
+    if stages.gated and not stages.over:
+        raise StatisticsError(
+            f"release {stages.release} is {stages.state} in stage {stages.stage + 1}", "nothing was requested"
         )
-    if (kind == "masked") != bool(identity):
+    return manifest
+
+
+def _joined(one: RunSum, other: RunSum) -> RunSum:
+    """The record of two groups' sums on one release."""
+    devices, pictures = (*one.devices, *other.devices), one.pictures + other.pictures
+    return replace(one, devices=devices, pictures=pictures)
+
+
+def summary(found: RunSum, current: Manifest | None) -> str:
+    """A line for the operator about a sum that was collected."""
+    return (
+        f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
+        + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
+        + (f"; release {current.release} has their prior" if current else "")
+    )
+
+
+def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
+    """The recipe's `[statistics]`, with what "auto" means for its method and identity. Raises ConfigError if it cannot be carried out."""
+    config, identity = recipe.statistics, recipe.broker.identity
+    usable = bool(method.exports) and method.head_tier.way in WAYS
+    if config.sums == "auto":
+        config = with_auto(config, bool(identity) and usable)
+    if config.sums == "none":
+        return config
+    if not usable:
         raise ConfigError(
-            f"[statistics] sums = {kind!r} {'with' if identity else 'without'} an identity of the server: expected"
+            f"[statistics] sums = {config.sums!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
+            " expected 'auto' or 'none'"
+        )
+    if (config.sums == "masked") != bool(identity):
+        raise ConfigError(
+            f"[statistics] sums = {config.sums!r} {'with' if identity else 'without'} an identity of the server: expected"
             f" {'masked: devices with certificates send nothing else' if identity else 'plain, or certificates for masked sums'}"
         )
-    _options(recipe.statistics)
+    _options(config)
+    return config
+
+
+def with_auto(config: StatisticsConfig, masked: bool) -> StatisticsConfig:
+    """The settings with "auto" replaced: masked sums where they are possible, otherwise none."""
+    if config.sums != "auto":
+        return config
+    return replace(config, sums="masked" if masked else "none")
 
 
 def _options(config: StatisticsConfig) -> SumOptions:

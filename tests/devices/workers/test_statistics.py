@@ -276,7 +276,7 @@ def test_a_prior_for_more_classes_is_used_without_the_part_for_fewer(tmp_path: P
     offers.commit("s")
     wide = class_statistics.shape_of(CLASSES + 2, DIM)
     assert wide.projected > class_statistics.shape_of(CLASSES, DIM).projected
-    z, y = pictures(90)
+    z = pictures(90)[0]
     others = class_statistics.of(z[60:], np.arange(30) % (CLASSES + 2), CLASSES + 2).flat
     own = class_statistics.of(*pictures(12), CLASSES).resized(wide).flat
     total = class_statistics.from_flat(others + own, wide)

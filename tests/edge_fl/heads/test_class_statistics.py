@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from edge_fl.errors import StatisticsError
-from edge_fl.heads.class_statistics import sums
+from edge_fl.heads.class_statistics import bounds, sums
+from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.sums import MAX_BYTES, NUMBER_BYTES, Shape, Statistics
 from edge_fl.heads.linear import direction
 from edge_fl.wire import tensors
@@ -148,6 +149,18 @@ def test_left_out_classes_leave_the_statistics_of_the_others(dim: int) -> None:
     assert scatter == pytest.approx(expected)
     assert less.centre == pytest.approx(found.centre * less.counts.sum() / found.counts.sum())
     assert found.left_out(np.array([], int)) is found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_left_is_what_pictures_can_have(seed: int) -> None:
+    rng, classes, dim = np.random.default_rng(seed), 3, 4
+    z, y = rng.normal(size=(40, dim)).astype(np.float32), np.arange(40) % classes
+    found = sums.of(z, y, classes)
+    assert found.shape.projected == dim
+    for label in range(classes):
+        less = found.left_out(np.array([label]))
+        bounds.require_possible(less, Senders(1), dim)
+        assert np.trace(less.moment) == pytest.approx(less.counts.sum())
 
 
 @pytest.mark.parametrize("width", [1, 7, 128, 299, 300])
