@@ -48,14 +48,14 @@ class ClassStatistics(Method):
     def init_shared(self) -> Parts:
         shape = sums.shape_of(self.net.classes, self.net.feature_dim)
         nothing = sums.from_flat(np.zeros(shape.length), shape)
-        return {**super().init_shared(), **from_arrays({PRIOR: nothing.arrays()}), "counted": {}}
+        return {**super().init_shared(), **from_arrays({PRIOR: nothing.addends()}), "counted": {}}
 
     def local_update(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         z, y = self._features(down, data)
         if not self.prior or len(np.unique(y)) < 2:
             return {}, own
         sent = {"history": tree.map(torch.ones_like, own["history"])}
-        statistics = from_arrays({PRIOR: self._statistics(z, y).arrays()})
+        statistics = from_arrays({PRIOR: self._statistics(z, y).addends()})
         return tree.to_device(statistics, down[PRIOR]["count"].device), {**own, **sent}
 
     def aggregate(self, shared: Parts, updates: Iterable[Update]) -> Parts:
@@ -72,7 +72,7 @@ class ClassStatistics(Method):
         extras = to_arrays({PRIOR: down[PRIOR]}) if down[PRIOR]["count"].any() else {}
         if extras and own["history"]["sent"]:
             others = sums.from_arrays(extras[PRIOR]).without(self._statistics(z, y))
-            extras = {PRIOR: others.arrays()}
+            extras = {PRIOR: others.addends()}
         plan = HeadPlan("cosine")
         fitted = heads.fit("logistic", z, y, self.net.classes, unit_norm=False, plan=plan, extras=extras)
         return {}, {**own, **from_arrays({"head": fitted.to_arrays()})}

@@ -21,18 +21,19 @@ from edge_fl.secure.fixed_point import BYTES, Vector
 from edge_fl.secure.masks import SEED_BYTES, Stream
 from edge_fl.secure.signatures import Authorities
 from edge_fl.secure.terms import SumTerms, require_enough, require_signed, survivors_content, threshold
-from edge_fl.wire.messages import SumKeys, SumReply, SumRequest, SumStep
+from edge_fl.wire.messages import MAX_SUM_DEVICES, SumKeys, SumReply, SumRequest, SumStep
 
 Stage = Literal["keys", "shares", "vector", "signature", "reveal", "ended"]
 
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum of the vectors of `devices`; `epsilon`: of a device's vector, with noise (0: without).
+    """The sum `id` of the vectors of `devices`; `epsilon`: of a device's vector, with noise (0: without).
 
     `vectors`: that of each device, of a sum that is not masked.
     """
 
+    id: str
     vector: Vector
     devices: tuple[str, ...]
     epsilon: float = 0.0
@@ -100,6 +101,15 @@ class SumServer:
             case "ended":
                 asked, done = (), ()
         return set(asked) - set(done) - self.dropped.keys()
+
+    @property
+    def taking_part(self) -> frozenset[str]:
+        """Devices that have sent keys: they have a vector."""
+        return frozenset(self._keys)
+
+    def require_minimum(self) -> None:
+        """Raise SecureSumError, with the reasons of the others, if fewer devices than the minimum take part."""
+        self._require_cohort(dict([*self._keys.items()][:MAX_SUM_DEVICES]))
 
     def open(self) -> dict[str, SumStep]:
         """The first step of every invited device."""
@@ -191,7 +201,7 @@ class SumServer:
     def _advance(self) -> dict[str, SumStep]:
         match self.stage:
             case "keys":
-                self._require_cohort()
+                self._require_cohort(self._keys)
                 self._names, self._session = sorted(self._keys), self._terms.session(self._keys)
                 self._threshold = threshold(self.request, len(self._names))
                 self.stage = "shares" if self.request.masked else "vector"
@@ -244,16 +254,17 @@ class SumServer:
             name: fixed_point.decode(fixed_point.from_bytes(self._plain[name]), devices)
             for name in sorted(self._plain)
         }
-        self.result = Sum(fixed_point.decode(self._total, devices), tuple(self._survivors), vectors=each)
+        total = fixed_point.decode(self._total, devices)
+        self.result = Sum(self.id, total, tuple(self._survivors), vectors=each)
         return {}
 
     def _shares_for(self, name: str) -> dict[str, bytes]:
         return {sender: values[name] for sender, values in self._sealed.items() if sender != name}
 
-    def _require_cohort(self) -> None:
+    def _require_cohort(self, keys: Mapping[str, SumKeys]) -> None:
         """Raise SecureSumError for a cohort that is too small, with the reasons of those that take no part."""
         try:
-            self._terms.require_cohort(self._keys)
+            self._terms.require_cohort(keys)
         except SecureSumError as error:
             found = ", ".join(
                 f"{count} {'with nothing to add' if why == Failure.NOTHING else why}"

@@ -1,7 +1,10 @@
 """Class statistics from agents to the prior of a release and back to their heads, over a broker."""
 
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace as replace_fields
 from functools import partial
 from pathlib import Path
@@ -14,15 +17,18 @@ from msgspec.structs import replace
 from edge_fl import heads
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
-from edge_fl.errors import ConfigError
+from edge_fl.errors import ConfigError, ConnectError
 from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.class_statistics.sums import Statistics
+from edge_fl.heads.class_statistics.sums import ADDED, Statistics
+from edge_fl.heads.class_statistics.sums import DEVICES as IN_SUMS
 from edge_fl.inputs import InputSpec
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
+from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.messages import SumRequest
 from edge_fl_broker.provision.authority import Authority
+from edge_fl_devices.agent import events
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.serving.served_model import ServedModel, serving
@@ -33,11 +39,18 @@ from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.fits import Fits
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_lab.report import page
+from edge_fl_server.mqtt.connector import LeaseLimits
+from edge_fl_server.mqtt.secure_sums import SumOptions
+from edge_fl_server.orchestrate import class_statistics as module
+from edge_fl_server.orchestrate.class_statistics import settings_of
+from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
 from edge_fl_server.registry import Database, rollouts
 from edge_fl_server.release.repository import Repository
+from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
 from edge_fl_server.release.rollout.stages import rank
 from edge_fl_server.runs.results import Results
+from tests.edge_fl.methods import toy
 from tests.mixed import conftest
 from tests.mixed.conftest import Site, data_of
 from tests.rejections import rejections_of
@@ -53,7 +66,14 @@ def labelled(samples: int, client: str) -> ClientData:
     return ClientData(data.train.take(np.arange(samples)), data.validation, data.test)
 
 
-def run(site: Site, sums: Any = "plain", minimum: int = 5, identity: str = "", **changes: Any) -> Results:
+def run(
+    site: Site,
+    sums: Any = "plain",
+    minimum: int = 5,
+    identity: str = "",
+    every_s: float = 3600.0,
+    **changes: Any,
+) -> Results:
     """A run without training that collects statistics."""
 
     def edit(recipe: Recipe) -> Recipe:
@@ -64,7 +84,7 @@ def run(site: Site, sums: Any = "plain", minimum: int = 5, identity: str = "", *
             "data": DataConfig(classes=["cat", "dog", "horse"]),
             "cohort": CohortConfig(wait_s=60.0),
             "release": ReleaseConfig(heads=6, wait_s=60.0),
-            "statistics": StatisticsConfig(sums, minimum),
+            "statistics": StatisticsConfig(sums, minimum, every_s=every_s),
             "broker": BrokerConfig(identity=identity),
         }
         return replace(recipe, **fields | changes)
@@ -78,10 +98,15 @@ def kept(site: Site) -> list[Manifest]:
 
 def counted(site: Site, manifest: Manifest) -> np.ndarray:
     """Pictures by class in the prior of a release."""
+    return prior_of(site, manifest)["count"]
+
+
+def prior_of(site: Site, manifest: Manifest) -> dict[str, np.ndarray]:
+    """The prior of a release."""
     blob = manifest.extras[PRIOR]
     payload = (Repository(site.folder / "home" / "main").artefacts / blob.sha256).read_bytes()
     assert len(payload) <= class_statistics.MAX_BYTES
-    return np.asarray(tensors.unpack(payload)[PRIOR]["count"])
+    return dict(tensors.unpack(payload)[PRIOR])
 
 
 def labels(devices: Any, samples: int) -> np.ndarray:
@@ -98,7 +123,7 @@ def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
     extras = head_updates.read_extras(served.installed.extras)
     total = class_statistics.from_arrays(extras[PRIOR])
     rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
-    others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).arrays()}
+    others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).addends()}
     for given, same in ((others, True), (extras, False), ({}, False)):
         head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=given)
         assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
@@ -170,17 +195,18 @@ def thousands(found: Statistics) -> Statistics:
     """5,000 pictures of each class, those of the last in the opposite direction."""
     sums = found.sums.copy()
     sums[2] *= -5000 / np.linalg.norm(sums[2])
-    return Statistics(np.full(3, 5000.0), sums, found.moment)
+    return Statistics(np.full(3, 5000.0), sums, found.moment, found.centre)
 
 
 def opposite(found: Statistics) -> Statistics:
     """As many pictures of the first class as a device may send, in the opposite direction."""
     mean = -found.sums[:1] / np.linalg.norm(found.sums[0])
-    first, others = np.eye(3)[0], found.left_out(np.array([0]), DIM)
+    first, others = np.eye(3)[0], found.left_out(np.array([0]))
     return Statistics(
         others.counts + 32 * first,
         others.sums + 31 * first[:, None] * mean,
         others.moment + 31 * mean.T @ mean,
+        others.centre,
     )
 
 
@@ -273,24 +299,172 @@ def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsy
         results = run(site, minimum=7)
     assert [manifest.extras for manifest in kept(site)] == [{}]
     assert results.sum() is None and results.state().state == "completed"
-    assert "class statistics: 6 devices are online, 7 needed" in capsys.readouterr().err
+    assert (
+        "class statistics: none collected: 6 devices are online, 7 needed; nothing was requested"
+        in capsys.readouterr().err
+    )
     assert "sum_chunk" not in site.families
 
 
-def test_masked_sums_give_the_same_prior(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sums", ["masked", "auto"])
+def test_masked_sums_give_the_same_prior_and_are_the_normal_way(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sums: str
+) -> None:
+    folder = with_certificates(tmp_path, monkeypatch, DEVICES)
+    site.data = partial(labelled, 12)
+    with site.fleet((), DEVICES):
+        results = run(site, sums, identity=str(folder / "pi-0"))
+    record = results.sum()
+    assert record and record.masked and record.devices == tuple(DEVICES)
+    assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 12).tolist()
+
+
+def with_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: Any) -> Path:
+    """Devices of these names have certificates from now on -> the folder with their identities."""
     folder = tmp_path / "ids"
-    Authority.make(tmp_path / "ca").bake({name: folder / name for name in DEVICES})
+    Authority.make(tmp_path / "ca").bake({name: folder / name for name in names})
 
     def with_certificate(name: str, *arguments: Any, **options: Any) -> Device:
         return Device(name, *arguments, **options, identity=folder / name)
 
     monkeypatch.setattr(conftest, "Device", with_certificate)
+    return folder
+
+
+def test_without_certificates_nothing_is_collected_and_nothing_is_said(site: Site, capsys: Any) -> None:
     site.data = partial(labelled, 12)
     with site.fleet((), DEVICES):
-        results = run(site, "masked", identity=str(folder / "pi-0"))
+        results = run(site, "auto")
+    assert [(manifest.extras, manifest.sums) for manifest in kept(site)] == [({}, [])]
+    assert results.sum() is None and "class statistics" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("method", "identity", "sums"),
+    [
+        ("fedavg", "ids", "masked"),
+        ("fedrep", "ids", "masked"),
+        ("fedavg", "", "none"),
+        ("fed-rod", "ids", "none"),
+        ("fedavg-all", "ids", "none"),
+    ],
+)
+def test_the_default_is_masked_where_it_is_possible(method: str, identity: str, sums: str) -> None:
+    recipe = Recipe(broker=BrokerConfig(identity=identity))
+    exports = method != "fedavg-all"
+    built = toy.method(method.removesuffix("-all"))
+    if not exports:
+        built = replace_fields(built)
+        object.__setattr__(built, "exports", ())
+    assert settings_of(recipe, built).sums == sums
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_devices_of_a_large_fleet_are_in_groups_whose_sums_are_added(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    monkeypatch.setattr(module, "SumOptions", partial(SumOptions, group=5))
+    many = {f"pi-{number:02}": "logistic" for number in range(11)}
+    folder = with_certificates(tmp_path, monkeypatch, many) if masked else None
+    site.data = partial(labelled, 12)
+    identity = str(folder / "pi-00") if folder else ""
+    with site.fleet((), many):
+        results = run(site, "masked" if masked else "plain", identity=identity)
+        for name in many:
+            store = Store(site.folder / name)
+            served = serving(store, Slots(store.folder / "release"))
+            assert served and served.installed.manifest.release == 2
+            require_shrunk(site, name, served)
     record = results.sum()
-    assert record and record.masked and record.devices == tuple(DEVICES)
-    assert counted(site, kept(site)[-1]) == pytest.approx(labels(DEVICES, 12), abs=1e-5)
+    assert record and sorted(record.devices) == list(many) and record.pictures == 11 * 12
+    assert counted(site, kept(site)[-1]).tolist() == labels(many, 12).tolist()
+    lists = prior_of(site, kept(site)[-1])
+    assert len(lists[ADDED]) == len(set(lists[ADDED].tolist())) == 2 and lists[IN_SUMS].tolist() == [11]
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = 60.0) -> bool:
+    """Whether it holds before the deadline."""
+    until = time.monotonic() + deadline_s
+    while not (found := condition()) and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def served_between_runs(site: Site, identity: Path) -> Iterator[None]:
+    """As `edge-fl server up` does."""
+    access = FleetAccess(site.connect, "main", site.folder / "home", identity=identity)
+    stopping = threading.Event()
+    with closing(Database.open(access.registry)) as db:
+        limits = LeaseLimits(settle_s=0.05, lease_s=1.0)
+        server = FleetServer(access, db, limits, 1.0)
+        thread = threading.Thread(target=server.serve, args=(stopping,))
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join(90)
+            assert not thread.is_alive()
+
+
+def test_a_server_between_runs_collects_what_is_new_and_releases_only_then(
+    site: Site,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO)
+    identity = with_certificates(tmp_path, monkeypatch, DEVICES) / "pi-0"
+    labelled_now = 8
+    site.data = lambda name: labelled(labelled_now, name)
+    with site.fleet((), DEVICES):
+        run(site, "auto", identity=str(identity), every_s=0.3)
+        assert [manifest.release for manifest in kept(site)] == [1, 2]
+
+        def looks() -> int:
+            return caplog.text.count("(6 with nothing to add)")
+
+        def refit() -> None:
+            for device in site.devices.values():
+                device._scheduler.deliver(device, events.DataChanged(device.state.capability))
+
+        with served_between_runs(site, identity):
+            assert eventually(lambda: looks() >= 2)
+            assert len(kept(site)) == 2  # nothing new: no release
+            labelled_now = 12
+            refit()
+            assert eventually(lambda: len(kept(site)) == 3), caplog.text
+            assert counted(site, kept(site)[-1]).tolist() == labels(DEVICES, 12).tolist()
+            before = looks()
+            assert eventually(lambda: looks() >= before + 2)
+            assert len(kept(site)) == 3 and kept(site)[-1].sums == [STATISTICS]
+        assert "24 pictures" in capsys.readouterr().err
+
+        # a server that is killed between a sum and its release loses the sum, and nothing else
+        def killed(*_: Any) -> None:
+            raise ConnectError("killed here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RolloutCoordinator, "extend", killed)
+            labelled_now = 18
+            refit()
+            with served_between_runs(site, identity):
+                assert eventually(lambda: "killed here" in capsys.readouterr().err)
+                assert len(kept(site)) == 3
+        labelled_now = 27
+        refit()
+        with served_between_runs(site, identity):
+            assert eventually(lambda: kept(site)[-1].release == 4), caplog.text
+            expected = labels(DEVICES, 27) - labels(DEVICES, 18) + labels(DEVICES, 12)
+            assert counted(site, kept(site)[-1]).tolist() == expected.tolist()
+            for name in DEVICES:
+                extras = {PRIOR: prior_of(site, kept(site)[-1])}
+                own = StatisticsOffers(site.folder / name)
+                others = own.without_own(extras, kept(site)[-1].extractor.sha256)[PRIOR]["count"]
+                mine = labels([name], 27) - labels([name], 18) + labels([name], 12)
+                assert others.tolist() == (expected - mine).tolist()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from edge_fl.failures import Failure
 from edge_fl.learn.codec import differential_privacy
 from edge_fl.secure import fixed_point
 from edge_fl.secure.floors import DEFAULT, SumFloors
+from edge_fl.secure.server import Sum
 from edge_fl.seeds import generator
 from edge_fl.wire import identity
 from edge_fl.wire.messages import Capability, SumReply, SumRequest, decode
@@ -362,6 +363,78 @@ def test_epsilon_of_a_noisy_sum_is_reported(tmp_path: Path) -> None:
     spent = (differential_privacy.SENSITIVITY / 4.0) ** 2
     assert found.epsilon == pytest.approx(differential_privacy.epsilon(spent, 1e-5)) and 1 < found.epsilon < 5
     assert np.abs(found.vector).max() < 60  # clipped: without clip and noise about 200
+
+
+def in_groups(sums: SecureSums, length: int, options: SumOptions) -> tuple[list[Sum], list[str]]:
+    """The sums of all groups, and the errors of those that failed."""
+    found = list(sums.collect_groups("statistics", 7, length, options))
+    return [one for one in found if isinstance(one, Sum)], [
+        one.message for one in found if isinstance(one, SecureSumError)
+    ]
+
+
+def test_groups_add_up_every_device_once_and_ask_no_other_one(tmp_path: Path) -> None:
+    vectors: dict[str, Vector | None] = {**vectors_of(23, 10)}
+    vectors |= dict.fromkeys(list(vectors)[::5])  # five have nothing to add
+    offered = {name: vector for name, vector in vectors.items() if vector is not None}
+    with in_memory(tmp_path, vectors) as fleet, fleet.running(vectors) as (_, sums, _):
+        found, failed = in_groups(sums, 10, SumOptions(group=7))
+    assert not failed and sorted(len(one.devices) for one in found) == [6, 6, 6]
+    assert sorted(name for one in found for name in one.devices) == list(offered)
+    assert np.abs(sum(one.vector for one in found) - sum(offered.values())).max() <= 1e-6
+    assert len({one.id for one in found}) == 3
+    require_hidden(fleet.packets, offered)
+    for name, vector in vectors.items():
+        replied = stages(fleet.packets, name)
+        assert replied == (["declined"] if vector is None else ["keys", "keys", *replied[2:]])
+
+
+def test_a_group_that_fails_loses_its_own_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = vectors_of(18, 10)
+    monkeypatch.setattr(secure_sums, "groups_of", lambda names, *_: [names[0:6], names[6:12], names[12:18]])
+    with in_memory(tmp_path, vectors) as fleet:
+        fleet.connect = leaving(fleet.connect, ["pi-06", "pi-07"])
+        with fleet.running(vectors) as (_, sums, _):
+            found, failed = in_groups(sums, 10, SumOptions(lost_s=0.2, group=6))
+    assert failed == ["only 4 of 6 devices remained, 5 needed"]
+    assert [one.devices for one in found] == [tuple(vectors)[:6], tuple(vectors)[12:]]
+    assert fleet.workers["pi-08"].settled == [[]] and len(fleet.workers["pi-00"].settled[0]) == 6
+
+
+def test_fewer_willing_devices_than_the_minimum_send_nothing(tmp_path: Path) -> None:
+    vectors: dict[str, Vector | None] = {**vectors_of(9, 10)}
+    vectors |= dict.fromkeys(list(vectors)[:5])
+    with (
+        in_memory(tmp_path, vectors) as fleet,
+        fleet.running(vectors) as (_, sums, _),
+        pytest.raises(SecureSumError, match=r"4 devices take part, .* \(5 with nothing to add\)"),
+    ):
+        in_groups(sums, 10, SumOptions(group=5))
+    assert not any("shares" in stages(fleet.packets, name) for name in vectors)
+
+
+@pytest.mark.parametrize(
+    ("devices", "minimum", "sizes"),
+    [
+        (5, 5, [5]),
+        (40, 5, [40]),
+        (41, 5, [21, 20]),
+        (250, 5, [36] * 5 + [35] * 2),
+        (1000, 5, [40] * 25),
+        (70, 30, [35, 35]),
+        (100, 60, [100]),
+        (130, 60, [65, 65]),
+        (119, 60, [100]),
+    ],
+)
+def test_groups_are_balanced_and_within_the_limits(devices: int, minimum: int, sizes: list[int]) -> None:
+    names = [f"pi-{number}" for number in range(devices)]
+    groups = secure_sums.groups_of(names, minimum)
+    assert [len(group) for group in groups] == sizes
+    members = [name for group in groups for name in group]
+    assert len(set(members)) == len(members) and set(members) <= set(names)
+    if devices > 5:
+        assert groups != secure_sums.groups_of(names, minimum)  # drawn at random
 
 
 @pytest.mark.broker

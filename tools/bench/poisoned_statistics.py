@@ -183,7 +183,7 @@ def protected(each: Sequence[Statistics], *, masked: bool) -> tuple[dict[int, St
         return dict(enumerate(each)), ""
     possible = {place: one for place, one in enumerate(each) if _possible(one, dim)}
     far = bounds.far_classes(list(possible.values()))
-    used = {place: one.left_out(some, dim) for (place, one), some in zip(possible.items(), far, strict=True)}
+    used = {place: one.left_out(some) for (place, one), some in zip(possible.items(), far, strict=True)}
     if len(possible) < len(each):
         return used, "bounds: the device is rejected by name"
     return used, "comparison by class" if len(far[0]) else ""
@@ -195,7 +195,7 @@ def poisoned(total: Statistics, own: Statistics, attack: Attack) -> Statistics:
     for label in range(CLASSES) if attack.every else [ATTACKED]:
         mean = -total.sums[label] if attack.towards == "opposite" else total.sums[(label + 1) % CLASSES]
         u, one = mean / np.linalg.norm(mean), np.eye(CLASSES)[label]
-        found = found.left_out(np.array([label]), len(u))
+        found = found.left_out(np.array([label]))
         q = sums.project(u[None], len(found.moment))
         # a little shorter than the counts, for what is left of the own pictures
         length = attack.count - own.counts[label]
@@ -203,6 +203,7 @@ def poisoned(total: Statistics, own: Statistics, attack: Attack) -> Statistics:
             found.counts + attack.count * one,
             found.sums + length * one[:, None] * u,
             found.moment + length * q.T @ q,
+            own.centre * (found.counts.sum() + attack.count) / max(own.counts.sum(), 1),
         )
     return found
 

@@ -3,7 +3,7 @@
     FOLDER/statistics/next.msgpack    the vector for the next sum, with the hashes of its pictures' features; made after every fit
                                       on a release that asks for sums
     FOLDER/statistics/sent.json       the pictures of which a vector left, or may have left, by hash
-    FOLDER/statistics/own.msgpack     what the device has added, by the release on which the sum was collected
+    FOLDER/statistics/own.msgpack     what the device has added, by the key of the sum
 
 A prior is used without the device's own part of it (`without_own`): its pictures count once, as labels, and cross-validation predicts
 pictures that the prior does not know.
@@ -32,7 +32,7 @@ from edge_fl.files.paths import text
 from edge_fl.files.shared import make_folder
 from edge_fl.heads.class_statistics import sums
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.class_statistics.sums import ALL_CLASSES, LEFT_OUT, RELEASES, Shape
+from edge_fl.heads.class_statistics.sums import ADDED, ALL_CLASSES, LEFT_OUT, Shape, key_of
 from edge_fl.heads.head import Array
 from edge_fl.secure import fixed_point
 from edge_fl.untrusted import NOT_JSON
@@ -69,13 +69,12 @@ class StatisticsOffer(Struct, frozen=True, eq=False):
 
 
 class Added(Struct, frozen=True):
-    """What `device` has added to sums of `dim` features from one `extractor`: `arrays` by RELEASE.NAME; `sum` and `release` of the last."""
+    """What `device` has added to sums of features from one `extractor`: `arrays` by KEY.NAME, their ids by key; `sum`: the last."""
 
     extractor: str = ""
     device: str = ""
-    dim: int = 0
     sum: str = ""
-    release: int = 0
+    ids: dict[str, str] = {}
     arrays: dict[str, Array] = {}
 
 
@@ -149,42 +148,42 @@ class StatisticsOffers:
         self._write(SENT, json.encode(Sent(extractor, offer.pictures.labels, counted)))
         if leaves:
             own = sums.from_flat(fixed_point.clipped(offer.vector, clip), offer.shape)
-            named = {f"{offer.release}.{name}": array for name, array in own.arrays().items()}
-            arrays = {**self._added(extractor).arrays, **named}
-            self._write(OWN, encode(Added(extractor, device, offer.dim, id, offer.release, arrays)))
+            before, key = self._added(extractor), str(key_of(id))
+            arrays = {**before.arrays, **{f"{key}.{name}": array for name, array in own.addends().items()}}
+            self._write(OWN, encode(Added(extractor, device, id, {**before.ids, key: id}, arrays)))
         (self._folder / NEXT).unlink(missing_ok=True)
 
     def settle(self, id: str, *, added: bool) -> None:
         """Note whether the vector of the last `commit` is in its sum. If not, no prior contains it, but its pictures have left."""
         own = self._added()
         if not added and own.sum == id:
-            gone = f"{own.release}."
-            others = {name: array for name, array in own.arrays.items() if not name.startswith(gone)}
-            self._write(OWN, encode(replace(own, sum="", arrays=others)))
+            gone = str(key_of(id))
+            arrays = {name: array for name, array in own.arrays.items() if name.partition(".")[0] != gone}
+            ids = {key: other for key, other in own.ids.items() if key != gone}
+            self._write(OWN, encode(replace(own, sum="", ids=ids, arrays=arrays)))
 
     def without_own(
         self, extras: Mapping[str, Mapping[str, Array]], extractor: str
     ) -> dict[str, Mapping[str, Array]]:
         """Return the extras of a release, its prior without what this device has added to it; a damaged one as it is."""
         prior, own = extras.get(PRIOR, {}), self._added(extractor)
-        releases = [int(release) for release in prior.get(RELEASES, ()) if f"{release}.count" in own.arrays]
-        if not releases:
+        keys = [int(key) for key in prior.get(ADDED, ()) if str(key) in own.ids]
+        if not keys:
             return dict(extras)
         try:
             found = sums.from_arrays(prior)
-            for release in releases:
-                arrays = {name: own.arrays[f"{release}.{name}"] for name in found.arrays()}
-                key = sums.left_out_key(release, own.device)
+            for key in keys:
+                arrays = {name: own.arrays[f"{key}.{name}"] for name in sums.SUMS}
+                ours = sums.left_out_key(own.ids[str(key)], own.device)
                 listed = [
-                    int(label) for at, who, label in prior.get(LEFT_OUT, ()) if (at, who) == (release, key)
+                    int(label) for at, who, label in prior.get(LEFT_OUT, ()) if (at, who) == (key, ours)
                 ]
                 if ALL_CLASSES not in listed:
-                    ours = sums.from_arrays(arrays)
-                    found = found.without(ours.left_out(np.array(listed, np.int64), own.dim))
-        except (StatisticsError, ValueError, IndexError) as error:
+                    found = found.without(sums.from_arrays(arrays).left_out(np.array(listed, np.int64)))
+        except (StatisticsError, ValueError, IndexError, KeyError) as error:
             log.warning("own part of the prior: %s", error)
             return dict(extras)
-        return {**extras, PRIOR: found.arrays()}
+        return {**extras, PRIOR: found.addends()}
 
     def _added(self, extractor: str = "") -> Added:
         """What the device has added to sums of features from this extractor ("": the last)."""

@@ -3,6 +3,7 @@
     counts          0 to MOST_PER_CLASS of each class and device, whole numbers; at most the norm of a clipped vector
     sums            |s_c| <= n_c, because features have length 1
     second moment   trace <= Σ n_c, and no eigenvalue below those of Σ s_c s_cᵀ / n_c, the part between the classes
+    centre          |centre| <= Σ n_c, because it is a mean of directions
 
 Clipping multiplies a device's vector by at most 1, which keeps all of these but the whole numbers. Noise with standard deviation σ of each
 number moves a number by σ, a length by σ √width, a trace by σ √p and an eigenvalue by 2 σ √p (the norm of a random symmetric matrix);
@@ -32,8 +33,8 @@ from edge_fl.heads.class_statistics.sums import (
     unit,
 )
 
-TOLERANCE = 1e-3
-"""Far above the error of the fixed point, far below one picture."""
+TOLERANCE = 2e-3
+"""Above the errors of the fixed point and of means in half precision (1/2,048 of each number), far below one picture."""
 DEVIATIONS = 7.0
 LEAST_DEVICES = 4
 """Devices with pictures of a class, for comparing its means; of three, two that lie would be the majority."""
@@ -60,6 +61,7 @@ def require_possible(found: Statistics, senders: Senders, dim: int) -> None:
             f"class {wrong[0]}: a sum of length {lengths[wrong[0]]:g} of {counts[wrong[0]]:g} features of length 1"
         )
     _require_moment(found, senders, dim)
+    _require_centre(found, senders)
     norm, length = float(np.linalg.norm(found.flat)), senders.devices * senders.clip
     chi_square = found.shape.length + 2 * DEVIATIONS * np.sqrt(found.shape.length) + 2 * DEVIATIONS**2
     most = np.sqrt(length**2 + 2 * DEVIATIONS * senders.noise * length + senders.noise**2 * chi_square)
@@ -105,6 +107,13 @@ def _require_moment(found: Statistics, senders: Senders, dim: int) -> None:
             + (" after its part between the classes" if within is not found.moment else "")
             + ", expected none below 0"
         )
+
+
+def _require_centre(found: Statistics, senders: Senders) -> None:
+    length, total = float(np.linalg.norm(found.centre)), float(found.counts.sum())
+    noise = np.sqrt(found.shape.dim) + DEVIATIONS * (2 + np.sqrt(found.shape.classes))
+    if length > total + TOLERANCE * (1 + abs(total)) + senders.noise * noise:
+        raise StatisticsError(f"a centre of length {length:g} of {total:g} directions of length 1")
 
 
 def far_classes(devices: Sequence[Statistics]) -> list[Labels]:

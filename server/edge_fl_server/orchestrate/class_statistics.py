@@ -1,32 +1,36 @@
-"""Class statistics of a run's devices: their sum, added to that of earlier runs, becomes the prior of a further release of the extractor.
+"""Class statistics of a fleet's devices: their sum, added to the earlier ones, becomes the prior of a further release of the extractor.
 
 The sum so far is in the newest kept release of the same extractor, so that nothing else has to be stored; every release of this extractor
-takes it over. A sum that does not complete, or that the devices in it cannot have sent, changes nothing. Where the sum is plain, each
-device's statistics are checked by themselves and compared with those of the others, class by class.
+takes it over. A sum that does not complete, or that the devices in it cannot have sent, changes nothing; so a server may end at any
+moment. Where the sum is plain, each device's statistics are checked by themselves and compared with those of the others, class by class.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
+from msgspec.structs import replace
 
-from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
 from edge_fl.failures import Failure
 from edge_fl.heads.class_statistics import bounds, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import (
+    ADDED,
     ALL_CLASSES,
     DEVICES,
     LEFT_OUT,
-    RELEASES,
+    MOST_LEFT_OUT,
+    MOST_SUMS,
     Doubles,
     Labels,
     Shape,
     Statistics,
+    key_of,
+    left_out_key,
 )
 from edge_fl.heads.plan import Way
 from edge_fl.methods.contract.method import Method
@@ -38,10 +42,10 @@ from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.identity import CA_FILE
 from edge_fl_server.mqtt.secure_sums import SecureSums, SumOptions
 from edge_fl_server.mqtt.session import Server
-from edge_fl_server.recipes.recipe import Recipe, StatisticsConfig
+from edge_fl_server.recipes.recipe import Recipe, RolloutConfig, StatisticsConfig
+from edge_fl_server.registry import rollouts
 from edge_fl_server.release.rollout.coordinator import RolloutCoordinator
-from edge_fl_server.runs.recorder import RunTotals
-from edge_fl_server.runs.results import Results, RunSum
+from edge_fl_server.runs.results import RunSum
 
 log = logging.getLogger(__name__)
 
@@ -52,89 +56,111 @@ WAYS = ("own", "cosine")
 
 
 class _Collected(NamedTuple):
-    """A sum, or several: the releases on which they were collected, how many devices are in each, and what was left out."""
+    """One sum, or several: their keys, how many devices are in them, and what was left out."""
 
     found: Statistics
-    releases: list[int]
-    devices: list[int]
+    added: tuple[int, ...]
+    devices: int
     left_out: Labels
+
+    def plus(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(
+            sums.from_flat(self.found.flat + other.found.flat, self.found.shape),
+            (*self.added, *other.added),
+            self.devices + other.devices,
+            np.concatenate([self.left_out, other.left_out]),
+        )
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of the extra."""
-        lists = {RELEASES: self.releases, DEVICES: self.devices}
-        named = {name: np.array(values, np.int64) for name, values in lists.items()}
-        return {**self.found.arrays(), **named, LEFT_OUT: self.left_out}
+        lists: dict[str, np.ndarray] = {
+            ADDED: np.array(self.added, np.int32),
+            DEVICES: np.array([self.devices], np.int32),
+            LEFT_OUT: self.left_out[-MOST_LEFT_OUT:],
+        }
+        return {**self.found.arrays(), **lists}
+
+
+class _Group(NamedTuple):
+    collected: _Collected
+    record: RunSum
 
 
 class StatisticsCollector:
-    """Collects the class statistics of a server's devices as `[statistics]` of the recipe says."""
+    """Collects the class statistics of a server's devices with these settings, whose `sums` are "masked" or "plain".
 
-    def __init__(
-        self, recipe: Recipe, server: Server, results: Results, totals: RunTotals, progress: Progress
-    ) -> None:
-        identity = recipe.broker.identity
-        self._server, self._results, self._totals, self._progress = server, results, totals, progress
-        self._masked = recipe.statistics.sums == "masked"
-        self._options = _options(recipe.statistics)
-        self._sums = SecureSums(server, (Path(identity) / CA_FILE).read_bytes() if identity else None)
+    identity: the folder of the server's certificate, if it has one.
+    """
 
-    def collect(self, rollout: RolloutCoordinator) -> None:
-        """Release the extractor again with a prior from the devices' class statistics, record their sum, and print what was found."""
-        try:
-            found = self._release(rollout)
-        except (SecureSumError, StatisticsError) as error:
-            self._progress.print(f"class statistics: {error}")
-            return
-        self._results.write_sum(found)
-        self._totals.add_sum(found)
-        current = rollout.current
-        self._progress.print(
-            f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
-            + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
-            + (f"; release {current.release} has their prior" if current else "")
-        )
+    def __init__(self, config: StatisticsConfig, server: Server, identity: Path | None) -> None:
+        self._server, self._masked = server, config.sums == "masked"
+        self._options = _options(config)
+        self._sums = SecureSums(server, (identity / CA_FILE).read_bytes() if identity else None)
 
-    def _release(self, rollout: RolloutCoordinator) -> RunSum:
-        """Collect a sum on the current release, add that of earlier runs, and release the extractor again with their prior.
+    def collect(self, rollout: RolloutCoordinator, plan: RolloutConfig | None = None) -> RunSum:
+        """Collect sums on the current release, add the earlier ones, and release the extractor again with their prior, as `plan` says.
 
         Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.
         """
-        manifest = rollout.current
-        assert manifest is not None
+        manifest = _collectable(rollout)
         shape = sums.shape_of(len(manifest.classes), manifest.feature_dim)
         earlier = self._earlier(rollout, manifest, shape)
-        total = self._sums.collect(STATISTICS, manifest.release, shape.length, self._options)
-        now, names = self._collected(total, manifest, shape)
-        record = self._record(now, names, total)
-        if earlier:
-            found = sums.from_flat(now.found.flat + earlier.found.flat, shape)
-            left_out = np.concatenate([earlier.left_out, now.left_out])
-            now = _Collected(
-                found, [*earlier.releases, *now.releases], [*earlier.devices, *now.devices], left_out
-            )
-        rollout.extend({PRIOR: tensors.pack({PRIOR: now.arrays()})}, INHERITED[PRIOR])
+        groups = [*self._groups(manifest, shape)]
+        now, record = groups[0].collected, groups[0].record
+        for group in groups[1:]:
+            now = now.plus(group.collected)
+            record = _joined(record, group.record)
+        if rollout.current != manifest:
+            raise StatisticsError(f"release {manifest.release} was replaced meanwhile")
+        extra = tensors.pack({PRIOR: (earlier.plus(now) if earlier else now).arrays()})
+        extended = rollout.extend({PRIOR: extra}, INHERITED[PRIOR], plan)
+        journal = self._server.journal
+        rollouts.record_release(journal.db, rollouts.published(journal.fleet, extended))
         return record
+
+    def _groups(self, manifest: Manifest, shape: Shape) -> Iterator[_Group]:
+        """The sums of the groups that completed. Raises as `collect` if there is none."""
+        failed, usable = list[SecureSumError | StatisticsError](), False
+        for total in self._sums.collect_groups(STATISTICS, manifest.release, shape.length, self._options):
+            try:
+                if isinstance(total, SecureSumError):
+                    raise total
+                now, names = self._collected(total, manifest, shape)
+            except (SecureSumError, StatisticsError) as error:
+                failed.append(error)
+            else:
+                usable = True
+                yield _Group(now, self._record(manifest.release, now, names, total))
+        if failed and not usable:
+            raise failed[-1]
+        for reason in failed:
+            log.warning("class statistics: one of several groups of devices: %s", reason)
 
     def _collected(self, total: Sum, manifest: Manifest, shape: Shape) -> tuple[_Collected, list[str]]:
         """The sum as it is used, and the devices in it. Raises StatisticsError."""
         if not total.vectors:
             found = sums.from_flat(total.vector, shape)
             bounds.require_possible(found, self._senders(len(total.devices)), manifest.feature_dim)
+            if not self._options.clip:
+                found.counts[:] = np.round(found.counts)  # masked numbers have an error of up to 10^-6
             none = np.empty((0, 3), np.int64)
-            return _Collected(found, [manifest.release], [len(total.devices)], none), list(total.devices)
+            return _Collected(found, (key_of(total.id),), len(total.devices), none), list(total.devices)
         each = self._possible(total.vectors, manifest, shape)
         if len(each) < self._options.minimum:
             raise StatisticsError(
                 f"{len(each)} devices sent statistics that pictures can have, {self._options.minimum} needed"
             )
         far = self._far(each, manifest)
-        used = [each[name].left_out(classes, manifest.feature_dim).flat for name, classes in far.items()]
+        used = [each[name].left_out(classes).flat for name, classes in far.items()]
         far |= {name: np.array([ALL_CLASSES]) for name in total.vectors.keys() - each.keys()}
-        key, release = sums.left_out_key, manifest.release
-        listed = [(release, key(release, name), label) for name, classes in far.items() for label in classes]
+        key = key_of(total.id)
+        listed = [
+            (key, left_out_key(total.id, name), label) for name, classes in far.items() for label in classes
+        ]
         found = sums.from_flat(np.sum(used, axis=0), shape)
         left_out = np.array(listed, np.int64).reshape(-1, 3)
-        return _Collected(found, [release], [len(each)], left_out), list(each)
+        return _Collected(found, (key,), len(each), left_out), list(each)
 
     def _far(self, each: Mapping[str, Statistics], manifest: Manifest) -> dict[str, Labels]:
         """The classes of each device that are left out; none with noise, which hides how far class means are from each other."""
@@ -173,10 +199,9 @@ class StatisticsCollector:
         noise = options.noise_multiplier * options.clip * np.sqrt(devices / least)
         return Senders(devices, options.clip, float(noise))
 
-    def _record(self, collected: _Collected, names: list[str], total: Sum) -> RunSum:
+    def _record(self, release: int, collected: _Collected, names: list[str], total: Sum) -> RunSum:
         bytes_each = len(total.vector) * fixed_point.BYTES
         pictures = max(round(float(np.sum(collected.found.counts))), 0)
-        release = collected.releases[0]
         return RunSum(release, tuple(names), bytes_each, self._masked, pictures, total.epsilon)
 
     def _earlier(self, rollout: RolloutCoordinator, manifest: Manifest, shape: Shape) -> _Collected | None:
@@ -187,36 +212,76 @@ class StatisticsCollector:
         if (payload := rollout.earlier_extra(PRIOR, manifest)) is None:
             return None
         arrays = tensors.unpack(payload)[PRIOR]
-        found = sums.from_arrays(arrays).grown(len(manifest.classes))
-        if found.shape != shape:
-            raise StatisticsError(f"statistics of an earlier release: {found.shape}, expected {shape}")
-        releases, devices = (arrays.get(name, np.empty(0, np.int64)).tolist() for name in (RELEASES, DEVICES))
-        left_out = arrays.get(LEFT_OUT, np.empty((0, 3), np.int64))
+        found = sums.from_arrays(arrays)
+        added, left_out = arrays.get(ADDED, np.empty(0)), arrays.get(LEFT_OUT, np.empty((0, 3), np.int64))
+        devices = int(arrays.get(DEVICES, np.zeros(1)).sum())
         try:
             if (found.counts == np.round(found.counts)).all():
-                bounds.require_possible(found, Senders(sum(devices)), manifest.feature_dim)
+                bounds.require_possible(found, Senders(devices), manifest.feature_dim)
         except StatisticsError as error:
             log.warning("class statistics of earlier releases: %s", error)
             return None
-        return _Collected(found, releases, devices, left_out)
+        if len(added) >= MOST_SUMS:
+            raise StatisticsError(
+                f"{len(added)} sums for this extractor, no more can be listed", "the earlier prior stays"
+            )
+        return _Collected(found.resized(shape), tuple(added.tolist()), devices, left_out)
 
 
-def require_possible(recipe: Recipe, method: Method) -> None:
-    """Raise ConfigError if the recipe's `[statistics]` cannot be carried out with its method and identity."""
-    kind, identity = recipe.statistics.sums, recipe.broker.identity
-    if kind == "none":
-        return
-    if not method.exports or method.head_tier.way not in WAYS:
-        raise ConfigError(
-            f"[statistics] sums = {kind!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
-            " expected 'none'"
+def _collectable(rollout: RolloutCoordinator) -> Manifest:
+    """The release to collect on. Raises StatisticsError if there is none now."""
+    manifest, stages = rollout.current, rollout.stages
+    if manifest is None or stages is None:
+        raise StatisticsError("no release is in use", "nothing was requested")
+    if stages.gated and not stages.over:
+        raise StatisticsError(
+            f"release {stages.release} is {stages.state} in stage {stages.stage + 1}", "nothing was requested"
         )
-    if (kind == "masked") != bool(identity):
+    return manifest
+
+
+def _joined(one: RunSum, other: RunSum) -> RunSum:
+    """The record of two groups' sums on one release."""
+    devices, pictures = (*one.devices, *other.devices), one.pictures + other.pictures
+    return replace(one, devices=devices, pictures=pictures)
+
+
+def summary(found: RunSum, current: Manifest | None) -> str:
+    """A line for the operator about a sum that was collected."""
+    return (
+        f"class statistics: {found.pictures} pictures of {len(found.devices)} devices"
+        + (f", epsilon {found.epsilon:.3g}" if found.epsilon else "")
+        + (f"; release {current.release} has their prior" if current else "")
+    )
+
+
+def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
+    """The recipe's `[statistics]`, with what "auto" means for its method and identity. Raises ConfigError if it cannot be carried out."""
+    config, identity = recipe.statistics, recipe.broker.identity
+    usable = bool(method.exports) and method.head_tier.way in WAYS
+    if config.sums == "auto":
+        config = with_auto(config, bool(identity) and usable)
+    if config.sums == "none":
+        return config
+    if not usable:
         raise ConfigError(
-            f"[statistics] sums = {kind!r} {'with' if identity else 'without'} an identity of the server: expected"
+            f"[statistics] sums = {config.sums!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
+            " expected 'auto' or 'none'"
+        )
+    if (config.sums == "masked") != bool(identity):
+        raise ConfigError(
+            f"[statistics] sums = {config.sums!r} {'with' if identity else 'without'} an identity of the server: expected"
             f" {'masked: devices with certificates send nothing else' if identity else 'plain, or certificates for masked sums'}"
         )
-    _options(recipe.statistics)
+    _options(config)
+    return config
+
+
+def with_auto(config: StatisticsConfig, masked: bool) -> StatisticsConfig:
+    """The settings with "auto" replaced: masked sums where they are possible, otherwise none."""
+    if config.sums != "auto":
+        return config
+    return replace(config, sums="masked" if masked else "none")
 
 
 def _options(config: StatisticsConfig) -> SumOptions:

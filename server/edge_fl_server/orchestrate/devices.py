@@ -18,7 +18,7 @@ import msgspec
 
 from edge_fl.console.progress import Progress
 from edge_fl.data.class_names import OUTSIDE
-from edge_fl.errors import DeadlineError, StoppedError, shortened
+from edge_fl.errors import DeadlineError, SecureSumError, StatisticsError, StoppedError, shortened
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.learn.aggregation.mean import Update
@@ -32,6 +32,7 @@ from edge_fl_server import selectors
 from edge_fl_server.mqtt.device_clients import DeviceClients
 from edge_fl_server.mqtt.devices.roster import RosterDevice
 from edge_fl_server.mqtt.session import Server
+from edge_fl_server.orchestrate import class_statistics
 from edge_fl_server.orchestrate.class_statistics import StatisticsCollector
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.orchestrate.releases import MAX_NAMES, RunReleases
@@ -226,12 +227,13 @@ class Deployment(RunHooks):
         progress: Progress,
         screening: Screening,
         releases: RunReleases | None,
+        totals: RunTotals,
         statistics: StatisticsCollector | None,
         advice: Advice,
     ) -> None:
         self._method, self._recipe, self._server = setup.method, setup.recipe, server
         self._results, self._progress, self._screening = results, progress, screening
-        self._releases, self._statistics, self._advice = releases, statistics, advice
+        self._releases, self._totals, self._statistics, self._advice = releases, totals, statistics, advice
         self._use_head_updates = True
 
     def before_round(self, round: int) -> None:
@@ -280,11 +282,22 @@ class Deployment(RunHooks):
         self._releases.release(result.method, result.shared, result.round)
         self._advice.idle_devices()
         self._releases.wait_for_heads()
-        if self._statistics:
-            self._statistics.collect(self._releases.rollout)
+        if self._statistics and self._collect(self._statistics, self._releases):
             self._releases.wait_for_heads()
         self._advice.pictures_outside()
         self._advice.accuracies()
+
+    def _collect(self, statistics: StatisticsCollector, releases: RunReleases) -> bool:
+        """Release the extractor again with a prior from the devices' class statistics; whether there is one. Prints what was found."""
+        try:
+            found = statistics.collect(releases.rollout)
+        except (SecureSumError, StatisticsError) as error:
+            self._progress.print(f"class statistics: none collected: {error}")
+            return False
+        self._results.write_sum(found)
+        self._totals.add_sum(found)
+        self._progress.print(class_statistics.summary(found, releases.rollout.current))
+        return True
 
 
 @dataclass(frozen=True)
@@ -318,12 +331,14 @@ class Devices:
             totals.note(record.device, registered_reports.report_of(record))
         selectors.require(db, fleet, where, recipe.release.rollout.where)
         server.roster.train_only(selectors.Selection(db, fleet, where))
-        releases = self._releases(setup, results, totals, progress)
+        config = class_statistics.settings_of(recipe, setup.method)
+        sums = config.sums != "none"
+        releases = self._releases(setup, results, totals, progress, sums)
         full = DeviceClients(
             server, results.id, setup.spec, recipe, on_report=totals.note, torch_device=setup.device
         )
         screening = Screening(setup.method, recipe.validation, server, results.id)
-        sums = recipe.statistics.sums != "none"
+        identity = Path(recipe.broker.identity) if recipe.broker.identity else None
         deployment = Deployment(
             setup,
             server,
@@ -331,7 +346,8 @@ class Devices:
             progress,
             screening,
             releases,
-            StatisticsCollector(recipe, server, results, totals, progress) if sums else None,
+            totals,
+            StatisticsCollector(config, server, identity) if sums else None,
             Advice(recipe, server, totals, progress),
         )
         recorder = Recorder(results, setup.plan, totals, screening.rejected)
@@ -345,13 +361,14 @@ class Devices:
             recorder.conclude(server.roster.table)
 
     def _releases(
-        self, setup: RunSetup, results: Results, totals: RunTotals, progress: Progress
+        self, setup: RunSetup, results: Results, totals: RunTotals, progress: Progress, statistics: bool
     ) -> RunReleases | None:
         """None for a method without an extractor to release: head-only devices rest then."""
         if setup.method.exports:
             if setup.recipe.release.website:
                 website.keep(self.repository, Path(setup.recipe.release.website))
-            return RunReleases(setup, self.server, self.repository, results, totals, progress)
+            server, repository = self.server, self.repository
+            return RunReleases(setup, server, repository, results, totals, progress, statistics=statistics)
         title = setup.method.title
         progress.print(f"{title} shares no extractor: head-only devices receive nothing from this run")
         rest_heads(self.server, results.id, title)

@@ -98,10 +98,10 @@ def _build(recipe: Recipe, study: Study | None, spec: MethodSpec, device: str) -
     cohorts.require_simulable(recipe)
     choice.require(recipe.engine)
     _require_heads(recipe)
-    if recipe.statistics.sums != "none":
+    if recipe.statistics.sums in ("masked", "plain") or recipe.broker.identity:
         from edge_fl_server.orchestrate import class_statistics
 
-        class_statistics.require_possible(recipe, method)
+        class_statistics.settings_of(recipe, method)
     if recipe.release.heads:
         from edge_fl_server.release import export
 

@@ -29,7 +29,10 @@ MAX_NAMES = 8  # devices named in one message
 
 
 class RunReleases:
-    """Releases of the run's extractor to the fleet; their reports are added to `totals`."""
+    """Releases of the run's extractor to the fleet; their reports are added to `totals`.
+
+    statistics: whether the run collects class statistics.
+    """
 
     def __init__(
         self,
@@ -39,16 +42,17 @@ class RunReleases:
         results: Results,
         totals: RunTotals,
         progress: Progress,
+        *,
+        statistics: bool,
     ) -> None:
         self._setup, self._server, self._results, self._progress = setup, server, results, progress
-        sums = setup.recipe.statistics.sums != "none"
         options = CoordinatorOptions(
             setup.recipe.release.rollout,
             run_id=results.id,
             quantiser=_quantiser(setup, progress),
             watch=progress,
-            inherited=INHERITED if sums else {},
-            sums=[STATISTICS] if sums else [],
+            inherited=INHERITED if statistics else {},
+            sums=[STATISTICS] if statistics else [],
         )
         self.rollout = RolloutCoordinator(
             server, repository, options, on_report=totals.note, torch_device=setup.device

@@ -1,4 +1,5 @@
-"""How a server gets at a fleet (broker, registry, releases), and serves it without a run: roll-outs, devices that join, reports of heads.
+"""How a server gets at a fleet (broker, registry, releases), and serves it without a run: roll-outs, devices that join, reports of heads,
+class statistics.
 
 The server of a run takes the fleet over; this one then waits, and continues after the run. Everything that it does follows from the
 registry and the signed releases, so that it may end at any moment, also by kill -9, and another one continues.
@@ -13,12 +14,14 @@ from pathlib import Path
 
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConnectError, DeadlineError, RunError
+from edge_fl.wire.egress import STATISTICS
 from edge_fl.wire.topics import Topics
 from edge_fl_server.mqtt import connector
 from edge_fl_server.mqtt.connection import ServerConnection
 from edge_fl_server.mqtt.connector import LIMITS, LeaseLimits, ServerConnect, denied, fleet_authorities
 from edge_fl_server.mqtt.journal import Journal
 from edge_fl_server.mqtt.session import Server, connected
+from edge_fl_server.orchestrate.statistics_between_runs import StatisticsBetweenRuns
 from edge_fl_server.registry import Database, runs
 from edge_fl_server.registry.database import location
 from edge_fl_server.release import ownership
@@ -27,7 +30,7 @@ from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, Rollo
 from edge_fl_server.release.rollout.director import Director
 
 POLL_S = 0.5
-SERVING = CoordinatorOptions(resume=True)
+SERVING = CoordinatorOptions(resume=True, sums=[STATISTICS])
 
 
 @dataclass(frozen=True)
@@ -146,5 +149,7 @@ class FleetServer:
             stages = rollout.stages
             release = f"release {stages.release} {stages.state}" if stages else "no release yet"
             print_status(f"fleet {fleet!r}: online, {release}; 'edge-fl server run' takes over for a run")
+            statistics = StatisticsBetweenRuns(server, rollout, self.access.identity)
             while not stopping.wait(POLL_S):
                 server.connection.check()
+                statistics.advance()

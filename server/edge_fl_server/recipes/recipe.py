@@ -164,12 +164,17 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StatisticsConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Sums of class statistics over head-only devices (docs/class-statistics.md); fewer than `minimum` devices send nothing."""
+    """Sums of class statistics over devices (docs/class-statistics.md); fewer than `minimum` devices send nothing.
 
-    sums: Literal["none", "masked", "plain"] = "none"
+    "auto": masked where the server has a certificate and the method's releases use a prior, otherwise none. Between runs a server collects
+    once in `every_s` at most.
+    """
+
+    sums: Literal["auto", "none", "masked", "plain"] = "auto"
     minimum: Annotated[int, Meta(ge=3, le=100)] = 5
     clip: Annotated[float, Meta(ge=0)] = 0.0
     noise_multiplier: Annotated[float, Meta(ge=0)] = 0.0
+    every_s: Annotated[float, Meta(gt=0)] = 3600.0
 
 
 class BrokerConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge_fl.errors import ArtefactError, StatisticsError
 from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.class_statistics.sums import MOST_PER_CLASS, RELEASES
+from edge_fl.heads.class_statistics.sums import ADDED, MOST_PER_CLASS, key_of
 from edge_fl.heads.head import Array
 from edge_fl.secure import fixed_point
 from edge_fl_devices.workers.class_statistics import NEXT, SENT, StatisticsOffers
@@ -79,7 +79,7 @@ def test_what_may_have_left_before_is_not_offered_and_is_no_part_of_a_prior(tmp_
     own = offers.give("a", 1, LENGTH)
     offers.commit("a", leaves=False)
     assert counts(prepared(tmp_path, 12)) is None
-    extras = prior_of(others_vector(), own, releases=[1])
+    extras = prior_of(others_vector(), own, ids=["a"])
     np.testing.assert_array_equal(flat(offers.without_own(extras, ONE)), flat(extras))
 
 
@@ -91,9 +91,9 @@ def test_a_vector_of_a_sum_that_failed_is_not_offered_again_and_is_no_part_of_a_
         offers.settle("of another sum", added=False)
         offers.settle(id, added=id == "a")
     assert counts(prepared(tmp_path, 24)) is None
-    extras = prior_of(others_vector(), releases=[2])
+    extras = prior_of(others_vector(), ids=["b"])
     np.testing.assert_array_equal(flat(StatisticsOffers(tmp_path).without_own(extras, ONE)), flat(extras))
-    kept = StatisticsOffers(tmp_path).without_own(prior_of(others_vector(), releases=[1]), ONE)
+    kept = StatisticsOffers(tmp_path).without_own(prior_of(others_vector(), ids=["a"]), ONE)
     assert not np.array_equal(flat(kept), flat(extras))  # that of the other sum stays
 
 
@@ -230,11 +230,11 @@ def test_only_its_user_can_read_the_files(tmp_path: Path) -> None:
     assert modes | {path.stat().st_mode & 0o777 for path in (tmp_path / "statistics").iterdir()} == {0o600}
 
 
-def prior_of(*vectors: NDArray[np.float64], releases: list[int]) -> dict[str, dict[str, NDArray[Any]]]:
-    """The extras of a release with the sum of these vectors, collected on `releases`."""
+def prior_of(*vectors: NDArray[np.float64], ids: list[str]) -> dict[str, dict[str, NDArray[Any]]]:
+    """The extras of a release with the sums `ids` of these vectors, which are not rounded here."""
     shape = class_statistics.shape_of(CLASSES, DIM)
     found = class_statistics.from_flat(np.sum(vectors, axis=0), shape)
-    return {PRIOR: {**found.arrays(), RELEASES: np.array(releases, np.int64)}}
+    return {PRIOR: {**found.addends(), ADDED: np.array([key_of(id) for id in ids], np.int32)}}
 
 
 def flat(extras: Mapping[str, Mapping[str, Array]]) -> NDArray[np.float64]:
@@ -250,19 +250,45 @@ def test_a_device_uses_the_prior_without_its_own_part(tmp_path: Path) -> None:
     others, own = others_vector(), []
     for n, release in ((12, 1), (24, 4)):
         offers = prepared(tmp_path, n, release)
-        own.append(offers.give("s", release, LENGTH))
-        offers.commit("s")
-    found = StatisticsOffers(tmp_path).without_own(prior_of(others, *own, releases=[1, 2, 4]), ONE)
+        own.append(offers.give(f"s-{release}", release, LENGTH))
+        offers.commit(f"s-{release}")
+    found = StatisticsOffers(tmp_path).without_own(prior_of(others, *own, ids=["s-1", "x", "s-4"]), ONE)
     np.testing.assert_allclose(flat(found), others, atol=1e-5)
-    first = StatisticsOffers(tmp_path).without_own(prior_of(others, own[0], releases=[1]), ONE)
+    first = StatisticsOffers(tmp_path).without_own(prior_of(others, own[0], ids=["s-1"]), ONE)
     np.testing.assert_allclose(flat(first), others, atol=1e-5)
+
+
+def test_two_sums_on_one_release_are_subtracted_each_where_it_is_in(tmp_path: Path) -> None:
+    """A server that ends between a sum and its release collects another one on the same release."""
+    others, own = others_vector(), []
+    for n, id in ((12, "lost"), (24, "s")):
+        offers = prepared(tmp_path, n)
+        own.append(offers.give(id, 1, LENGTH))
+        offers.commit(id)
+    for ids, parts in ((["s"], own[1:]), (["lost", "s"], own), (["lost"], own[:1])):
+        found = StatisticsOffers(tmp_path).without_own(prior_of(others, *parts, ids=ids), ONE)
+        np.testing.assert_allclose(flat(found), others, atol=1e-5)
+
+
+def test_a_prior_for_more_classes_is_used_without_the_part_for_fewer(tmp_path: Path) -> None:
+    offers = prepared(tmp_path, 12)
+    assert offers.give("s", 1, LENGTH) is not None
+    offers.commit("s")
+    wide = class_statistics.shape_of(CLASSES + 2, DIM)
+    assert wide.projected > class_statistics.shape_of(CLASSES, DIM).projected
+    z = pictures(90)[0]
+    others = class_statistics.of(z[60:], np.arange(30) % (CLASSES + 2), CLASSES + 2).flat
+    own = class_statistics.of(*pictures(12), CLASSES).resized(wide).flat
+    total = class_statistics.from_flat(others + own, wide)
+    found = offers.without_own({PRIOR: {**total.addends(), ADDED: np.array([key_of("s")])}}, ONE)
+    np.testing.assert_allclose(flat(found), others, atol=1e-5)
 
 
 def test_a_sum_that_a_prior_does_not_contain_is_not_subtracted(tmp_path: Path) -> None:
     offers = prepared(tmp_path, 12)
     assert offers.give("s", 1, LENGTH) is not None
     offers.commit("s")  # but this sum failed
-    extras = prior_of(others_vector(), releases=[2])
+    extras = prior_of(others_vector(), ids=["other"])
     for extractor in (ONE, OTHER):
         np.testing.assert_array_equal(flat(offers.without_own(extras, extractor)), flat(extras))
     assert offers.without_own({}, ONE) == {}
@@ -274,7 +300,7 @@ def test_what_was_shortened_for_noise_is_subtracted_as_it_was_sent(tmp_path: Pat
     offers.commit("s", 2.0)
     shape = class_statistics.shape_of(CLASSES, DIM)
     total = class_statistics.from_flat(others_vector() + sent, shape)
-    extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
+    extras = {PRIOR: {**total.addends(), ADDED: np.array([key_of("s")])}}
     np.testing.assert_allclose(flat(offers.without_own(extras, ONE)), others_vector(), atol=1e-5)
 
 
@@ -282,7 +308,7 @@ def test_a_damaged_prior_stays_as_it_is_for_the_fit_to_reject(tmp_path: Path) ->
     offers = prepared(tmp_path, 12)
     assert offers.give("s", 1, LENGTH) is not None
     offers.commit("s")
-    damaged = {PRIOR: {"count": np.zeros(1, np.float32), RELEASES: np.array([1])}}
+    damaged = {PRIOR: {"count": np.zeros(1, np.float32), ADDED: np.array([key_of("s")])}}
     assert offers.without_own(damaged, ONE) == damaged
 
 
@@ -296,10 +322,10 @@ def test_the_accuracy_of_labels_without_meaning_is_that_of_guessing(tmp_path: Pa
     own = offers.give("s", 1, theirs.shape.length)
     offers.commit("s")
     total = class_statistics.from_flat(theirs.flat + own, theirs.shape)
-    extras = {PRIOR: {**total.arrays(), RELEASES: np.array([1])}}
+    extras = {PRIOR: {**total.addends(), ADDED: np.array([key_of("s")])}}
     spec = FitSpec("cosine", CLASSES, False, ONE, calibrate=True)
     with_own, without = (
         fit_here(spec, FitData(z[:60], y[:60], given)).calibration.accuracy
         for given in (extras, offers.without_own(extras, ONE))
     )
-    assert with_own > 0.8 and without < 0.5
+    assert with_own > 0.7 and without < 0.5

@@ -39,6 +39,15 @@ def test_whatever_honest_devices_send_is_possible(dim: int, clip: float) -> None
     bounds.require_possible(rebuilt(np.sum(vectors, axis=0), each[0].shape), Senders(30, clip), dim)
 
 
+@pytest.mark.parametrize("dim", [4, 16, 150, 1280])
+def test_what_a_release_rounds_stays_possible(dim: int) -> None:
+    each = [device(seed, dim) for seed in range(6)]
+    for found in (each[1], each[3], rebuilt(np.sum([one.flat for one in each], axis=0), each[0].shape)):
+        for _ in range(50):
+            found = sums.from_arrays(found.arrays())
+        bounds.require_possible(found, Senders(6), dim)
+
+
 def test_sums_that_are_projected_are_possible_too() -> None:
     each = [device(seed, 600, 300) for seed in range(4)]
     assert each[0].shape.width < 600
@@ -72,7 +81,7 @@ def empty(found: Statistics) -> None:
 
 
 def long(found: Statistics) -> None:
-    found.moment[np.diag_indices(len(found.moment))] += 1
+    found.moment[np.diag_indices(len(found.moment))] += 10
 
 
 def indefinite(found: Statistics) -> None:
@@ -92,6 +101,10 @@ def thousands(found: Statistics) -> None:
     found.sums[3] *= -5000 / np.linalg.norm(found.sums[3])
 
 
+def far_centre(found: Statistics) -> None:
+    found.centre[:] *= 1.1 * found.counts.sum() / np.linalg.norm(found.centre)
+
+
 CHANGES: list[tuple[Change, str]] = [
     (shorter, r"class 1: a sum of length \d+.* features of length 1; they were not used"),
     (part, r"class 2: count \d+\.5, expected a whole number"),
@@ -100,6 +113,7 @@ CHANGES: list[tuple[Change, str]] = [
     (long, "second moment with trace"),
     (indefinite, "second moment with eigenvalue -.* after its part between the classes"),
     (without_scatter, "second moment with eigenvalue -.* after its part between the classes"),
+    (far_centre, r"a centre of length \d+.* of \d+ directions of length 1; they were not used"),
     (many, "class 3: count 65 from 2 devices, expected at most 64: 32 of each"),
     (thousands, "class 0: count 5000 from 2 devices, expected at most 64"),
 ]
@@ -115,7 +129,7 @@ def test_what_no_two_devices_can_send_is_named(change: Change, message: str) -> 
 
 
 @pytest.mark.parametrize(
-    "change", [shorter, negative, long, many, thousands], ids=lambda change: str(change.__name__)
+    "change", [shorter, negative, long, far_centre, many, thousands], ids=lambda change: str(change.__name__)
 )
 def test_clipped_statistics_have_the_same_bounds(change: Change) -> None:
     found = rebuilt(device(1).flat + device(2).flat, device(1).shape)

@@ -44,7 +44,7 @@ def lying(found: Statistics, means: Doubles, lie: Lie, labels: list[int]) -> Sta
     for label in labels:
         counts[label] = MOST_PER_CLASS
         sums[label] = MOST_PER_CLASS * lie(means, label) / np.linalg.norm(lie(means, label))
-    return Statistics(counts, sums, found.moment)
+    return Statistics(counts, sums, found.moment, found.centre)
 
 
 def means_of(devices: list[Statistics]) -> Doubles:

@@ -27,7 +27,7 @@ def device(seed: int, per_class: int, classes: int = CLASSES, noise: float = 5) 
 def fleet(per_class: int = 20, mixed_up: bool = False) -> dict[str, dict[str, Array]]:
     """The extra made by the devices 1 to 8; `mixed_up`: with the sums of other classes."""
     total = sum(sums.of(*device(seed, per_class), CLASSES).flat for seed in range(1, DEVICES + 1))
-    found = sums.from_flat(np.asarray(total), sums.shape_of(CLASSES, DIM)).arrays()
+    found = sums.from_flat(np.asarray(total), sums.shape_of(CLASSES, DIM)).addends()
     if mixed_up:
         found["sums"] = np.roll(found["sums"], 1, axis=0)
     return {prior.PRIOR: found}
@@ -160,11 +160,13 @@ def test_pictures_that_are_all_alike_are_fitted() -> None:
 
 def test_the_prior_head_is_the_ridge_regression_on_the_features_themselves() -> None:
     z, y = device(1, 40)
-    found = sums.of(z[:, :100], y, CLASSES)  # 100 dimensions: nothing is lost in the projection
     u = direction(z[:, :100]).astype(float)
     u -= u.mean(axis=0)
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    everything = np.ones(CLASSES, bool)
+    members, everything = np.eye(CLASSES)[y], np.ones(CLASSES, bool)
+    found = sums.Statistics(
+        members.sum(axis=0), members.T @ u, u.T @ u, np.zeros(100)
+    )  # nothing is projected
     weights = prior.ridge_head(found, np.arange(CLASSES), 100, found.sums, everything)
     centred = u - u.mean(axis=0)
     covariance = centred.T @ centred / len(u) + prior.RIDGE * np.eye(100)

@@ -224,10 +224,11 @@ class RolloutCoordinator:
             self.roll_out(manifest, payloads)
         return manifest
 
-    def extend(self, extras: Mapping[str, bytes], way: Way) -> Manifest:
+    def extend(self, extras: Mapping[str, bytes], way: Way, plan: RolloutConfig | None = None) -> Manifest:
         """Release the current extractor again with further extras, and heads fitted in this way, first to a panel of devices.
 
-        If the panel objects, the release before stays in use, with its extras. Raises ArtefactError.
+        plan: of the roll-out, by default that of the options. If the panel objects, the release before stays in use, with its extras.
+        Raises ArtefactError.
         """
         with self._publishing, self._repository.locked():
             current = self.current
@@ -235,7 +236,7 @@ class RolloutCoordinator:
             manifest = self._asking(replace(current, release=self._repository.next_release()))
             payloads = {blob.sha256: self._publisher.kept(blob) or b"" for blob in blobs(current)}
             manifest, payloads = _with_extras(manifest, payloads, extras, way)
-            self.roll_out(manifest, payloads, panel=True)
+            self.roll_out(manifest, payloads, panel=True, plan=plan)
         return manifest
 
     def _asking(self, manifest: Manifest) -> Manifest:
@@ -254,7 +255,14 @@ class RolloutCoordinator:
                 return self._publisher.kept(other.extras[name])
         return None
 
-    def roll_out(self, manifest: Manifest, payloads: Mapping[str, bytes], *, panel: bool = False) -> None:
+    def roll_out(
+        self,
+        manifest: Manifest,
+        payloads: Mapping[str, bytes],
+        *,
+        panel: bool = False,
+        plan: RolloutConfig | None = None,
+    ) -> None:
         """Publish a release and start its roll-out, with `panel` in two stages if there is a release to go back to.
 
         Raises ArtefactError if `payloads` do not match the manifest.
@@ -264,7 +272,7 @@ class RolloutCoordinator:
         with self._change:
             self._known[manifest.release] = manifest
             self._rollout.begin(
-                manifest.release, self._options.plan, self._roster.head_devices(), panel=panel
+                manifest.release, plan or self._options.plan, self._roster.head_devices(), panel=panel
             )
         self._assign_all()
 
