@@ -159,7 +159,7 @@ class DeviceMonitor:
         unfitted = state.installed and not state.release and not state.work and capability.samples
         refit = not first or (fitted != found.stamp if fitted else bool(unfitted))
         tier = self.device.state.capability.tier if state.capability.max_opset else capability.tier
-        if not first and tier == Tier.HEAD:  # the fit that follows is on these images
+        if not first and tier == "head":  # the fit that follows is on these images
             self.current.accept(found)
         self.deliver(DataChanged(replace(capability, tier=tier), refit=refit))
         if not first:  # the server knows the count before it gets an update on the data
