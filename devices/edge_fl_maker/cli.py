@@ -207,7 +207,7 @@ def reset(
     ] = False,
     yes: YesOption = False,
 ) -> None:
-    """Reset the device to its state after flashing: heads, outbox, releases and caches are deleted."""
+    """Reset the device to its state after flashing: heads, outbox, releases and caches are deleted; labels stay unless you say so."""
     from edge_fl_maker.upkeep import device_folder
     from edge_fl_maker.upkeep.device_folder import stopped
 
@@ -218,8 +218,13 @@ def reset(
         return
     confirm(f"Delete {planned.describe()}?", yes)
     device_folder.reset(folder, planned)
-    kept = [*([] if identity else ["identity", "privacy budget"]), *([] if labels else ["pictures"])]
+    ledgers = ["identity", "privacy budget", "trusted metadata", "settings from the operator"]
+    kept = [*([] if identity else ledgers), *([] if labels else ["pictures and their labels"])]
     print_status(f"{text(folder)}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
+    if not identity:
+        print_status(
+            "the agent fetches its release again when it next meets the broker, and serves nothing until then"
+        )
 
 
 def backup(

@@ -2,7 +2,8 @@
 
 "serve" verifies the signed metadata, fetches what is missing, installs and fits a head; it is retried until it succeeds or another
 assignment arrives. "train", "evaluate", "personalise" and "compare" fetch broadcasts and run the method until their deadline. Either ends
-in exactly one report; a report on a failure names the reason.
+in exactly one report; a report on a failure names the reason. After a change of the data a head is fitted on the installed release, also
+without a broker.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from edge_fl.fields import Tier
 from edge_fl.wire.messages import Activity, Assignment, Mode, Report, spec_digest
 from edge_fl_devices.agent import effects, events, outbox
 from edge_fl_devices.agent.outbox import Parcel
-from edge_fl_devices.agent.state import AgentLimits, StepContext, Work
+from edge_fl_devices.agent.state import AgentLimits, Phase, StepContext, Work
 
 KINDS: dict[Mode, Literal["update", "personal", "evaluation", "head"]] = {
     "serve": "head",
@@ -58,8 +59,13 @@ def accept(context: StepContext, assignment: Assignment | None) -> None:
 
 
 def begin(context: StepContext) -> None:
-    """Begin work on the assignment, or a refit, if the device is free to."""
+    """Begin work on the assignment, or a refit, if the device is free to; without a broker only a refit."""
     state = context.state
+    if state.may_refit_alone:
+        if context.now_s >= max(state.not_before_s, state.alone_at_s):
+            context.update(not_before_s=-math.inf)
+            _begin_refit_alone(context)
+        return
     if not state.may_begin or context.now_s < state.not_before_s:
         return
     if state.pending:
@@ -105,9 +111,31 @@ def _begin_refit(context: StepContext) -> None:
         context.reconsider(state.assignment.id)
         context.update(tries=0)
         begin(context)
-    elif state.release:
-        assignment = Assignment(0, "serve", id=f"refit-{state.boot}-{state.sequence}", release=state.release)
-        _fit(context, Work(assignment, "fitting"))
+    elif state.refit_on:
+        _refit(context)
+
+
+def _begin_refit_alone(context: StepContext) -> None:
+    """Fit a head without a broker on the installed release, for its assignment if there is one that has no head yet."""
+    state, assigned = context.state, context.state.assignment
+    cancel(context)
+    context.update(refit=False)
+    if assigned and assigned.mode == "serve" and assigned.release == state.installed != state.release:
+        _withdraw_failure(context, assigned.id)
+        context.reconsider(assigned.id)
+        _fit(context, Work(assigned, "fitting"))
+    else:
+        _refit(context)
+
+
+def _refit(context: StepContext) -> None:
+    """Fit a head on the installed release, of the device's own accord: as an assignment without a version."""
+    state = context.state
+    context.update(
+        sequence=state.sequence + 1
+    )  # without a broker nothing else would make the next id another one
+    id = f"{outbox.REFIT}{state.boot}-{state.sequence}"
+    _fit(context, Work(Assignment(0, "serve", id=id, release=state.refit_on), "fitting"))
 
 
 def _withdraw_failure(context: StepContext, id: str) -> None:
@@ -123,6 +151,7 @@ def refreshed(context: StepContext, event: events.Refreshed) -> None:
         transferred = work.bytes_down + event.bytes
         work = replace(work, manifest=event.manifest, to_fetch=event.missing, bytes_down=transferred)
         if event.installed:
+            context.update(installed=event.manifest.release)
             _fit(context, work)
         else:
             _fetch_next(context, work)
@@ -139,9 +168,15 @@ def fetched(context: StepContext, event: events.Fetched) -> None:
 
 def installed(context: StepContext, event: events.Installed) -> None:
     """Fit a head on the installed release."""
+    context.update(installed=event.release)
     if work := _current_work(context):
         context.log("info", f"release {work.assignment.release} is installed")
         _fit(context, work)
+
+
+def interrupted(context: StepContext, event: events.Interrupted) -> None:
+    """Look the release up anew with the next connection."""
+    context.update(work=None)
 
 
 def finished(context: StepContext, event: events.Finished) -> None:
@@ -164,6 +199,8 @@ def failed(context: StepContext, event: events.Failed) -> None:
     if work is None:
         return
     context.update(work=None)
+    if event.reason == Failure.WORSE:  # the one that serves is current again
+        context.update(installed=state.release)
     if work.cancelled:
         return
     tries, limits, id = state.tries + 1, state.limits, work.assignment.id
@@ -205,8 +242,9 @@ def end_overdue(context: StepContext) -> None:
     if pending and context.now_s >= context.state.assignment_due_s:
         context.update(why=Failure.DEADLINE)
         context.give_up(pending.id)
+    offline = context.state.phase is Phase.OFFLINE
     for entry in context.state.outbox:
-        if entry.due_s <= context.now_s:
+        if entry.due_s <= context.now_s and not (offline and outbox.waits(entry)):
             context.update(why=Failure.DEADLINE, outbox=outbox.remove(context.state.outbox, entry.id))
             context.give_up(entry.id)
             context.emit(effects.Forget(entry.id))
@@ -253,7 +291,8 @@ def _train(context: StepContext, work: Work) -> None:
 def _give_up(context: StepContext, assignment: Assignment, reason: str) -> None:
     """Report the failure and do not work on the assignment again."""
     context.update(why=reason)
-    context.give_up(assignment.id)
+    if assignment.version:  # the id of a refit is never used again
+        context.give_up(assignment.id)
     _report_failure(context, assignment, reason)
 
 
@@ -268,6 +307,11 @@ def _report_failure(context: StepContext, assignment: Assignment, reason: str) -
 
 
 def _add_report(context: StepContext, parcel: Parcel) -> None:
+    """Put a report into the outbox, in place of those on refits that it replaces."""
+    if parcel.report.kind == "head":
+        for id in outbox.superseded(context.state.outbox, parcel.report):
+            context.update(outbox=outbox.remove(context.state.outbox, id))
+            context.emit(effects.Forget(id))
     context.update(outbox=outbox.put(context.state.outbox, parcel, context.now_s))
 
 

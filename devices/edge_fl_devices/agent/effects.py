@@ -88,7 +88,7 @@ class Job(Effect, frozen=True):
 
 
 class Refresh(Job, frozen=True):
-    """Verify the signed metadata and look up `release`. -> Refreshed | Failed"""
+    """Verify the signed metadata and look up `release`. -> Refreshed | Failed | Interrupted"""
 
     release: int
 

@@ -54,6 +54,10 @@ class Refreshed(AgentEvent, frozen=True):
     bytes: int = 0
 
 
+class Interrupted(AgentEvent, frozen=True):
+    """The look-up of a release ended without a result, because the connection broke."""
+
+
 class Fetched(AgentEvent, frozen=True):
     """A blob is complete and verified; `bytes` were transferred for it (0 if it was there already)."""
 

@@ -1,4 +1,5 @@
-"""The outbox: reports that are not acknowledged yet. One leaves it by its acknowledgement or at its deadline, never otherwise.
+"""The outbox: reports that are not acknowledged yet. One leaves it by its acknowledgement, at its deadline, or as a refit whose head a
+later one has replaced; never otherwise.
 
 Pure functions over tuples; the store writes what must survive a restart.
 """
@@ -13,6 +14,9 @@ from dataclasses import dataclass, replace
 from msgspec import Struct
 
 from edge_fl.wire.messages import Report
+
+REFIT = "refit-"
+"""How the id of a report begins whose fit the device began of its own accord."""
 
 
 class Parcel(Struct, frozen=True):
@@ -61,6 +65,30 @@ def find(outbox: Outbox, id: str) -> OutboxEntry | None:
 def remove(outbox: Outbox, id: str) -> Outbox:
     """Remove the entry `id`."""
     return tuple(entry for entry in outbox if entry.id != id)
+
+
+def superseded(outbox: Outbox, report: Report) -> tuple[str, ...]:
+    """The ids of refits whose reports a new one replaces: any on a head for the same extractor; a failure replaces failures only.
+
+    So a device that fits often without a broker keeps one report, not one of each fit.
+    """
+    refits = [entry.parcel.report for entry in outbox if entry.id.startswith(REFIT) and entry.id != report.id]
+    if report.error:
+        return tuple(refit.id for refit in refits if refit.error)
+    return tuple(refit.id for refit in refits if refit.error or refit.extractor == report.extractor)
+
+
+def reconnected(outbox: Outbox, now_s: float) -> Outbox:
+    """Send all entries at once. The time of one on a head, which no round waits for, begins anew: it does not run without a broker."""
+    return tuple(
+        replace(entry, next_s=now_s, due_s=now_s + entry.parcel.deadline_s if waits(entry) else entry.due_s)
+        for entry in outbox
+    )
+
+
+def waits(entry: OutboxEntry) -> bool:
+    """Whether a report waits for the next connection, however long that takes."""
+    return entry.parcel.report.kind == "head"
 
 
 def reschedule(outbox: Outbox, at_s: float, *, grace_s: float = 0.0) -> Outbox:

@@ -43,7 +43,8 @@ class AgentLimits:
     settle_s: wait for retained messages on a broker that returns no echo. resend_s: pause before an unacknowledged report is sent
     again. retry_s: pause after a failure, doubled each time up to max_retry_s. max_kills: how often work is begun whose child process
     is ended by a signal each time. grace_s: how long reports are kept at least after
-    the server returns; return_s: the time over which devices send them then.
+    the server returns; return_s: the time over which devices send them then. offline_s: how long a device waits for a broker, and what it
+    may be assigned there, before it fits a head without one.
     """
 
     settle_s: float = 2.0
@@ -56,6 +57,7 @@ class AgentLimits:
     head_report_s: float = 86_400.0
     return_s: float = 1.0
     grace_s: float = 30.0
+    offline_s: float = 5.0
 
 
 LIMITS = AgentLimits()
@@ -89,8 +91,10 @@ class Work:
 class AgentState:
     """State of one agent.
 
-    release: the release that the device serves. why: the current failure. published: what the last status message contained.
-    settled_s, echo: settling ends at this time or with this echo, whichever comes first.
+    release: the release that the device serves. installed: the one that a head would be fitted on (0: none). why: the current failure.
+    published: what the last status message contained.
+    settled_s, echo: settling ends at this time or with this echo, whichever comes first. alone_at_s: if there is no broker until this
+    time, the device fits heads on its own.
     assignment_due_s, tries, not_before_s: of the current assignment or refit; not_before_s is infinite while only new data, another
     assignment or a restart can help. outdated: the broker retained an older assignment than this device has. refit: the data changed
     since the head was fitted.
@@ -105,7 +109,9 @@ class AgentState:
     memory: Memory = field(default_factory=Memory)
     outbox: Outbox = ()
     release: int = 0
+    installed: int = 0
     phase: Phase = Phase.OFFLINE
+    alone_at_s: float = -math.inf
     born: bool = False
     settled_s: float = math.inf
     echo: str = ""
@@ -182,15 +188,28 @@ class AgentState:
         return self.refit and self.tier is Tier.HEAD
 
     @property
+    def refit_on(self) -> int:
+        """The release that a refit is on; 0: none."""
+        return self.installed or self.release
+
+    @property
+    def may_refit_alone(self) -> bool:
+        """Whether a head is to be fitted without a broker. A download that waits for one gives way; other work ends first."""
+        free = self.work is None or (self.work.fetching is not None and not self.work.cancelled)
+        offline = self.phase is Phase.OFFLINE and free and not self.over_budget
+        return offline and self.wants_refit and self.refit_on > 0
+
+    @property
     def may_begin(self) -> bool:
-        """Whether the device is free to begin work."""
+        """Whether the device is free to begin work, with a broker."""
         free = self.phase is Phase.UP and not self.work
         return free and not self.over_budget and self.why != Failure.UNSUPPORTED_PROTO
 
 
 def wake_at(state: AgentState) -> float:
     """Return when the agent next needs a tick, on the clock of `now_s`; infinity if only events can change its state."""
-    times = [entry.due_s for entry in state.outbox]
+    offline = state.phase is Phase.OFFLINE
+    times = [entry.due_s for entry in state.outbox if not (offline and outbox.waits(entry))]
     if state.work and not state.work.cancelled:
         times.append(state.work.due_s)
     if state.pending:
@@ -199,6 +218,8 @@ def wake_at(state: AgentState) -> float:
         times.append(state.settled_s)
     if state.may_begin and (state.pending or state.wants_refit) and math.isfinite(state.not_before_s):
         times.append(state.not_before_s)
+    if state.may_refit_alone:
+        times.append(max(state.not_before_s, state.alone_at_s))
     if state.phase is Phase.UP and state.server_online:
         times += [entry.next_s for entry in state.outbox]
     return min(times, default=math.inf)

@@ -79,7 +79,13 @@ def _on_connected(context: StepContext, event: Connected) -> None:
         ):
             context.emit(effects.Subscribe(pattern))
     _publish_birth(context)
-    context.update(outbox=outbox.reschedule(state.outbox, context.now_s))
+    context.update(outbox=outbox.reconnected(state.outbox, context.now_s))
+
+
+def _on_disconnected(context: StepContext, event: Disconnected) -> None:
+    """Go on without a broker: after `offline_s` new data lead to a fit."""
+    if context.state.phase is not Phase.OFFLINE:
+        context.update(phase=Phase.OFFLINE, alone_at_s=context.now_s + context.state.limits.offline_s)
 
 
 def _publish_birth(context: StepContext) -> None:
@@ -114,7 +120,10 @@ def _on_data_changed(context: StepContext, event: events.DataChanged) -> None:
     changed = event.refit and not event.why
     refit = context.state.refit or changed
     context.update(capability=_measured(context, event), refit=refit, data_problem=event.why)
-    if changed and context.state.not_before_s == math.inf:
+    waits_for_data = context.state.not_before_s == math.inf
+    if changed and (
+        waits_for_data or not context.state.connected
+    ):  # a pause may be one of what only a broker has
         context.update(tries=0, not_before_s=-math.inf)
     if context.state.connected:
         _publish_birth(context)
@@ -334,11 +343,12 @@ def _send_reports(context: StepContext) -> None:
 
 _HANDLERS: dict[type, Callable[[StepContext, Any], None]] = {
     Connected: _on_connected,
-    Disconnected: lambda context, event: context.update(phase=Phase.OFFLINE),
+    Disconnected: _on_disconnected,
     events.Tick: _on_tick,
     events.Received: _on_received,
     events.MetadataChanged: _on_metadata_changed,
     events.Refreshed: assignments.refreshed,
+    events.Interrupted: assignments.interrupted,
     events.Fetched: assignments.fetched,
     events.Installed: assignments.installed,
     events.Finished: assignments.finished,

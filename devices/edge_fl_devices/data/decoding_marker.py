@@ -29,6 +29,21 @@ def _digest(path: Path) -> bytes:
     return file_digest(path, path.stat())
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process has the marker in a folder."""
+    try:
+        file = os.open(folder / FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 class DecodingMarker:
     """The marker in a folder; None: nothing is marked. Of several processes the first one has it; the others neither read nor write it.
 

@@ -86,9 +86,9 @@ class Scheduler(Protocol):
 class Device:
     """The agent of one device with its worker, connection and fetches.
 
-    It has a new boot id, and the memory, reports and release of its worker's store. data_problem: the failure word if its data could not be
-    read. identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. crashed: it
-    ignores all events.
+    It has a new boot id, and the memory, reports and releases of its worker's store. data_problem: the failure word if its data could not
+    be read. identity: the folder with its certificate. sum_floors: the least protection with which it takes part in secure sums. crashed:
+    it ignores all events.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Device:
         services: Services = SIMULATED,
         sum_floors: SumFloors = floors.DEFAULT,
     ) -> None:
-        release, store = worker.boot(), worker.store
+        release, store, now_s = worker.boot(), worker.store, time.monotonic()
         self.worker, self.crashed = worker, False
         self.state = AgentState(
             device=name,
@@ -114,8 +114,10 @@ class Device:
             capability=capability,
             limits=limits,
             memory=store.begin() if identity else store.memory(),
-            outbox=outbox.restored(store.outbox(), time.monotonic()),
+            outbox=outbox.restored(store.outbox(), now_s),
             release=release,
+            installed=worker.installed(),
+            alone_at_s=now_s + limits.offline_s,
             data_problem=data_problem,
         )
         signer = StatementSigner(topics.fleet, name, identity, self.state.memory.starts)
@@ -212,8 +214,10 @@ class Device:
 
     def _on_disconnected(self, event: Disconnected) -> None:
         self.connection.observe(event)
-        self._fetching.pause()
+        interrupted = self._fetching.pause()
         self._step(event)
+        if interrupted:
+            self._step(events.Interrupted())
 
     def _on_tick(self, event: events.Tick) -> None:
         self._fetching.tick(self._now_s)

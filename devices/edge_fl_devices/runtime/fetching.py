@@ -129,10 +129,14 @@ class Fetching:
         for each in self._all:
             self._carry_out(each.begin(now_s) if each.begun else ())
 
-    def pause(self) -> None:
-        """Wait for the next connection."""
+    def pause(self) -> bool:
+        """Wait for the next connection; end the look-up of a release, so that the device is free, and return whether there was one."""
+        interrupted = self.metadata is not None and self.metadata.release > 0
+        if interrupted:
+            self.metadata = None
         for each in self._all:
             each.pause()
+        return interrupted
 
     def tick(self, now_s: float) -> None:
         """Time has passed."""

@@ -1,8 +1,9 @@
 """Monitor of one device while its agent runs: its data, the board's health, drift and budgets become events.
 
 The board is measured in a child before the agent runs. A thread counts the data at its start, and then checks periodically; the agent
-decides what follows. New images count once they have been stable for one interval, so that no half-copied picture is used, and lead to a
-refit at most every `refit_every_s`. A count that fails is a state of the device, and is repeated with growing pauses.
+decides what follows. New images count once they have been stable for one interval, so that no half-copied picture is used. After a time
+without any they lead to a fit at once; while more keep coming the pauses between fits double, from one interval to `refit_every_s`. A count
+that fails is a state of the device, and is repeated with growing pauses.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class DeviceMonitor:
     _last: Snapshot | None = None
     _counted: Snapshot | None = None
     _count_at_s: float = 0.0
+    _pause_s: float = 0.0
+    _quiet_at_s: float = 0.0
     _failures: int = 0
     _given_up: tuple[Snapshot, int] | None = None
     _impaired: dict[str, str] = field(default_factory=dict)
@@ -133,6 +136,8 @@ class DeviceMonitor:
         stable, self._last = found == self._last, found
         if found == self._counted and stable:
             self.current.accept(found)
+            if self.clock() >= self._quiet_at_s:
+                self._pause_s = 0.0
         if found == self._counted or self.clock() < self._count_at_s:
             return
         if self._given_up == (found, self.device.state.release):
@@ -148,13 +153,25 @@ class DeviceMonitor:
             self._fail(error, found)
             return
         self._failures, self._counted, self._given_up = 0, found, None
-        self._count_at_s = self.clock() + (0.0 if first else self.config.refit_every_s)
+        if not first:
+            self._pause()
         fitted = self.device.worker.store.fitted_data()
-        refit = fitted not in ("", found.stamp) if first else True
+        unfitted = state.installed and not state.release and not state.work and capability.samples
+        refit = not first or (fitted != found.stamp if fitted else bool(unfitted))
         tier = self.device.state.capability.tier if state.capability.max_opset else capability.tier
+        if not first and tier == "head":  # the fit that follows is on these images
+            self.current.accept(found)
         self.deliver(DataChanged(replace(capability, tier=tier), refit=refit))
         if not first:  # the server knows the count before it gets an update on the data
             self.current.accept(found)
+
+    def _pause(self) -> None:
+        """Set the pause before the next count of new images: twice the last one, at most `refit_every_s`; none after a time of that length
+        without new images.
+        """
+        longest_s, now_s = self.config.refit_every_s, self.clock()
+        self._pause_s = min(max(2 * self._pause_s, self.config.watch_s), longest_s)
+        self._count_at_s, self._quiet_at_s = now_s + self._pause_s, now_s + longest_s
 
     def _fail(self, error: Exception, found: Snapshot) -> None:
         """Make the failure of a count the state of the device, and repeat it later: at once it would fail again.

@@ -23,6 +23,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics
 from edge_fl.wire.transport import Connect
 from edge_fl_devices.agent.events import DataChanged, Event
+from edge_fl_devices.agent.state import Phase
 from edge_fl_devices.agent_update.state import Updates
 from edge_fl_devices.agent_update.updater import AgentUpdater
 from edge_fl_devices.board.usage import Meter
@@ -58,21 +59,24 @@ from edge_fl_devices.workers.worker import MakeWorker, Trainer
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 15.0
+CONNECT_S, MAX_CONNECT_S = 15.0, 900.0
 READING_S = 60.0  # between lines about a slow reading of the pictures
 ROOM_S = 10.0  # between looks at a full disk
 START_BYTES = 64 * 1024  # memory, settings and state, and some room
 
 
 def report_waiting(agent: Device, show: Callable[[str], None]) -> None:
-    """Report every CONNECT_S that the broker cannot be reached, until it is."""
+    """Report with growing pauses that the broker cannot be reached, until it is."""
+    pause_s = CONNECT_S
     while True:
         try:
-            agent.connection.wait(CONNECT_S)
+            agent.connection.wait(pause_s)
         except ConnectError as error:
             if agent.denied or agent.state.status == "disconnected":
                 return
-            show(f"{error}; trying again")
+            learns = "; new labels are learned without it" if agent.state.refit_on else ""
+            show(f"{error}; trying again{learns}")
+            pause_s = min(2 * pause_s, MAX_CONNECT_S)
         else:
             return
 
@@ -96,9 +100,13 @@ class StatusDisplay:
         if (reading := self._reading.current) and reading.at_s - self._reading_at_s >= READING_S:
             self._reading_at_s = reading.at_s
             self._progress.print(f"{self._agent.name}: {reading}")
-        if self._agent.state.published is None:
+        state = self._agent.state
+        if state.phase is Phase.OFFLINE and state.work:  # otherwise the connection says what is the matter
+            status, activity, release, why = "no broker", state.activity, state.release, state.reason
+        elif state.published is None:
             return
-        status, activity, release, why = self._agent.state.published
+        else:
+            status, activity, release, why = state.published
         line = f"{self._agent.name}: {status}, {activity}"
         line += (f", release {release}" if release else "") + (f" ({why})" if why else "")
         if line != self._line:

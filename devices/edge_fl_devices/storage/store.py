@@ -45,7 +45,7 @@ from edge_fl.files.shared import make_folder, open_private
 from edge_fl.heads import Head, probability_calibration
 from edge_fl.heads.probability_calibration import UNCALIBRATED, Calibration
 from edge_fl_devices.agent.effects import Memory
-from edge_fl_devices.agent.outbox import Parcel
+from edge_fl_devices.agent.outbox import REFIT, Parcel
 from edge_fl_devices.storage import allowed, listed, read_json, write_json
 
 KEPT_GENERATIONS = 3
@@ -147,6 +147,11 @@ class Store:
                 blob.unlink(missing_ok=True)
         for id in self.memory().done:
             self.forget(id)  # acknowledged, but the power was cut before the report was deleted
+        heads = {stored.head.extractor: stored.parcel.report.id for stored in self.heads()}
+        for parcel in self.outbox():  # the power was cut before a later fit had deleted them
+            report = parcel.report
+            if report.id.startswith(REFIT) and heads.get(report.extractor, report.id) != report.id:
+                self.forget(report.id)
 
     # memory
 

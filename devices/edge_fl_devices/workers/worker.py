@@ -40,6 +40,7 @@ from edge_fl_devices.agent.state import LIMITS, AgentLimits
 from edge_fl_devices.board import usage
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
+from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class Worker(ABC):
         """Clean up once per process start; return the release that is served, or 0."""
         self.store.tidy()
         return 0
+
+    def installed(self) -> int:
+        """Return the release that a head would be fitted on, or 0."""
+        current = Slots(self.store.folder / "release").current()
+        return current.manifest.release if current else 0
 
     def sink(self, blob: Blob) -> Sink:
         """Return the destination of the chunks of a release's blob."""

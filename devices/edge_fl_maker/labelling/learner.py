@@ -3,7 +3,7 @@ orders the unlabelled pictures.
 
 The head is stored as the immediate head of the extractor (`Store.keep_immediate_head`), in a file that only this service writes. The agent
 owns everything else in the folder, including its lock: it notices the changed data, as always, fits the configured kind of head within
-`refit_every_s`, compares it with its own last head and reports it. From then on that head predicts, until the next label. So neither
+`refit_every_s` or sooner, compares it with its own last head and reports it. Then that head predicts, until the next label. So neither
 process waits for the other, the agent's guard and reports never depend on an immediate head, and the immediate head survives a restart of
 either.
 

@@ -12,12 +12,25 @@ from pathlib import Path
 from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
-from edge_fl_devices.config import DeviceConfig, remembered
+from edge_fl_devices.board.installation import settings_file
+from edge_fl_devices.config import DeviceConfig, from_options, remembered
+from edge_fl_devices.data import decoding_marker
 from edge_fl_devices.storage import listed
 from edge_fl_devices.storage.store import Store
+from edge_fl_maker.labelling import moves as labelling
 
-LEARNED = ("heads", "immediate", "own", "outbox", "release", "features", "drift", "memory.json")
-"""Heads, personal parts, pending reports, installed releases and caches."""
+LEARNED = (
+    "heads",
+    "immediate",
+    "own",
+    "outbox",
+    "release",
+    "features",
+    "labelling",
+    "drift",
+    "memory.json",
+)
+"""Heads, personal parts, pending reports, installed releases and caches, those of the label page included."""
 
 RECORDS = (
     *(
@@ -43,10 +56,15 @@ UNLABELLED = "unlabelled"
 
 @contextmanager
 def stopped(folder: Path) -> Iterator[None]:
-    """Lock a device's folder while its agent is stopped. Raises InputError if it runs, or if this is no device's folder."""
+    """Lock the folder of a stopped device. Raises InputError if agent or label page runs, or if this is no device's folder."""
     if not {"lock", *LEARNED, *RECORDS} & {path.name for path in listed(folder)}:
         raise InputError(f"{text(folder)}: expected the folder of a device that has run (--dir)")
     with Store(folder).owned():
+        if decoding_marker.is_held(folder / labelling.FOLDER):
+            raise InputError(
+                f"{text(folder)}: the label page runs in this folder; expected it to be stopped"
+                " (sudo systemctl stop edge-fl edge-fl-label)"
+            )
         yield
 
 
@@ -80,7 +98,7 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
 
     Raises InputError if the settings of the last run are missing and needed.
     """
-    settings = remembered(folder)
+    settings = remembered(folder) or _flashed(folder)
     names = [*LEARNED, *RECORDS, *(LEDGERS if identity else ())]
     paths = [folder / name for name in names]
     if labels:
@@ -101,9 +119,18 @@ def reset(folder: Path, planned: ResetPlan) -> None:
                 path.unlink(missing_ok=True)
 
 
+def _flashed(folder: Path) -> DeviceConfig | None:
+    """The settings that the board was flashed with, for a folder without those of a last run: it was reset before."""
+    file = settings_file()
+    return from_options(file, {"folder": folder}) if file else None
+
+
 def _required(settings: DeviceConfig | None, folder: Path, option: str) -> DeviceConfig:
     if settings is None:
-        raise InputError(f"{text(folder)}: no settings of a last run, so {option} cannot tell what to delete")
+        raise InputError(
+            f"{text(folder)}: no settings of a last run, so {option} cannot tell what to delete;"
+            " expected a folder that was not reset since: start the agent once, or delete them yourself"
+        )
     return settings
 
 

@@ -18,6 +18,7 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
+from edge_fl_devices.agent.outbox import REFIT
 from edge_fl_devices.agent.state import Phase, wake_at
 from tests.devices.agent.agents import DOWN, MANIFEST, ONNX, SPEC, Agent, report
 
@@ -53,7 +54,8 @@ received = st.one_of(
 )
 moves = st.one_of(
     st.builds(lambda message, retain: ("receive", message, retain), received, st.booleans()),
-    st.sampled_from([("connect", True), ("connect", False), ("drop",), ("wake",), ("metadata",), ("data",)]),
+    st.sampled_from([("connect", True), ("connect", False), ("drop",), ("wake",), ("metadata",)]),
+    st.sampled_from([("data",), ("data",), ("interrupt",)]),
     st.tuples(st.just("wait"), st.floats(0, 200)),
     st.tuples(st.just("answer"), st.sampled_from(["good", "good", "good", "transient", "final"])),
 )
@@ -77,6 +79,10 @@ def answer(job: effects.Effect, how: str) -> events.Event:
         case effects.Train(assignment):
             return events.Finished(report(assignment.id))
     raise AssertionError(job)
+
+
+def outgoing(device: Agent) -> list[str]:
+    return [entry.id for entry in device.state.outbox]
 
 
 def replace_manifest(release: int) -> Manifest:
@@ -113,6 +119,9 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
                 found = device.on(events.MetadataChanged())
             case ("data",):
                 found = device.on(events.DataChanged(device.state.capability))
+            case ("interrupt",) if jobs and isinstance(jobs[-1], effects.Refresh):
+                jobs.pop()
+                found = device.on(events.Interrupted())
             case ("answer", how) if jobs:
                 found = device.on(answer(jobs.pop(), how))
             case _:
@@ -133,9 +142,12 @@ def test_whatever_happens_the_invariants_hold(tier: str, script: list[tuple[Any,
         assert len(jobs) <= 1, "two pieces of work at once"
         assert bool(jobs) == bool(device.state.work)
         assert device.state.sequence >= before.sequence
+        known = {entry.id for entry in before.outbox}
         for waiting in before.outbox:
             gone = waiting.id not in {other.id for other in device.state.outbox}
-            assert not gone or waiting.id == acknowledged or waiting.due_s <= device.now_s
+            replaced = waiting.id.startswith(REFIT) and any(id not in known for id in outgoing(device))
+            assert not gone or waiting.id == acknowledged or waiting.due_s <= device.now_s or replaced
+        assert sum(id.startswith(REFIT) for id in outgoing(device)) <= 4, "refits pile up"
         for waiting in device.state.outbox:
             assert waiting.id not in kept, "a report that was acknowledged is sent again"
         kept |= (

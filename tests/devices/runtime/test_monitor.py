@@ -3,7 +3,7 @@
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +96,48 @@ def board(tmp_path: Path) -> Board:
     return Board(tmp_path)
 
 
-def test_new_images_count_once_stable_and_at_most_every_refit_interval(board: Board) -> None:
+def test_new_images_count_once_stable(board: Board) -> None:
     assert board.look() == []
     picture(board.home / "images" / "a" / "1.png")
     assert board.look() == []  # may still be being written
     (changed,) = board.look()
     assert isinstance(changed, events.DataChanged) and board.device.state.refit
     picture(board.home / "images" / "a" / "2.png")
-    assert board.look() == [] and board.look() == []  # within refit_every_s
-    assert [type(event) for event in board.look(after_s=100)] == [events.DataChanged]
+    assert board.look() == [] and [type(event) for event in board.look()] == [events.DataChanged]
+
+
+def test_fits_are_at_most_every_refit_interval_while_images_keep_coming_and_soon_after_a_quiet_time(
+    board: Board,
+) -> None:
+    began_s, counts = board.now_s, []
+    for number in range(40):  # a new image every 30 s
+        picture(board.home / "images" / "a" / f"{number}-new.png")
+        for _ in range(3):
+            if data_changes(board):
+                counts.append(board.now_s - began_s)
+    pauses = [round(later - earlier) for earlier, later in pairwise(counts)]
+    least = [10, 20, 40, 80, *[100] * 40]  # doubles from watch_s to refit_every_s
+    assert pauses[0] <= 30 and all(
+        low <= found <= low + 30 for low, found in zip(least, pauses, strict=False)
+    )
+    board.look(), board.look(after_s=100), board.look(after_s=100)
+    picture(board.home / "images" / "a" / "quiet.png")
+    assert board.look() == [] and len(data_changes(board)) == 1
+
+
+def test_the_images_of_a_fit_count_before_the_agent_hears_of_them(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a" / "0.png")
+    board = Board(tmp_path, tier="head")
+    accepted = []
+
+    def take(event: events.Event) -> None:
+        accepted.append(len(board.current.now().files or ()))
+
+    board.look()
+    board.monitor.deliver = take
+    picture(tmp_path / "images" / "a" / "1.png")
+    board.look(), board.look()
+    assert accepted == [2]
 
 
 def test_the_class_list_of_a_release_is_counted_without_another_fit(
@@ -217,6 +250,17 @@ def test_the_first_count_fits_again_only_if_the_images_changed_since_the_last_fi
     for fitted, refit in (("", False), ("other", True), (CurrentData(data_of(tmp_path)).stamp(), False)):
         Store(tmp_path).keep_fitted_data(fitted)
         assert Board(tmp_path).device.state.refit is refit
+
+
+def test_the_first_count_fits_on_an_installed_release_that_was_never_fitted(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a" / "0.png")
+    board = Board(tmp_path, tier="head")
+    for installed, samples, refit in ((0, 5, False), (3, 0, False), (3, 5, True)):
+        capability = replace_config(board.device.state.capability, samples=samples)
+        board.device.state = replace(board.device.state, installed=installed, capability=capability)
+        board.monitor._counted = None
+        board.monitor._check_images()
+        assert board.device.state.refit is refit
 
 
 def data_of(home: Path) -> DeviceConfig:

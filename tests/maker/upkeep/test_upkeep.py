@@ -15,8 +15,12 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_maker.upkeep import backups
 from edge_fl_maker.upkeep.device_folder import LEARNED, LEDGERS, RECORDS
 from edge_fl_maker.upkeep.uninstalling import installed, left_by_dependencies, uninstall
+from tests.maker.labelling import fruit
 
-FOLDERS = {"heads", "immediate", "own", "outbox", "release", "features", "drift", "statistics", "tuf"}
+FOLDERS = {
+    *("heads", "immediate", "own", "outbox", "release", "features", "labelling", "drift"),
+    *("statistics", "tuf"),
+}
 
 
 @pytest.fixture
@@ -84,6 +88,59 @@ def test_a_reset_asks_and_needs_a_stopped_agent(device: Path, capsys: pytest.Cap
     assert main(["device", "reset", "--dir", str(device.parent), "--yes"]) == 4
     assert "expected the folder of a device" in capsys.readouterr().err
     assert files(device) == before
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> DeviceConfig:
+    """A device with a head, an immediate head, labels, a discarded picture and pictures without labels, made by the real parts."""
+    config = fruit.device(tmp_path)
+    home, data = Path(config.folder), Path(config.data.removeprefix("folder:"))
+    truth = fruit.fill(config, 2)
+    with fruit.desk(config) as desk:
+        for _ in range(4):
+            shown = desk.session.view("me").picture
+            assert shown
+            desk.session.label("me", shown.name, shown.version, truth[shown.name])
+            desk.learned()
+        shown = desk.session.view("me").picture
+        assert shown
+        desk.session.discard("me", shown.name, shown.version)
+        desk.learned()
+        (immediate,) = (home / "immediate").iterdir()
+        (home / "heads").mkdir()
+        (home / "heads" / immediate.name).write_bytes(immediate.read_bytes())
+        remember(config)
+        assert main(["device", "reset", "--dir", str(home), "--yes"]) == 4, "the page runs"
+    assert len(files(data)) == 4 and len(files(home / "labelling" / "discarded")) == 1
+    return config
+
+
+@pytest.mark.parametrize("options", [(), ("--labels",), ("--identity",), ("--labels", "--identity")])
+def test_a_reset_of_a_device_that_learned_leaves_only_what_is_documented(
+    labelled: DeviceConfig, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, data = Path(labelled.folder), Path(labelled.data.removeprefix("folder:"))
+    unlabelled = {name for name in files(home) if name.startswith("unlabelled/")}
+    assert main(["device", "reset", "--dir", str(home), "--yes", *options]) == 0
+    assert files(home) == (set() if "--labels" in options else unlabelled) and len(unlabelled) > 7
+    assert len(files(data)) == (0 if "--labels" in options else 4)
+    said = capsys.readouterr().err
+    assert ("pictures and their labels" in said) is ("--labels" not in options)
+    assert ("settings from the operator" in said) is ("--identity" not in options)
+
+
+def test_labels_are_deleted_after_a_reset_too_where_the_board_has_its_settings(
+    labelled: DeviceConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, data = Path(labelled.folder), Path(labelled.data.removeprefix("folder:"))
+    assert main(["device", "reset", "--dir", str(home), "--yes"]) == 0
+    assert main(["device", "reset", "--dir", str(home), "--yes", "--labels"]) == 4
+    assert "start the agent once, or delete them yourself" in capsys.readouterr().err
+    settings = home.parent / "config.toml"
+    settings.write_text(f'id = "pi"\ndata = "{labelled.data}"\n')
+    monkeypatch.setenv("EDGE_FL_CONFIG", str(settings))
+    assert main(["device", "reset", "--dir", str(home), "--yes", "--labels"]) == 0
+    assert not files(data) and not files(home)
 
 
 @pytest.mark.parametrize("secret", ["", "correct horse"])
