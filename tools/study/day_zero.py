@@ -35,6 +35,7 @@ from edge_fl_lab.day_zero import FILE, DayZero, DayZeroRow
 from edge_fl_lab.recommend import difference, difference_text
 from edge_fl_server.runs.results import commit
 from edge_fl_server.runs.summaries import Paired
+from tools.study import day_zero_cells
 from tools.study import day_zero_training as training
 from tools.study.day_zero_cells import Cell
 from tools.study.day_zero_heads import FLEET, HEADS, OWN, SERVED, Fit
@@ -47,9 +48,6 @@ TOLERANCE = 0.5
 """Points that the served head's mean may be below the better mean."""
 TENTH = 0.1
 """Share of the devices that may lose."""
-CONDITIONS = (
-    "4 full devices with 150 to 1000 training images each, Dirichlet 0.5; PACS: the other three domains"
-)
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if missing:
         sys.stdout.write(f"paused; finished cells are in {options.out}, and the same command continues\n")
         return
-    scores = [score for place in places for score in evaluate(_stored(place, options.data, options.out))]
-    found = lines(scores)
+    cells = (day_zero_cells.read(place.path(options.out)) for place in places)
+    found = lines(score for cell in cells for score in evaluate(cell))
     atomic.write(options.results or options.out / FILE.name, msgspec.json.encode(result(found)) + b"\n")
     sys.stdout.write(tables.markdown(table(found)) + "\n")
 
@@ -179,10 +177,11 @@ def table(found: Sequence[Line]) -> Table:
         for line in found
     ]
     notes = [
-        "n devices; differences in points with 95 % intervals (Student's t over devices). Better: own or fleet, whichever has the higher mean."
-        f" More than {BELOW:g} below: share of devices on which served is that many points below their better one. Holds: served is at least"
-        f" the better mean - {TOLERANCE:g}, and at most {100 * TENTH:.0f} % of the devices lose.",
-        f"{sum(line.holds for line in found)} of {len(found)} lines hold",
+        "n devices; differences in points with 95 % intervals (Student's t over devices)."
+        " Better: own or fleet, whichever has the higher mean.",
+        f"More than {BELOW:g} below: share of devices on which served is that many points below their better one."
+        f" Holds: served is at least the better mean - {TOLERANCE:g}, and at most {100 * TENTH:.0f} % of the devices lose.",
+        f"{sum(line.holds for line in found)} of {len(found)} lines hold.",
     ]
     return Table(headings, rows, "Accuracy by labels of a device in all, %", notes, headings[3:])
 
@@ -200,7 +199,9 @@ def result(found: Sequence[Line]) -> DayZero:
         for line in found
     ]
     state = commit(Path(edge_fl.__file__).parent)
-    return DayZero(f"{state.sha[:7]}{'+' * state.dirty}" if state else "", CONDITIONS, rows)
+    sizes = [each.full for each in training.SIZES.values() if each.full]
+    version = f"{state.sha[:7]}{'+' * state.dirty}" if state else ""
+    return DayZero(version, training.FULL, (min(sizes), max(sizes)), rows)
 
 
 def _accuracy(fit: Fit, cell: Cell, rows: Array, tests: Array) -> float:
@@ -209,12 +210,6 @@ def _accuracy(fit: Fit, cell: Cell, rows: Array, tests: Array) -> float:
     if head is None:
         return 0.0
     return 100 * metrics.accuracy(head.logits(cell.z[tests]).argmax(axis=1), cell.y[tests])
-
-
-def _stored(place: training.Place, data: Path, out: Path) -> Cell:
-    cell = training.made(place, data, out)
-    assert cell
-    return cell
 
 
 if __name__ == "__main__":
