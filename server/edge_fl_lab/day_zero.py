@@ -1,4 +1,4 @@
-"""What head-only devices with so many labels can expect, and which method's extractor they do best on: `methods recommend --labels`.
+"""What head-only devices with so many labels can expect, and which method's extractor they do best on: `methods recommend --own-labels`.
 
 The figures are a study: `python -m tools.study.day_zero` wrote day_zero.json (docs/choosing-a-method.md). It has the mean accuracies of
 three heads: fitted on own labels alone, the fleet's, and the one that a device serves. The recommended method is the one that stays least

@@ -1,4 +1,4 @@
-"""`edge-fl methods recommend --tier head --labels`: choice, interpolation, notes, and the shipped figures."""
+"""`edge-fl methods recommend --tier head --own-labels`: choice, interpolation, notes, and the shipped figures."""
 
 import json
 import math
@@ -100,9 +100,9 @@ TYPED = ["methods", "recommend", "--clients", "4", "--samples", "300", "--tier",
 
 @pytest.mark.parametrize("labels", ["0", "10"])
 def test_the_command_answers_with_what_to_expect(labels: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TYPED, "--labels", labels]) == 0
+    assert main([*TYPED, "--own-labels", labels]) == 0
     answer = capsys.readouterr().out
-    assert main([*TYPED, "--labels", labels, "--format", "json"]) == 0
+    assert main([*TYPED, "--own-labels", labels, "--format", "json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert answer.startswith(
         f"recommended: {found['method']}\nwith {labels} labels per device: expect about "
@@ -114,8 +114,8 @@ def test_the_command_answers_with_what_to_expect(labels: str, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("--labels -1", "Invalid value for '--labels'"),
-        ("--labels 3 --tier full", "--labels 3 with --tier full: expected --tier head"),
+        ("--own-labels -1", "Invalid value for '--own-labels'"),
+        ("--own-labels 3 --tier full", "--own-labels 3 with --tier full: expected --tier head"),
     ],
 )
 def test_wrong_labels_are_one_line(wrong: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ python -m tools.study.day_zero --minutes 5                     for five minutes;
 
 First it trains the extractors and keeps the devices' features in --out (tools/study/day_zero_cells.py describes the files); then it
 fits the heads (tools/study/day_zero_heads.py) on the first labels of each device, and tests all of them on the same other images.
-It prints the table, and writes the means for `edge-fl methods recommend --tier head --labels N`.
+It prints the table, and writes the means for `edge-fl methods recommend --tier head --own-labels N`.
 """
 
 import argparse

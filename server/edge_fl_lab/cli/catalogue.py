@@ -86,27 +86,29 @@ def recommend_method(
     tier: Annotated[
         Literal["full", "head"], option("--tier TIER", "Devices whose accuracy counts.")
     ] = "full",
-    labels: Annotated[
+    own_labels: Annotated[
         int | None,
         option(
-            "--labels N", "Labels of a device in all, with --tier head: what to expect of its head.", min=0
+            "--own-labels N",
+            "Labels of a device in all, with --tier head: what to expect of its head.",
+            min=0,
         ),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Recommend a method from a stored study, with the evidence; see docs/choosing-a-method.md.
 
-    With --labels, the study of devices with few labels answers: accuracy of the served head, of the own head alone, and of the fleet's.
+    With --own-labels, the study of devices with few labels answers: accuracy of the served head, of the own head alone, and of the fleet's.
     """
     from edge_fl_lab import day_zero, recommend
 
-    if labels is not None:
+    if own_labels is not None:
         if tier != "head":
             raise ConfigError(
-                f"--labels {labels} with --tier {tier}: expected --tier head; only head-only devices are measured by labels",
+                f"--own-labels {own_labels} with --tier {tier}: expected --tier head; only head-only devices are measured by labels",
                 "nothing was recommended",
             )
-        answer = day_zero.recommend(day_zero.load(), labels, clients, samples)
+        answer = day_zero.recommend(day_zero.load(), own_labels, clients, samples)
         if format is Format.JSON:
             show_json(answer)
         else:
