@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from edge_fl.console.output import Format, print_status, show_json, show_paths, show_table, show_text
 from edge_fl.console.tables import Column, Columns
+from edge_fl.errors import ConfigError
 from edge_fl.options import DATA, DATA_DIR, TRAINING, FormatOption, argument, option
 
 DESCRIPTION = {"description": Column("description", prose=True)}
@@ -85,11 +86,34 @@ def recommend_method(
     tier: Annotated[
         Literal["full", "head"], option("--tier TIER", "Devices whose accuracy counts.")
     ] = "full",
+    own_labels: Annotated[
+        int | None,
+        option(
+            "--own-labels N",
+            "Labels of a device in all, with --tier head: what to expect of its head.",
+            min=0,
+        ),
+    ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Recommend a method from a stored study of tuned methods, with the evidence; see docs/choosing-a-method.md."""
-    from edge_fl_lab import recommend
+    """Recommend a method from a stored study, with the evidence; see docs/choosing-a-method.md.
 
+    With --own-labels, the study of devices with few labels answers: accuracy of the served head, of the own head alone, and of the fleet's.
+    """
+    from edge_fl_lab import day_zero, recommend
+
+    if own_labels is not None:
+        if tier != "head":
+            raise ConfigError(
+                f"--own-labels {own_labels} with --tier {tier}: expected --tier head; only head-only devices are measured by labels",
+                "nothing was recommended",
+            )
+        answer = day_zero.recommend(day_zero.load(), own_labels, clients, samples)
+        if format is Format.JSON:
+            show_json(answer)
+        else:
+            show_text(day_zero.text(answer))
+        return
     found = recommend.recommend(recommend.load(), tier, clients, samples)
     if format is Format.JSON:
         show_json(found)
