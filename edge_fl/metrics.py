@@ -3,7 +3,8 @@
 `global.test_acc`: the shared model on each client's test set; `personal.test_acc.before` and `.after`: the client's own model before and
 after final personalisation, `.post_local`: after its local update and before aggregation; `local_only.test_acc`: a model trained on one
 client's data only; `unseen.test_acc`: the shared model on clients that never trained; `head.KIND.test_acc`: a head of this kind fitted on
-the final extractor; `fleet.test_acc`: the fleet's head alone, on the samples of `personal.test_acc.after`. A method's own numbers begin with its name (`fedcrl.tau_mix`; `Method.measure`).
+the final extractor; `fleet.test_acc`: the fleet's head alone, on the samples of `personal.test_acc.after`. A method's own numbers begin
+with its name (`fedcrl.tau_mix`; `Method.measure`).
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ def fitted(kind: str, data: TrainingSet) -> Head:
         return estimated(kind, data).head
     head = find(kind)
     if not len(data.y):
-        raise DataError("head: no labelled samples, and the release has no fleet's head", "no head was fitted")
+        raise DataError(
+            "head: no labelled samples, and the release has no fleet's head", "no head was fitted"
+        )
     if kind == Logistic.kind and data.plan.way != "own":
         return WAYS[data.plan.way](data)
     if kind == Cosine.kind:

@@ -24,6 +24,8 @@ from edge_fl.heads.class_statistics import prior
 from edge_fl.heads.head import Array, Features, Graph, Head, TrainingSet, over_all, require_features
 from edge_fl.heads.linear import Doubles, direction
 
+FLEET = "fleet"
+"""Name of the extra with a head that the server computed."""
 SCALE = "scale"
 """Name of an extra with a factor on logits (FedETF)."""
 SHRINKAGE = 1.0
@@ -136,9 +138,9 @@ def received(data: TrainingSet) -> FleetHead | None:
         raise _unfit(plan.fleet, arrays, "finite numbers")
     factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)
     more = classes - len(weight)
-    known = np.arange(classes) < len(weight)
     if not len(shares):
         shares = np.ones(len(weight))
+    known = np.pad(shares > 0, (0, more))
     floor = shares.sum() / len(shares) / 10
     shares = np.pad(np.maximum(shares, floor), (0, more), constant_values=floor)
     weights = np.pad(factor * weight.astype(np.float64), ((0, more), (0, 0)))

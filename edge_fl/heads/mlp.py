@@ -76,7 +76,10 @@ class Mlp(Head):
         velocity = [np.zeros_like(layer) for layer in layers]
         for rows in _batches(len(u), rng):
             for layer, speed, grad in zip(
-                layers, velocity, _gradient(layers, u[rows], data.y[rows], cost[rows], given[rows]), strict=True
+                layers,
+                velocity,
+                _gradient(layers, u[rows], data.y[rows], cost[rows], given[rows]),
+                strict=True,
             ):
                 speed *= MOMENTUM
                 speed += grad
@@ -114,9 +117,7 @@ def _batches(samples: int, rng: np.random.Generator) -> Iterator[NDArray[np.int6
             left -= 1
 
 
-def _gradient(
-    layers: Weights, u: Features, y: NDArray[np.int64], cost: Features, given: Features
-) -> Weights:
+def _gradient(layers: Weights, u: Features, y: NDArray[np.int64], cost: Features, given: Features) -> Weights:
     """Gradient of the weighted mean cross-entropy over the batch, in the order of `layers`."""
     hidden_weights, hidden_bias, weights, bias = layers
     hidden = np.maximum(u @ hidden_weights.T + hidden_bias, 0)

@@ -15,6 +15,9 @@ Way = Literal["own", "tuned", "mixed", "ridge", "gated", "ensemble", "cosine"]
 "own": like any logistic regression; "cosine": for a backbone that was not trained as a whole.
 """
 
+Serves = Literal["fleet", "way"]
+"""Which head devices serve: the fleet's head, adapted to their labels, or the method's own."""
+
 HeadUpdateKind = Literal[
     "taught_head", "trained_head", "half_head", "fitted_head", "class_means", "ridge_sums", "spread"
 ]
@@ -35,7 +38,7 @@ class HeadPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     way: Way = "own"
-    serves: Literal["fleet", "way"] = "fleet"
+    serves: Serves = "fleet"
     fleet: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9_-]{0,31})?\Z")] = ""
     shares: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=65536)] = []
     start: str = ""

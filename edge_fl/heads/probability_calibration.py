@@ -1,8 +1,8 @@
 """Calibration of a head on out-of-fold predictions: temperature, accuracy, threshold for a target precision, rejection by feature distance.
 
 No sample is needed for this alone: a served head (`edge_fl.heads.served`) knows what it would predict of each sample without its fold; for
-any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every group
-counts once, so that frames of one scene do not count as many. Folds have one group of every class where labels are few.
+any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every
+group counts once, so that frames of one scene do not count as many. Folds have one group of every class where labels are few.
 
 - A head without a fleet's head is worse without a fold than with all labels. Its error falls about as the root of the number of labels
   of a class, so that of the predictions is reduced by that factor, as far as the head follows from own labels alone (`correction`).

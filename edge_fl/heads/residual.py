@@ -34,7 +34,7 @@ LOWEST = -30.0
 @final
 @dataclass(frozen=True, eq=False)
 class FleetMlp(Head):
-    """An adapted fleet's head, linear [C, d] with bias [C] on features or their directions (`directed`), and an MLP on features, added up."""
+    """The sum of an adapted fleet's head, `linear` [C, d] and `linear_bias` [C] on features or directions (`directed`), and an MLP."""
 
     linear: Features
     linear_bias: Features
@@ -71,9 +71,7 @@ class FleetMlp(Head):
 
     def graph(self, graph: Graph, z: str) -> str:
         u = graph.direction(z) if self.directed[0] else z
-        return graph.node(
-            "Add", graph.affine(u, self.linear, self.linear_bias), self.mlp.graph(graph, z)
-        )
+        return graph.node("Add", graph.affine(u, self.linear, self.linear_bias), self.mlp.graph(graph, z))
 
 
 def fit(kind: str, data: TrainingSet, served: Estimate) -> Estimate:
@@ -115,7 +113,11 @@ def _mlp(data: TrainingSet, base: Features, head: Adapted) -> tuple[Logits, Mlp]
 def _with_mlp(head: Adapted, found: object, share: float) -> Head:
     assert isinstance(found, Mlp)
     linear, bias = head.over_all()
-    arrays = {**found.to_arrays(), "weights": found.weights * np.float32(share), "bias": found.bias * np.float32(share)}
+    arrays = {
+        **found.to_arrays(),
+        "weights": found.weights * np.float32(share),
+        "bias": found.bias * np.float32(share),
+    }
     return FleetMlp(
         head.classes,
         head.extractor,

@@ -4,15 +4,15 @@ Every candidate is a maximum a posteriori linear head around a centre, the fleet
 
     min_D  Σ_i w_i CE(softmax(a F(z_i) + o + D u_i), y_i) + λ/2 |D|²
 
-F are the fleet's logits, o_c = log(q_c / π_c) turns the fleet's class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) with n_c
-labels of class c. u is the feature with a constant 1: for a = 1 divided by its root mean square length, for a = 0 standardised by the own
-samples. w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
+F are the fleet's logits, o_c = log(q_c / π_c) turns the fleet's class shares π into the device's: q_c = (n_c + α C π_c) / (n + α C) for
+n_c labels of class c. u is the feature with a constant 1: for a = 1 divided by its root mean square length, for a = 0 standardised by
+the own samples. w_i is 1 over the size of the sample's group, so that frames of one burst count once. The served head is the mean of the
 candidates' logits, again a linear head, with weights
 
     ω_k ∝ prior_k · exp(Σ_i w_i log(0.9 p_k(y_i without the sample's group) + 0.1 / C))
 
-So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with many
-labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum (one class at a time).
+So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with
+many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum (one class at a time).
 
 Measured on balanced folds: a fold takes one group of each class, so that no held-out class is in the minority.
 
@@ -22,6 +22,7 @@ leave-one-out, K. Rad and A. Maleki, 2020; class shares, M. Saerens et al., Neur
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -29,10 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data import grouping
+from edge_fl.errors import ArtefactError
 from edge_fl.heads import fleet as fleets
 from edge_fl.heads.fleet import Fleet, FleetCosine, FleetHead
-from edge_fl.heads.head import Features, Head, TrainingSet, standardisation
+from edge_fl.heads.head import Head, TrainingSet, standardisation
 from edge_fl.heads.linear import Doubles
+
+log = logging.getLogger(__name__)
 
 PSEUDO_COUNT = 0.5
 """α: labels of each class that a device is assumed to have besides its own."""
@@ -111,9 +115,15 @@ class _Candidate:
 def fit(data: TrainingSet) -> Estimate:
     """Adapt the fleet's head to `data`, which may have no samples if there is a fleet's head.
 
-    Raises ArtefactError for a fleet's head that does not fit.
+    A fleet's head that does not fit is left out. Raises ArtefactError for one where there are no samples either.
     """
-    fleet = fleets.received(data)
+    try:
+        fleet = fleets.received(data)
+    except ArtefactError as error:
+        if not len(data.y):
+            raise
+        log.warning("%s; the head follows from the device's own labels alone", error.message)
+        fleet = None
     if fleet is None or not fleet.known.any():
         return _Fit(data, fleets.nothing(data, fleet), has_fleet=False).estimate()
     return _Fit(data, fleet, has_fleet=True).estimate()
@@ -137,7 +147,9 @@ class _Fit:
         if not len(self.y):
             head = self._head(*self._with_offset(self.fleet.weights, self.fleet.bias))
             empty = np.empty((0, self.data.classes))
-            return Estimate(head, np.empty(0, np.int64), empty, empty, empty, [], 0.0, self._over_all_shares())
+            return Estimate(
+                head, np.empty(0, np.int64), empty, empty, empty, [], 0.0, self._over_all_shares()
+            )
         rows = self._weighed()
         designs = self._designs()
         candidates = [found for design in designs for found in self._candidates(design.take(rows), rows)]
@@ -294,7 +306,7 @@ class _Fit:
         own = np.tile(counts + PSEUDO_COUNT * len(counts) * self.fleet.shares, (len(y), 1))
         own[np.arange(len(y)), y] -= part
         own = np.maximum(own, 1e-3)
-        return np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares)
+        return np.asarray(np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares))
 
     def _losses(self, logits: Doubles, rows: Rows) -> Doubles:
         """Weighted log-losses [m] of the samples, whose own labels do not count in the class shares."""

@@ -140,7 +140,10 @@ class HeadWorker(Worker):
             "head",
             job.boot,
             len(inputs.fitted),
-            {**comparison.measure(choice, inputs, compared, self._fits.fleets_head(inputs)), **choice.numbers},
+            {
+                **comparison.measure(choice, inputs, compared, self._fits.fleets_head(inputs)),
+                **choice.numbers,
+            },
             release=inputs.manifest.release,
             extractor=choice.head.extractor,
             head=choice.head.kind,

@@ -209,10 +209,15 @@ def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[D
     """The device's centre [d], that of the fleet moved as far as the own samples show, and the usual length of a centred direction."""
     total = max(float(prior.counts.sum()), 1.0)
     centre = prior.centre / total
-    length = float(np.sqrt(max(1 - centre @ centre, SHORTEST)))
+    length = _length(centre)
     present = np.unique(y)
     if len(present):
         found = np.stack([u[y == label].mean(axis=0) for label in present]) - length * means[present]
         centre = (centre + len(present) * found.mean(axis=0)) / (1 + len(present))
-        length = float(np.sqrt(max(1 - centre @ centre, SHORTEST)))
+        length = _length(centre)
     return centre, length
+
+
+def _length(centre: Doubles) -> float:
+    """The usual length of a vector of length 1 less their mean."""
+    return float(np.sqrt(max(1 - float(centre @ centre), SHORTEST)))

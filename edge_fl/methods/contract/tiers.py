@@ -2,15 +2,24 @@
 
 from typing import Any
 
-from edge_fl.heads.plan import HeadPlan
+from edge_fl.heads.plan import HeadPlan, Serves
 from edge_fl.methods.contract import norm
-from edge_fl.methods.contract.method import Method
+from edge_fl.methods.contract.method import HeadTier, Method
 from edge_fl.wire.egress import NUMBERS, Egress, of_head
 
 STEPS = 300  # lower bound: a few epochs over a small data set are too few steps (docs/methods-on-devices.md, "Heads")
 
 
-def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadPlan:
+FLEETS_HEADS = ("head", "global_head", "prior", "prototypes")
+"""Names of extras that are a fleet's head (`edge_fl.heads.fleet`), the first one of a method counts."""
+
+
+def fleets_head(tier: HeadTier) -> str:
+    """The extra of a tier that is a fleet's head; "" if its releases have none of their own."""
+    return next((name for name in FLEETS_HEADS if name in tier.extras), "")
+
+
+def head_plan(method: Method, batch_size: int, *, collect: bool = True, serves: Serves = "fleet") -> HeadPlan:
     """How devices fit heads on this method's features, and which head updates they send (none without `collect`).
 
     Devices use SGD with the method's learning rate and weight decay; momentum is 0 if the method's optimiser has none (Adam).
@@ -27,7 +36,9 @@ def head_plan(method: Method, batch_size: int, *, collect: bool = True) -> HeadP
     }
     uploads = dict(method.head_updates()) if collect else {}
     start = tier.start if tier.start in tier.extras else ""
-    return HeadPlan(way=tier.way, start=start, uploads=uploads, **fields)
+    return HeadPlan(
+        way=tier.way, serves=serves, fleet=fleets_head(tier), start=start, uploads=uploads, **fields
+    )
 
 
 def _number(method: Method, value: str | float) -> float:

@@ -33,6 +33,7 @@ from edge_fl.heads.class_statistics.sums import (
     left_out_key,
 )
 from edge_fl.heads.plan import Way
+from edge_fl.methods.contract import tiers
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifests import Manifest
 from edge_fl.secure import fixed_point
@@ -258,14 +259,14 @@ def summary(found: RunSum, current: Manifest | None) -> str:
 def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
     """The recipe's `[statistics]`, with what "auto" means for its method and identity. Raises ConfigError if it cannot be carried out."""
     config, identity = recipe.statistics, recipe.broker.identity
-    usable = bool(method.exports) and method.head_tier.way in WAYS
+    usable = bool(method.exports) and method.head_tier.way in WAYS and not tiers.fleets_head(method.head_tier)
     if config.sums == "auto":
         config = with_auto(config, bool(identity) and usable)
     if config.sums == "none":
         return config
     if not usable:
         raise ConfigError(
-            f"[statistics] sums = {config.sums!r}: {method.title} has a head of its own or no extractor for devices, so no prior is used;"
+            f"[statistics] sums = {config.sums!r}: {method.title} shares a head or no extractor, so no prior is used;"
             " expected 'auto' or 'none'"
         )
     if (config.sums == "masked") != bool(identity):

@@ -10,13 +10,14 @@ from edge_fl.console.units import counted
 from edge_fl.errors import shortened
 from edge_fl.files import atomic
 from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract import tiers
 from edge_fl.methods.contract.method import Method
 from edge_fl.wire.egress import STATISTICS
 from edge_fl_server.mqtt.session import Server
 from edge_fl_server.orchestrate.class_statistics import INHERITED
 from edge_fl_server.orchestrate.execution import RunSetup
 from edge_fl_server.registry import rollouts
-from edge_fl_server.release import quantise
+from edge_fl_server.release import fleet_head, quantise
 from edge_fl_server.release.export import Quantiser
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.coordinator import CoordinatorOptions, RolloutCoordinator
@@ -53,6 +54,7 @@ class RunReleases:
             watch=progress,
             inherited=INHERITED if statistics else {},
             sums=[STATISTICS] if statistics else [],
+            serves=setup.recipe.release.serves,
         )
         self.rollout = RolloutCoordinator(
             server, repository, options, on_report=totals.note, torch_device=setup.device
@@ -67,8 +69,12 @@ class RunReleases:
         """Export, sign and roll out the extractor. With `collect` devices send head updates on it."""
         self._name(self._missing())
         setup, run_id, journal = self._setup, self._results.id, self._server.journal
+        fleet = None
+        if setup.study and not tiers.fleets_head(method.head_tier):
+            clients = setup.study.data().values()
+            fleet = fleet_head.compute(method, shared, clients, len(setup.spec.classes), setup.device)
         manifest = self.rollout.release(
-            method, shared, setup.spec, run_id=run_id, round=round, collect=collect
+            method, shared, setup.spec, run_id=run_id, round=round, collect=collect, fleet=fleet
         )
         method.net.to(setup.device)  # the export moved it to the CPU
         atomic.write(

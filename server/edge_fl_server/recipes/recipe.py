@@ -25,6 +25,7 @@ from edge_fl.config import (
 from edge_fl.data.partition import DataConfig
 from edge_fl.fields import Name
 from edge_fl.files import paths
+from edge_fl.heads.plan import Serves
 from edge_fl.inputs import InputSpec
 from edge_fl.toml import apply, checked, parse_value, read
 
@@ -153,12 +154,14 @@ class ReleaseConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Release an extractor every `every` rounds (0: only after the last); wait up to `wait_s` for at least `heads` and all present devices.
 
     `website` is a folder for a web server; each release is exported to it before devices are assigned to it ("": as configured earlier).
+    `serves`: devices adapt the fleet's head to their labels ("fleet"), or fit the method's own head ("way").
     """
 
     every: Annotated[int, Meta(ge=0)] = 0
     heads: Annotated[int, Meta(ge=0)] = 0
     wait_s: Annotated[float, Meta(gt=0)] = 60.0
     website: str = ""
+    serves: Serves = "fleet"
     rollout: RolloutConfig = RolloutConfig()
     quantise: QuantiseConfig = QuantiseConfig()
 

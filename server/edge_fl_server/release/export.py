@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from edge_fl import blob
 from edge_fl.config import MethodSpec
 from edge_fl.errors import ArtefactError, MethodError
-from edge_fl.heads.plan import PLAIN, HeadPlan
+from edge_fl.heads.fleet import FLEET
+from edge_fl.heads.plan import PLAIN, HeadPlan, Serves
 from edge_fl.inputs import InputSpec
 from edge_fl.learn.tree import Parts, to_arrays, to_device
 from edge_fl.methods import METHODS, PRETRAINED
@@ -32,6 +33,7 @@ from edge_fl.release.manifests import Canary, Manifest, Precision, Variant, cana
 from edge_fl.release.onnx_form import FEATURES, IMAGE, IR_VERSION, OPSET, PARITY, ROWS
 from edge_fl.seeds import seed_for
 from edge_fl.wire import tensors
+from edge_fl_server.release.fleet_head import FleetExtra
 from edge_fl_server.release.onnx_session import Session, quiet
 
 CANARY_IMAGES = 2
@@ -139,10 +141,13 @@ def release(
     *,
     collect: bool = False,
     quantiser: Quantiser | None = None,
+    serves: Serves = "fleet",
+    fleet: FleetExtra | None = None,
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Make a release -> its manifest, and its payloads by sha256: the extractor, its variants, and each extra part.
 
-    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant.
+    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant. `fleet` is the fleet's
+    head of a method that shares none; `serves` as of HeadPlan.
     """
     exported = export(method, shared)
     extras = {
@@ -150,15 +155,24 @@ def release(
         for name in method.head_tier.extras
         if shared.get(name)
     }
-    return assemble(exported, describe(method, spec, collect=collect), origin, extras, quantiser=quantiser)
+    description = describe(method, spec, collect=collect, serves=serves)
+    plan = description.heads
+    if plan.fleet not in extras:  # of a round before the method has one
+        plan = msgspec.structs.replace(plan, fleet="")
+    if fleet and not plan.fleet:
+        extras[FLEET] = fleet.payload
+        plan = msgspec.structs.replace(plan, fleet=FLEET, shares=fleet.shares)
+    return assemble(exported, description._replace(heads=plan), origin, extras, quantiser=quantiser)
 
 
-def describe(method: Method, spec: MethodSpec, *, collect: bool = False) -> Description:
+def describe(
+    method: Method, spec: MethodSpec, *, collect: bool = False, serves: Serves = "fleet"
+) -> Description:
     """The description of a method's extractor; with `collect` devices send head updates.
 
     On a backbone that was not trained as a whole, a method without a head of its own gets the cosine head (docs/models.md).
     """
-    plan = head_plan(method, spec.method.batch_size, collect=collect)
+    plan = head_plan(method, spec.method.batch_size, collect=collect, serves=serves)
     pretrained = spec.method.name == PRETRAINED or spec.model.train != "all"
     if pretrained and plan.way == "own" and not (plan.start or plan.uploads):
         plan = msgspec.structs.replace(plan, way="cosine")

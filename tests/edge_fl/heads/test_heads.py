@@ -153,7 +153,9 @@ def test_the_mlps_gradient_is_the_slope_of_its_loss() -> None:
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         return float(-(cost * logits[np.arange(5), y]).mean())
 
-    for layer, grad in zip(layers, mlp._gradient(layers, u, y, cost, np.zeros((5, len(layers[3])))), strict=True):
+    for layer, grad in zip(
+        layers, mlp._gradient(layers, u, y, cost, np.zeros((5, len(layers[3])))), strict=True
+    ):
         for index in np.ndindex(layer.shape):
             layer[index] += 1e-6
             up = loss()

@@ -23,7 +23,7 @@ from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Count, Watch, unwatched
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
-from edge_fl.heads.plan import Way
+from edge_fl.heads.plan import Serves, Way
 from edge_fl.learn.tree import Parts
 from edge_fl.logs import Outage
 from edge_fl.methods.contract.method import Method
@@ -40,6 +40,7 @@ from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry import rollouts
 from edge_fl_server.release import agent_releases, export
 from edge_fl_server.release.export import Quantiser, ReleaseOrigin
+from edge_fl_server.release.fleet_head import FleetExtra
 from edge_fl_server.release.publish import Publisher
 from edge_fl_server.release.repository import Repository
 from edge_fl_server.release.rollout.gates import Outcome, outcome_of
@@ -123,7 +124,7 @@ class CoordinatorOptions:
     """Options of a coordinator. `resume`: also assign the release of a roll-out that ended before. `run_id`: see `RolloutCoordinator`.
 
     `inherited`: extras that a release takes over from an earlier one of the same extractor, and how heads are fitted with them. `sums`:
-    subjects of the sums over devices that releases ask for.
+    subjects of the sums over devices that releases ask for. `serves`: which head devices serve.
     """
 
     plan: RolloutConfig = RolloutConfig()
@@ -133,6 +134,7 @@ class CoordinatorOptions:
     watch: Watch = unwatched
     inherited: Mapping[str, Way] = field(default_factory=dict)
     sums: Sequence[str] = ()
+    serves: Serves = "fleet"
 
 
 DEFAULTS = CoordinatorOptions()
@@ -206,15 +208,23 @@ class RolloutCoordinator:
         run_id: str,
         round: int,
         collect: bool = False,
+        fleet: FleetExtra | None = None,
     ) -> Manifest:
-        """Export, publish and roll out a release; with `collect`, devices send head updates on it.
+        """Export, publish and roll out a release; with `collect`, devices send head updates on it. `fleet`: as of `export.release`.
 
         Raises ArtefactError if the export misses parity, MethodError for a method without an extractor.
         """
         with self._publishing, self._repository.locked():  # no other process takes the number
             origin = ReleaseOrigin(self._repository.next_release(), run_id, round)
             manifest, payloads = export.release(
-                method, shared, spec, origin, collect=collect, quantiser=self._options.quantiser
+                method,
+                shared,
+                spec,
+                origin,
+                collect=collect,
+                quantiser=self._options.quantiser,
+                serves=self._options.serves,
+                fleet=fleet,
             )
             manifest = self._asking(manifest)
             for name, way in self._options.inherited.items():
@@ -441,6 +451,6 @@ def _with_extras(
     manifest: Manifest, payloads: Mapping[str, bytes], extras: Mapping[str, bytes], way: Way
 ) -> tuple[Manifest, dict[str, bytes]]:
     added = {name: describe(payload) for name, payload in extras.items()}
-    heads = replace(manifest.heads, way=way)
+    heads = replace(manifest.heads, way=way, fleet=manifest.heads.fleet or next(iter(extras)))
     named = {added[name].sha256: payload for name, payload in extras.items()}
     return replace(manifest, extras={**manifest.extras, **added}, heads=heads), {**payloads, **named}
