@@ -50,7 +50,7 @@ SIZES = {
     "digits": Sizes(150, 100, 140, epochs=5),
     "fashion-mnist": Sizes(600, 200, 300),
     "cifar10": Sizes(1000, 200, 300),
-    PACS: Sizes(0, 200, 300, rounds=0, epochs=0),
+    PACS: Sizes(0, 150, 200, rounds=0, epochs=0),
 }
 NETWORK = {"name": "cnn-tiny", "options": {"width": 32}}
 OPTIMISER = {"name": "adam", "lr": 0.002}
