@@ -4,8 +4,9 @@ No sample is needed for this alone: a served head (`edge_fl.heads.served`) knows
 any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every
 group counts once, so that frames of one scene do not count as many. Folds have one group of every class where labels are few.
 
-- A head without a fleet's head is worse without a fold than with all labels. Its error falls about as the root of the number of labels
-  of a class, so that of the predictions is reduced by that factor, as far as the head follows from own labels alone (`correction`).
+- A head without a fleet's head is worse without a fold than with all labels. With few labels its error falls about as the root of their
+  number, so that of the predictions is reduced by the factor of one label of each class, as far as the head follows from own labels alone
+  (`correction`).
 
 - The temperature divides the logits (Guo et al., ICML 2017). Here it is the one at which the mean probability of the predicted classes
   equals the accuracy, (right + 1/2) / (n + 1) of n groups. With a few dozen samples this is better calibrated on unseen ones than the
@@ -158,7 +159,7 @@ class Calibration:
         """Arrays by name, for the file of the head (`from_arrays` is the inverse)."""
         arrays: dict[str, Array] = {
             "temperature": np.array([self.temperature], np.float32),
-            "correction": np.array([self.correction, self.own_weight], np.float32),
+            "correction": np.array([self.correction, self.own_weight]),
             "confidences": self.confidences,
             "right": self.right.astype(np.uint8),
             "means": self.means,
@@ -227,17 +228,16 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         distances,
         grouping.normal(scenes),
         fleet,
-        _kept(y, scenes, FOLDS * len(rows)) ** (estimate.own_weight / 2),
+        _kept(y, scenes) ** (estimate.own_weight / 2),
         estimate.own_weight,
     )
 
 
-def _kept(y: Labels, scenes: Groups, folds: int) -> float:
-    """The share of the groups of a sample's class that a head has without its fold, at least a half."""
+def _kept(y: Labels, scenes: Groups) -> float:
+    """The share of the groups of a sample's class that are left without the sample's own, at least a half."""
     _, first = np.unique(scenes, return_index=True)
     counts = np.bincount(y[first])[y]
-    left = counts - np.ceil(counts / folds)
-    return float(np.mean(np.maximum(left / counts, 0.5)))
+    return float(np.mean(np.maximum(1 - 1 / counts, 0.5)))
 
 
 def _calibration(
@@ -250,7 +250,7 @@ def _calibration(
     correction: float,
     own_weight: float,
 ) -> Calibration:
-    temperature = best_temperature(logits, y, groups, correction)
+    temperature = best_temperature(logits, y, groups)
     shares = probabilities(logits / np.float32(temperature))
     return Calibration(
         temperature,
@@ -303,17 +303,16 @@ def calibrate(
     order = np.argsort(predicted)
     predicted = predicted[order]
     held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
-    kept = _kept(y, scenes, FOLDS) ** 0.5
+    kept = _kept(y, scenes) ** 0.5
     return _calibration(
         held, labels, means, np.concatenate(distances)[order], counted, np.empty(0, np.bool_), kept, 1.0
     )
 
 
-def best_temperature(logits: Features, y: Labels, groups: Groups, correction: float = 1.0) -> float:
+def best_temperature(logits: Features, y: Labels, groups: Groups) -> float:
     """The temperature in TEMPERATURES at which the mean probability of the predicted classes is the accuracy, by bisection."""
     weights, count = grouping.weights(groups, len(y)), grouping.count(groups, len(y))
     accuracy = (np.sum(weights[logits.argmax(axis=1) == y]) + 0.5) / (count + 1)
-    accuracy = 1 - correction * (1 - accuracy)
     low, high = np.log(TEMPERATURES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2

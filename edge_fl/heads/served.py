@@ -42,7 +42,7 @@ PSEUDO_COUNT = 0.5
 """α: labels of each class that a device is assumed to have besides its own."""
 UNLABELLED_COUNT, UNLABELLED_PSEUDO = 0.5, 2.0
 """What a sample without a label counts as, and α while a device has no labels."""
-STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1)
+STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 """λ around the fleet's head; 1 is the best on average."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
 DECAY = 0.5
@@ -365,7 +365,7 @@ class _Fit:
         return shares
 
 
-OWN_LENGTH = 3.0
+OWN_LENGTH = 8.0
 """Root mean square length of u for a = 0 on features of length 1."""
 
 

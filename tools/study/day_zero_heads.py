@@ -1,24 +1,27 @@
 """The three heads that `tools.study.day_zero` compares on a cell: fitted on own labels only, the fleet's, and the one that a device serves.
 
-Each is a function (z [n, d], y [n], cell) -> something with `logits`, or None where there is nothing to predict with. `HEADS` is the place
-to plug another estimator in.
+All are fitted by the product, with the extras that a release brings. Each is a function (z [n, d], y [n], cell) -> something with
+`logits`, or None where there is nothing to predict with.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from edge_fl import heads
 from edge_fl.data.samples import Array
+from edge_fl.heads import HeadPlan, fleet
+from edge_fl.heads.class_statistics import sums
+from edge_fl.heads.class_statistics.prior import PRIOR
+from edge_fl.heads.head import Extras
+from edge_fl.methods import PRETRAINED
+from edge_fl.wire import tensors
+from edge_fl_server.release import fleet_head
 from tools.study.day_zero_cells import Cell
 
-PSEUDO_COUNT = 0.5
-RIDGE = 1e-2
-"""Weight of |W|², in mean squared features."""
-SHARPNESS = 10.0
 OWN, FLEET, SERVED = "own", "fleet", "served"
 
 
@@ -32,50 +35,44 @@ class Fitted(Protocol):
 Fit = Callable[[Array, Array, Cell], Fitted | None]
 
 
-@dataclass(frozen=True, eq=False)
-class Linear:
-    """Logits z @ weight.T + bias."""
-
-    weight: Array
-    bias: Array
-
-    def logits(self, z: Array) -> Array:
-        """Features [n, d] -> logits [n, C]."""
-        return z @ self.weight.T + self.bias
-
-
 def own(z: Array, y: Array, cell: Cell) -> Fitted | None:
     """The head that a device fits on its own labels alone; None without labels."""
-    about = cell.about
-    if not len(y):
-        return None
-    return heads.fit(
-        "logistic", z, y, about.classes, unit_norm=about.unit_norm, plan=about.plan, extras=cell.extras
-    )
+    return _fitted(z, y, cell, cell.about.plan, cell.extras) if len(y) else None
 
 
-def fleet(z: Array, y: Array, cell: Cell) -> Fitted:
-    """The fleet's head: the method's shared head, else ridge regression on the full devices' features."""
-    return Linear(cell.weight, cell.bias) if cell.about.head else pooled_ridge(cell)
+def fleets_head(z: Array, y: Array, cell: Cell) -> Fitted:
+    """The fleet's head: what a device serves without labels."""
+    return _fitted(z[:0], y[:0], cell, *release(cell))
 
 
 def served(z: Array, y: Array, cell: Cell) -> Fitted:
-    """The fleet's head with the log of the device's class shares, relative to equal shares. Keeps the place of the product's estimator."""
-    counts = np.bincount(y, minlength=cell.about.classes) + PSEUDO_COUNT
-    base = fleet(z, y, cell)
-    assert isinstance(base, Linear)
-    return Linear(base.weight, base.bias + np.log(counts / counts.mean()))
+    """The fleet's head, adapted to the labels."""
+    return _fitted(z, y, cell, *release(cell))
 
 
-HEADS: Mapping[str, Fit] = {OWN: own, FLEET: fleet, SERVED: served}
+HEADS: Mapping[str, Fit] = {OWN: own, FLEET: fleets_head, SERVED: served}
 
 
 @lru_cache(maxsize=1)
-def pooled_ridge(cell: Cell) -> Linear:
-    """Ridge regression of one-hot labels on the full devices' features, with intercept; its values times SHARPNESS are logits."""
-    z, target = cell.fleet_z.astype(float), np.eye(cell.about.classes)[cell.fleet_y]
-    mean, centre = z.mean(0), target.mean(0)
-    gram = (z - mean).T @ (z - mean)
-    weight = RIDGE * np.trace(gram) / len(gram)
-    solved = np.linalg.solve(gram + weight * np.eye(len(gram)), (z - mean).T @ (target - centre)).T
-    return Linear(SHARPNESS * solved, SHARPNESS * (centre - solved @ mean))
+def release(cell: Cell) -> tuple[HeadPlan, Extras]:
+    """The plan and the extras of a release: the method's head, else one from the full devices' features, or from class statistics."""
+    about = cell.about
+    if about.head:
+        return replace(about.plan, fleet=about.head), cell.extras
+    each = [cell.fleet_device == device for device in np.unique(cell.fleet_device)]
+    if about.method == PRETRAINED:
+        found = [_statistics(cell.fleet_z[rows], cell.fleet_y[rows], about.classes) for rows in each]
+        prior = sums.from_flat(np.sum([one.flat for one in found], axis=0), found[0].shape)
+        return replace(about.plan, fleet=PRIOR), {PRIOR: prior.arrays()}
+    extra = fleet_head.of_features(((cell.fleet_z[rows], cell.fleet_y[rows]) for rows in each), about.classes)
+    plan = replace(about.plan, fleet=fleet.FLEET, shares=extra.shares)
+    return plan, tensors.unpack(extra.payload)
+
+
+def _statistics(z: Array, y: Array, classes: int) -> sums.Statistics:
+    return sums.of(z, y, classes, sums.uncounted(sums.keys_of(z), y, {}))
+
+
+def _fitted(z: Array, y: Array, cell: Cell, plan: HeadPlan, extras: Extras) -> Fitted:
+    about = cell.about
+    return heads.fit("logistic", z, y, about.classes, unit_norm=about.unit_norm, plan=plan, extras=extras)

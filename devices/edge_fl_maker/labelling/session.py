@@ -118,7 +118,7 @@ class Shown:
 @dataclass(frozen=True)
 class View:
     """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures; None before that. On new scenes it is
-    between `low` and `high`, with a probability of 95 %; remark: why it says little, or "".
+    between `low` and `high`, with a probability of 90 %; remark: why it says little, or "".
 
     upcoming: the pictures after this one, to load ahead. waiting: labelled pictures whose features are still to be computed. problem: why
     the last label was not learned, or "".

@@ -47,6 +47,7 @@ Mask = NDArray[np.bool_]
 PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
 RIDGE = 0.005
+DISCRIMINANT_RIDGE = 0.015
 LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
 SHARES = (1.0, 0.5, 0.0)
@@ -127,11 +128,11 @@ def ridge_head(prior: Statistics, classes: Labels, dim: int, own: Doubles, trust
     return np.asarray(np.linalg.solve(gram, solved) / np.sqrt(len(classes)))
 
 
-def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float) -> Doubles:
-    """x [k, d] times the inverse of the covariance within classes plus RIDGE."""
+def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float, ridge: float = RIDGE) -> Doubles:
+    """x [k, d] times the inverse of the covariance within classes plus `ridge`."""
     inside = project(x, len(vectors))
-    scaled = (inside @ vectors) / (values + RIDGE) @ vectors.T - inside / (rest + RIDGE)
-    return np.asarray(lift(scaled, x.shape[1]) + x / (rest + RIDGE))
+    scaled = (inside @ vectors) / (values + ridge) @ vectors.T - inside / (rest + ridge)
+    return np.asarray(lift(scaled, x.shape[1]) + x / (rest + ridge))
 
 
 def _means(prior: Statistics, classes: Labels, dim: int) -> Doubles:
@@ -198,7 +199,7 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> tuple[Doubles, Dou
     if wrong.any():  # means of few pictures are too long
         lengths = [np.linalg.norm(of[trusted & (own.any(axis=1))], axis=1) for of in (means, own)]
         means[wrong] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[wrong]
-    solved = _solve(means, values, vectors, rest)
+    solved = _solve(means, values, vectors, rest, DISCRIMINANT_RIDGE)
     bias = -0.5 * (solved * means).sum(axis=1)
     centre, length = _centre(prior, means, u, y)
     weights = solved / length

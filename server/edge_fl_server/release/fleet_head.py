@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edge_fl.data.samples import ClientData
 from edge_fl.heads import fleet
@@ -20,6 +21,9 @@ from edge_fl.wire import tensors
 
 MOST = 500
 """Training samples of a client whose features are computed, the first ones: means and covariance need no more."""
+
+
+ClientFeatures = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 class FleetExtra(NamedTuple):
@@ -34,14 +38,22 @@ def compute(
 ) -> FleetExtra:
     """The fleet's head for all `classes` on the exported features of the clients' training images."""
     method.net.to(device)
+
+    def features(data: ClientData) -> ClientFeatures:
+        x = torch.from_numpy(data.train.x[:MOST]).to(device)
+        z = in_batches(lambda batch: steps.exported_features(method, shared, batch), x)
+        return z.cpu().numpy(), data.train.y[:MOST]
+
+    return of_features(map(features, clients), classes)
+
+
+def of_features(clients: Iterable[ClientFeatures], classes: int) -> FleetExtra:
+    """The fleet's head for all `classes` from features z [n, d] and class ids y [n] of each client."""
     counts, totals, products = np.zeros(classes), None, None
-    for data in clients:
-        x, y = torch.from_numpy(data.train.x[:MOST]).to(device), data.train.y[:MOST]
+    for z, y in clients:
         if not len(y):
             continue
-        features = in_batches(lambda batch: steps.exported_features(method, shared, batch), x)
-        z = features.cpu().numpy().astype(np.float64)
-        members = np.eye(classes)[y]
+        z, members = z.astype(np.float64), np.eye(classes)[y]
         counts += members.sum(axis=0)
         totals = members.T @ z + (0 if totals is None else totals)
         products = z.T @ z + (0 if products is None else products)

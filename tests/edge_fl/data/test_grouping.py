@@ -94,10 +94,11 @@ def test_no_fold_cuts_a_group(drawn: list[tuple[int, int]], count: int) -> None:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=100), st.integers(2, 5))
 def test_pictures_that_are_alone_are_dealt_out_in_turn(labels: list[int], count: int) -> None:
-    """As before there were groups: results of cross-validation on clean data do not change."""
+    """Every class from the first fold on, so that no class of a fold is in the minority among the others."""
     y = np.array(labels, np.int64)
     expected = np.empty(len(y), np.int64)
-    expected[np.argsort(y, kind="stable")] = np.arange(len(y)) % count
+    for label in np.unique(y):
+        expected[y == label] = np.arange((y == label).sum()) % count
     assert folds(y, alone(), count).tolist() == expected.tolist()
     assert folds(y, np.arange(len(y)), count).tolist() == expected.tolist()
 
@@ -119,7 +120,7 @@ def test_every_group_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "share, count, low, high", [(1.0, 4, 0.51, 1.0), (0.5, 100, 0.404, 0.596), (0.0, 0, 0.0, 1.0)]
+    "share, count, low, high", [(1.0, 4, 0.597, 1.0), (0.5, 100, 0.419, 0.581), (0.0, 0, 0.0, 1.0)]
 )
 def test_the_interval_is_wide_for_few_groups(share: float, count: int, low: float, high: float) -> None:
     assert grouping.interval(share, count) == pytest.approx((low, high), abs=0.001)

@@ -23,7 +23,7 @@ def test_fedetf_trains_the_frame_as_in_final_personalisation() -> None:
     """With frozen projection, equal batches and no bias: the device's head is s times the personal frame."""
     method = toy.method("fedetf", alternations=2, ft_epochs=3, frame_lr=0.2, projection_lr=0.0)
     run = toy.federate(method, rounds=1)
-    plan = head_plan(method, batch_size=64)
+    plan = head_plan(method, batch_size=64, serves="way")
     assert (plan.way, plan.lr, plan.epochs, plan.momentum, plan.min_steps) == ("tuned", 0.2, 6, 0.0, 0)
     down = steps.broadcast(method, run.shared, "c0")
     data = toy.batches("c0", round=2, batch_size=64)
