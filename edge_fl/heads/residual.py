@@ -56,7 +56,7 @@ class FleetMlp(Head):
 
     @classmethod
     def fit(cls, data: TrainingSet) -> Self:
-        raise NotImplementedError("fitted by edge_fl.heads.estimated")
+        raise NotImplementedError("edge_fl.heads.residual.fit makes these heads")
 
     @property
     def mlp(self) -> Mlp:

@@ -12,7 +12,7 @@ candidates' logits, again a linear head, with weights
     ω_k ∝ prior_k · exp(Σ_i w_i log(0.9 p_k(y_i without the sample's group) + 0.1 / C))
 
 So nothing is chosen and nothing jumps: without labels it is the fleet's head; a head that contradicts the labels loses its weight; with
-many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum (one class at a time).
+many labels small λ or a = 0 take over. Leave-one-out predictions are in closed form, from the curvature at the minimum, class by class.
 
 Measured on balanced folds: a fold takes one group of each class, so that no held-out class is in the minority.
 
