@@ -86,7 +86,13 @@ class Failure(StrEnum):
         "replace it; the previous release continues to serve",
     )
 
-    ROLLBACK = states("rollback", "signed metadata", "an older version than the trusted one")
+    ROLLBACK = states(
+        "rollback",
+        "signed metadata",
+        "an older version than the trusted one",
+        "if the server was restored from a backup, run 'edge-fl release keys rotate timestamp' and '... rotate snapshot' there;"
+        " otherwise distrust the broker",
+    )
     EXPIRED = states(
         "expired",
         "signed metadata",
@@ -97,7 +103,8 @@ class Failure(StrEnum):
         "wrong_key",
         "signed metadata",
         "metadata or a message are signed by none of the fleet's keys",
-        "distrust the broker, or give the device its fleet's root with --root",
+        "if the fleet has a new server, run 'sudo edge-fl device reset --trust' on the device, which keeps heads and labels;"
+        " otherwise distrust the broker",
     )
     MIX_AND_MATCH = states(
         "mix_and_match", "signed metadata", "a file is not the one that the other metadata name"

@@ -205,19 +205,36 @@ def reset(
             "Also delete certificate and key, trusted metadata, and the record of epsilon spent.",
         ),
     ] = False,
+    trust: Annotated[
+        bool,
+        option(
+            "--trust",
+            "For a fleet with a new server: delete the trusted keys, settings from the operator and unsent reports; heads and labels stay.",
+        ),
+    ] = False,
     yes: YesOption = False,
 ) -> None:
     """Reset the device to its state after flashing: heads, outbox, releases and caches are deleted; labels stay unless you say so."""
     from edge_fl_maker.upkeep import device_folder
     from edge_fl_maker.upkeep.device_folder import stopped
 
+    if trust and (labels or identity):
+        raise InputError("--trust: with --labels or --identity; expected it alone, or a reset without it")
     with stopped(folder):
-        planned = device_folder.plan_reset(folder, labels=labels, identity=identity)
+        planned = (
+            device_folder.plan_trust_reset(folder)
+            if trust
+            else device_folder.plan_reset(folder, labels=labels, identity=identity)
+        )
     if not planned.paths:
         print_status(f"{text(folder)}: nothing to delete")
         return
     confirm(f"Delete {planned.describe()}?", yes)
     device_folder.reset(folder, planned)
+    if trust:
+        device_folder.forget_server(folder)
+        _say_whom_to_trust(folder, planned.settings)
+        return
     ledgers = ["identity", "privacy budget", "trusted metadata", "settings from the operator"]
     kept = [*([] if identity else ledgers), *([] if labels else ["pictures and their labels"])]
     print_status(f"{text(folder)}: reset{'; kept: ' if kept else ''}{', '.join(kept)}")
@@ -225,6 +242,17 @@ def reset(
         print_status(
             "the agent fetches its release again when it next meets the broker, and serves nothing until then"
         )
+
+
+def _say_whom_to_trust(folder: Path, settings: DeviceConfig | None) -> None:
+    """Say whose keys the device trusts from now on."""
+    print_status(f"{text(folder)}: kept: heads, labels, releases, identity, privacy budget")
+    if settings and settings.root:
+        print_status(
+            f"its settings name the root {settings.root}: put the new server's metadata/N.root.json there"
+        )
+    else:
+        print_status("the agent trusts the first server that it meets at the broker of its settings")
 
 
 def backup(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 from edge_fl.blob import Blob
@@ -11,14 +13,16 @@ from edge_fl.release.manifests import Manifest
 from edge_fl.wire.messages import Assignment
 from edge_fl_devices.agent.outbox import Parcel
 
+REMEMBERED_ASSIGNMENTS = 64
+
 
 class Memory(Struct, frozen=True):
     """What an agent remembers across restarts.
 
     `done`: assignments whose report was acknowledged; `given_up`: assignments that ended without one; `version`: the highest
-    assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment; once there was one,
-    unsigned messages are rejected. `signed_command`, `signed_update`: those of commands and agent updates. `starts` begins the numbers of
-    the device's own signatures; it grows with every start.
+    assignment version seen of the server `server` (its boot id). `signed`: the highest number of a signed assignment, and `key` the id of
+    the key that signed it; once there was one, unsigned messages are rejected. `signed_command`, `signed_update`: the numbers of commands
+    and agent updates. `starts` begins the numbers of the device's own signatures; it grows with every start.
     """
 
     done: tuple[str, ...] = ()
@@ -29,6 +33,14 @@ class Memory(Struct, frozen=True):
     signed_command: int = 0
     signed_update: int = 0
     starts: int = 0
+    key: str = ""
+
+
+def without_server(memory: Memory) -> dict[str, Any]:
+    """What changes in the memory of a device that follows another server: an assignment is worked on although its id is known, and
+    reports that the old one has acknowledged are not sent again.
+    """
+    return {"done": (), "given_up": (*memory.given_up, *memory.done)[-REMEMBERED_ASSIGNMENTS:]}
 
 
 class Effect(Struct, frozen=True):
@@ -136,6 +148,10 @@ class Forget(Effect, frozen=True):
 
 class Revoke(Effect, frozen=True):
     """Delete the personal head."""
+
+
+class Unblock(Effect, frozen=True):
+    """Forget which releases failed here."""
 
 
 class DesireUpdate(Effect, frozen=True):

@@ -24,13 +24,14 @@ class AgentEvent(Struct, frozen=True):
 class Received(AgentEvent, frozen=True):
     """A decoded message of the server; None if a retained one was cleared. `retain`: the broker had kept it.
 
-    `number` is that of a valid signature, 0 without one; `rejected` the failure word of an invalid one.
+    `number` and `key` are those of a valid signature, 0 and "" without one; `rejected` is the failure word of an invalid one.
     """
 
     address: Address
     message: Struct | None
     retain: bool = False
     number: int = 0
+    key: str = ""
     rejected: str = ""
 
 

@@ -29,10 +29,9 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.topics import Topics
 from edge_fl_devices.agent import outbox
-from edge_fl_devices.agent.effects import Effect, Memory, Publish, Remember
+from edge_fl_devices.agent.effects import REMEMBERED_ASSIGNMENTS, Effect, Memory, Publish, Remember
 from edge_fl_devices.agent.outbox import Outbox
 
-REMEMBERED_ASSIGNMENTS = 64
 LOG_EXPIRY_S = 60
 
 

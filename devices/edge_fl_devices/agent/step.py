@@ -31,7 +31,7 @@ from edge_fl.wire.messages import (
 )
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import assignments, effects, events, outbox
-from edge_fl_devices.agent.effects import Effect
+from edge_fl_devices.agent.effects import Effect, without_server
 from edge_fl_devices.agent.events import Event
 from edge_fl_devices.agent.state import AgentState, Phase, StepContext
 
@@ -232,10 +232,20 @@ def _on_assignment(context: StepContext, event: events.Received) -> None:
     else:
         context.update(outdated=False)
         if event.number:
+            _note_key(context, event.key)
             context.remember(signed=event.number)
         if context.state.why in REJECTIONS:
             context.update(why="")
         assignments.accept(context, event.message)
+
+
+def _note_key(context: StepContext, key: str) -> None:
+    """Do not rely on ids and numbers of releases when another key signs: it may be another server's, which counts anew."""
+    memory = context.state.memory
+    if memory.key not in ("", key):
+        context.remember(**without_server(memory))
+        context.emit(effects.Unblock())
+    context.remember(key=key)
 
 
 def _rejection(event: events.Received, lowest: int, *, required: bool) -> str:

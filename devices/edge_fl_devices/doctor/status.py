@@ -35,6 +35,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     if current:
         state = "not confirmed yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"
+    rows |= _trust_rows(folder)
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
     rows |= _data_rows(record.read(folder))
@@ -50,6 +51,14 @@ def read(folder: Path) -> list[dict[str, object]]:
     rows["assignments done"] = len(memory.done)
     rows["personal parts"] = ", ".join(store.runs()) or "none"
     return [{"what": what, "value": value} for what, value in rows.items()]
+
+
+def _trust_rows(folder: Path) -> dict[str, object]:
+    """Why the metadata of the broker were refused last, if people have to do something."""
+    from edge_fl_devices.install import trust  # here: python-tuf takes longer to import than all else
+
+    word = trust.last_refusal(folder / "tuf")
+    return {word: word.explanation} if word else {}
 
 
 def _sum_rows(store: Store) -> dict[str, object]:

@@ -7,6 +7,7 @@ successful refresh, so a clock that ran ahead may expire metadata early but neve
     FOLDER/metadata/         the trusted metadata, as python-tuf stores them
     FOLDER/first.root.json   the root that was trusted on first use, where that was allowed
     FOLDER/last_seen.txt     the latest time of a successful refresh
+    FOLDER/refused.txt       the failure word of the last refresh, if it failed for one of REFUSALS
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ LIMITS = UpdaterConfig(
 )
 FIRST_ROOT = "1.root.json"
 SEEN_FILE = "last_seen.txt"
+REFUSED_FILE = "refused.txt"
+REFUSALS = (Failure.WRONG_KEY, Failure.ROLLBACK)
+"""What another server, or one restored from a backup, leads to, and what only people can mend."""
 ROLES = ("root", "timestamp", "snapshot", "targets")
 
 REASONS: tuple[tuple[type[Exception], Failure, str], ...] = (
@@ -82,6 +86,14 @@ def last_seen(folder: Path) -> datetime:
         return datetime.fromisoformat((folder / SEEN_FILE).read_text()).astimezone(UTC)
     except (OSError, ValueError):
         return datetime.fromtimestamp(0, UTC)
+
+
+def last_refusal(folder: Path) -> Failure | None:
+    """Why the last refresh failed, if people have to do something; from any process."""
+    try:
+        return Failure.of((folder / REFUSED_FILE).read_text().strip())
+    except (OSError, ValueError):
+        return None
 
 
 def wall_clock() -> datetime:
@@ -132,7 +144,10 @@ class Trust:
         """
         root = self._root()
         if not signatures.keys() & set(root.roles[Timestamp.type].keyids):
-            raise TrustError("signed with none of the keys that the trusted root names", Failure.WRONG_KEY)
+            raise TrustError(
+                f"signed with none of the keys that the trusted root names: {_remedy(Failure.WRONG_KEY)}",
+                Failure.WRONG_KEY,
+            )
         try:
             signed = {keyid: Signature(keyid, value) for keyid, value in signatures.items()}
             root.verify_delegate(Timestamp.type, content, signed)
@@ -168,12 +183,25 @@ class Trust:
                 updater.refresh()
                 self._flush()
                 self._require_not_expired()
+                (self._folder / REFUSED_FILE).unlink(missing_ok=True)
                 yield updater
             except (RepositoryError, DownloadError) as error:
-                raise _as_trust_error(error, fetcher) from error
+                raised = _as_trust_error(error, fetcher)
+                self._note(raised)
+                raise raised from error
             finally:
                 with suppress(TrustError):
                     self._newest = self._stored_root()
+
+    def _note(self, error: EdgeFLError) -> None:
+        """Store the failure word, for `device status`."""
+        if (
+            isinstance(error, TrustError)
+            and error.why in REFUSALS
+            and last_refusal(self._folder) != error.why
+        ):
+            with suppress(OSError):
+                atomic.write(self._folder / REFUSED_FILE, error.why.encode())
 
     def _updater(self, fetcher: _Fetcher) -> Updater:
         first = self._folder / "first.root.json"
@@ -244,9 +272,16 @@ def _as_trust_error(error: Exception, fetcher: _Fetcher) -> EdgeFLError:
     if why == Failure.MIX_AND_MATCH and not _is_json(fetcher.payload):
         why, words = Failure.TRUNCATED, "incomplete file"
     detail = f" ({error})" if str(error) else ""
+    remedy = f"; {_remedy(why)}" if why in REFUSALS else ""
     return TrustError(
-        f"tuf/{fetcher.file}: {why}, {words}{detail}", why, consequence="the installed release keeps serving"
+        f"tuf/{fetcher.file}: {why}, {words}{detail}{remedy}",
+        why,
+        consequence="the installed release keeps serving",
     )
+
+
+def _remedy(why: Failure) -> str:
+    return why.stated.remedy if why.stated else ""
 
 
 def _is_json(payload: bytes) -> bool:

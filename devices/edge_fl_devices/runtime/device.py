@@ -350,6 +350,7 @@ _EFFECTS: dict[type[effects.Effect], Callable[[Device, Any], None]] = {
     effects.Keep: lambda device, effect: device.worker.store.keep(effect.parcel),
     effects.Forget: lambda device, effect: device.worker.store.forget(effect.id),
     effects.Revoke: lambda device, effect: device.worker.store.revoke(),
+    effects.Unblock: lambda device, effect: device.worker.unblock(),
     effects.DesireUpdate: lambda device, effect: device._services.desire_update(effect.update),
     effects.Stop: lambda device, effect: None,  # the runner disconnects
 }

@@ -98,7 +98,7 @@ class Verifier:
         if (signature.fleet, signature.device) != (self.fleet, self.device):
             found = f"signed for {signature.device} of fleet {signature.fleet}"
             raise TrustError(f"{found}, expected {self.device} of {self.fleet}", Failure.MISDIRECTED)
-        return Received(address, message, packet.retain, signature.number)
+        return Received(address, message, packet.retain, signature.number, min(signature.signatures))
 
     def _rejected(self, address: Address, packet: Packet, error: TrustError) -> Received:
         log.warning("%s: %s: %s; ignored", self.device, address.kind, error.message)

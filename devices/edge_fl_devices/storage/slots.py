@@ -92,6 +92,12 @@ class Slots:
         """Releases that failed here, with the reason."""
         return self._state().blocked
 
+    def unblock(self) -> None:
+        """Forget which releases failed here."""
+        state = self._state()
+        if state.blocked:
+            self._save(replace(state, blocked={}))
+
     def sink(self, blob: Blob) -> ChunkSink:
         """Return the destination of a blob's chunks; `sink(blob).missing` are the chunks still to fetch."""
         return ChunkSink(self._chunks, blob)

@@ -71,6 +71,10 @@ class Worker(ABC):
         current = Slots(self.store.folder / "release").current()
         return current.manifest.release if current else 0
 
+    def unblock(self) -> None:
+        """Forget which releases failed here. Raises ArtefactError if the disk fails."""
+        Slots(self.store.folder / "release").unblock()
+
     def sink(self, blob: Blob) -> Sink:
         """Return the destination of the chunks of a release's blob."""
         raise NotImplementedError(f"{type(self).__name__} keeps no releases")

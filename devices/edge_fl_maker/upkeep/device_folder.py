@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from edge_fl.data.formats import SUFFIXES
 from edge_fl.errors import InputError
 from edge_fl.files.paths import text
+from edge_fl_devices.agent.effects import Memory, without_server
 from edge_fl_devices.board.installation import settings_file
 from edge_fl_devices.config import DeviceConfig, from_options, remembered
 from edge_fl_devices.data import decoding_marker
 from edge_fl_devices.storage import listed
+from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 from edge_fl_maker.labelling import moves as labelling
 
@@ -50,6 +54,9 @@ LEDGERS = ("privacy.safetensors", "remote.json", "statistics", "tuf")
 """What was promised to others: epsilon spent, pictures that are in a sum, trusted metadata, and settings from the operator. Only another
 identity starts anew.
 """
+
+OF_SERVER = ("tuf", "remote.json", "outbox")
+"""What binds a device to one server: the keys that it trusts, settings from the operator, and reports on its assignments."""
 
 UNLABELLED = "unlabelled"
 
@@ -106,6 +113,26 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
     if identity and (where := _required(settings, folder, "--identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
     return ResetPlan(tuple(path for path in paths if path.exists()), settings)
+
+
+def plan_trust_reset(folder: Path) -> ResetPlan:
+    """What a device forgets that is to trust another server."""
+    paths = (folder / name for name in OF_SERVER)
+    return ResetPlan(tuple(path for path in paths if path.exists()), remembered(folder) or _flashed(folder))
+
+
+def forget_server(folder: Path) -> None:
+    """Forget assignments, signatures and failed releases of the server until now. Raises InputError if the agent runs, ArtefactError."""
+    store = Store(folder)
+    with stopped(folder):
+        memory = store.memory()
+        reported = (*memory.done, *(stored.parcel.report.id for stored in store.heads()))
+        changes = without_server(msgspec.structs.replace(memory, done=reported))
+        store.remember(Memory(starts=memory.starts, **changes))
+        Slots(folder / "release").unblock()
+        for path in (folder / "memory.json", folder / "release" / "state.json"):
+            if path.exists():
+                give_to_owner(path, folder)
 
 
 def reset(folder: Path, planned: ResetPlan) -> None:

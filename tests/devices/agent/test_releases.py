@@ -16,6 +16,7 @@ from edge_fl.wire.messages import (
     DeviceState,
     Log,
 )
+from edge_fl.wire.topics import Address
 from edge_fl.wire.transport import Connected, Disconnected
 from edge_fl_devices.agent import effects, events
 from edge_fl_devices.agent.effects import Memory
@@ -233,6 +234,17 @@ def test_a_rollback_assigns_a_release_that_was_done_before() -> None:
 def test_a_release_that_is_served_is_not_fitted_again() -> None:
     device = Agent(release=3, memory=Memory(done=("rel-3",))).up()
     assert none_of(effects.Refresh, device.receive(serve(version=9, release=3)))
+
+
+def test_a_release_signed_by_another_key_is_another_one_although_it_has_the_same_number() -> None:
+    """A new server counts anew; a key that was rotated costs a look-up."""
+    device = Agent(release=3, memory=Memory(done=("rel-3",), signed=5, key="old")).up()
+    address = Address("assignment", "pi-01")
+    same = device.on(events.Received(address, serve(version=8), number=6, key="old"))
+    assert none_of(effects.Refresh, same)
+    found = device.on(events.Received(address, serve(version=9), number=7, key="new"))
+    assert only(effects.Refresh, found).release == 3 and not none_of(effects.Unblock, found)
+    assert device.state.memory.done == () and device.state.memory.key == "new"
 
 
 def test_new_data_give_a_device_without_a_head_another_chance() -> None:

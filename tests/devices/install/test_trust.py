@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from edge_fl.errors import DeadlineError, TrustError
-from edge_fl_devices.install.trust import Trust
+from edge_fl_devices.install.trust import Trust, last_refusal
 from edge_fl_server.release.repository import LIFETIME_DAYS, Repository, now
 
 VERSIONED = ["3.targets.json", "3.snapshot.json"]
@@ -248,6 +248,23 @@ def test_the_root_of_first_use_stays_the_root(tmp_path, broker, make_release):
     again = Trust(tmp_path / "bare", trust_on_first_use=True)
     assert refusal(again, Broker(thief.files())).why == "wrong_key"
     assert numbers(Trust(tmp_path / "bare").refresh(broker.fetch)) == [1, 2]
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_another_root_in_the_settings_replaces_the_one_that_was_trusted(
+    tmp_path, repository, broker, make_release, shipped
+):
+    """A fleet with a new server: neither its root nor its versions follow from the old ones."""
+    before = Trust(tmp_path / "device", repository.root_bytes if shipped else None, trust_on_first_use=True)
+    assert numbers(before.refresh(broker.fetch)) == [1, 2]
+    new = Repository(tmp_path / "new")
+    new.publish(make_release(1, seed=9)[0])
+    after = Broker(new.files())
+    error = refusal(before, after)
+    assert error.why == "wrong_key" and "edge-fl device reset --trust" in error.message
+    assert last_refusal(tmp_path / "device") == "wrong_key"
+    assert numbers(Trust(tmp_path / "device", new.root_bytes).refresh(after.fetch)) == [1]
+    assert last_refusal(tmp_path / "device") is None
 
 
 def test_a_garbled_first_root_is_not_kept(tmp_path, broker):

@@ -10,7 +10,7 @@ import pytest
 
 from edge_fl.cli import main
 from edge_fl.errors import InputError
-from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
+from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember, remembered
 from edge_fl_devices.storage.store import Store
 from edge_fl_maker.upkeep import backups
 from edge_fl_maker.upkeep.device_folder import LEARNED, LEDGERS, RECORDS
@@ -113,6 +113,19 @@ def labelled(tmp_path: Path) -> DeviceConfig:
         assert main(["device", "reset", "--dir", str(home), "--yes"]) == 4, "the page runs"
     assert len(files(data)) == 4 and len(files(home / "labelling" / "discarded")) == 1
     return config
+
+
+@pytest.mark.parametrize("root", ["", "/etc/edge-fl/root.json"])
+def test_a_reset_of_the_trust_leaves_all_that_the_device_learned(
+    device: Path, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = remembered(device)
+    assert known
+    remember(msgspec.structs.replace(known, root=root))
+    before = files(device)
+    assert main(["device", "reset", "--trust", "--dir", str(device), "--yes"]) == 0
+    assert before - files(device) == {"remote.json", "tuf/file.json", "outbox/file.json"}
+    assert (root or "the first server that it meets") in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [(), ("--labels",), ("--identity",), ("--labels", "--identity")])
