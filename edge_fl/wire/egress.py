@@ -54,7 +54,7 @@ HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
 STATISTICS = "statistics"
 """Subject of the sums of class statistics (`edge_fl.heads.class_statistics`)."""
 
-HEAD_SUMS = {
+SUMS = {
     STATISTICS: (
         "counts of labels",
         "sums of centred features",
@@ -62,7 +62,7 @@ HEAD_SUMS = {
         "the centre of the features",
     )
 }
-"""Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""
+"""Content of the vectors that a device may add to a sum over devices, by the sum's subject."""
 
 
 def sharing(uploads: bool) -> str:
@@ -137,4 +137,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """Egress of a head-only device under a release that requests these parts."""
-    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS, sums=HEAD_SUMS)
+    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS, sums=SUMS)
