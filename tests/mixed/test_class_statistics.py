@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import heads
+from edge_fl.config import PrivacyConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError, ConnectError
@@ -360,6 +361,16 @@ def test_the_default_is_masked_where_it_is_possible(method: str, identity: str, 
         built = replace_fields(built)
         object.__setattr__(built, "exports", ())
     assert settings_of(recipe, built).sums == sums
+
+
+def test_under_differential_privacy_the_default_is_no_sum_without_noise() -> None:
+    privacy, identity = PrivacyConfig(noise_multiplier=1.0, clip=1.0), BrokerConfig(identity="ids")
+    built = replace_fields(toy.method("fedavg"), privacy=privacy)
+    recipe = Recipe(broker=identity, privacy=privacy)
+    assert settings_of(recipe, built).sums == "none"
+    noisy = StatisticsConfig(clip=1.0, noise_multiplier=4.0)
+    assert settings_of(replace(recipe, statistics=noisy), built).sums == "masked"
+    assert settings_of(replace(recipe, statistics=StatisticsConfig("masked")), built).sums == "masked"
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -49,7 +49,7 @@ def of_full(method: Method) -> Egress:
         method.compression,
         method.privacy,
         numbers=(*NUMBERS, *own),
-        sums={} if method.privacy.noise_multiplier else SUMS,
+        sums=SUMS if method.exports and not method.privacy.noise_multiplier else {},
     )
 
 

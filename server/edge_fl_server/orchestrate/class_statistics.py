@@ -273,8 +273,10 @@ def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
     """The recipe's `[statistics]`, with what "auto" means for its method and identity. Raises ConfigError if it cannot be carried out."""
     config, identity = recipe.statistics, recipe.broker.identity
     usable = bool(method.exports) and method.head_tier.way in WAYS
-    if config.sums == "auto":
-        config = with_auto(config, bool(identity) and usable)
+    private = (
+        bool(method.privacy.noise_multiplier) and not config.noise_multiplier
+    )  # what the run says of epsilon stays true
+    config = with_auto(config, bool(identity) and usable and not private)
     if config.sums == "none":
         return config
     if not usable:
