@@ -55,8 +55,25 @@ HEAD_NUMBERS = (*NUMBERS, *auto.NUMBERS)
 STATISTICS = "statistics"
 """Subject of the sums of class statistics (`edge_fl.heads.class_statistics`)."""
 
-HEAD_SUMS = {STATISTICS: ("counts of labels", "sums of centred features", "their second moment, projected")}
-"""Content of the vectors that a head-only device may add to a sum over devices, by the sum's subject."""
+SUMS = {
+    STATISTICS: (
+        "counts of labels",
+        "sums of centred features",
+        "their second moment, projected",
+        "the centre of the features",
+    )
+}
+"""Content of the vectors that a device may add to a sum over devices, by the sum's subject."""
+
+
+def sharing(uploads: bool) -> str:
+    """What leaves a device by default for the sake of the others, or with its owner's `uploads` off, and how to change that."""
+    if not uploads:
+        return "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
+    return (
+        "class statistics, in masked sums over at least 5 devices; never a picture, or the features of one by themselves."
+        " uploads = false in its settings switches this off"
+    )
 
 
 ANSWERS = {what: kind.__struct_fields__ for what, kind in QUERY_ANSWERS.items()}
@@ -121,4 +138,4 @@ class Egress(Struct, frozen=True, forbid_unknown_fields=True):
 
 def of_head(uploads: Iterable[str]) -> Egress:
     """Egress of a head-only device under a release that requests these parts."""
-    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS, sums=HEAD_SUMS)
+    return Egress("head", {"head": sorted(uploads)}, numbers=HEAD_NUMBERS, sums=SUMS)

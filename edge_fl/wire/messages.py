@@ -221,6 +221,8 @@ class SumRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Terms of a secure sum: what is added up, how many numbers, and the protection.
 
     Every device signs them with its keys, so all devices have received the same. `threshold`: share of the cohort that must remain.
+    `extractor`: sha256 of that of the release. `trained`: RUN/ROUND whose final broadcast was this extractor ("": none), for full devices,
+    which have no release.
     """
 
     subject: Name
@@ -231,6 +233,8 @@ class SumRequest(Struct, frozen=True, forbid_unknown_fields=True):
     masked: bool = True
     clip: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     noise_multiplier: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    extractor: Annotated[str, Meta(max_length=64)] = ""
+    trained: Annotated[str, Meta(max_length=128)] = ""
 
 
 Key32 = Annotated[bytes, Meta(max_length=32)]

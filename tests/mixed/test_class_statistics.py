@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from edge_fl import heads
+from edge_fl.config import PrivacyConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError, ConnectError
@@ -23,6 +24,7 @@ from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import ADDED, Statistics
 from edge_fl.heads.class_statistics.sums import DEVICES as IN_SUMS
 from edge_fl.inputs import InputSpec
+from edge_fl.methods.contract import steps
 from edge_fl.release.manifests import Manifest
 from edge_fl.wire import tensors
 from edge_fl.wire.egress import STATISTICS
@@ -30,6 +32,7 @@ from edge_fl.wire.messages import SumRequest
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_devices.agent import events
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
+from edge_fl_devices.install.trust import Trust
 from edge_fl_devices.runtime.device import Device
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import Slots
@@ -37,12 +40,13 @@ from edge_fl_devices.storage.store import Store
 from edge_fl_devices.workers import comparison, head_updates
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.fits import Fits
+from edge_fl_devices.workers.full import FullWorker
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_lab.report import page
 from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.secure_sums import SumOptions
 from edge_fl_server.orchestrate import class_statistics as module
-from edge_fl_server.orchestrate.class_statistics import settings_of
+from edge_fl_server.orchestrate.class_statistics import is_as_broadcast, settings_of
 from edge_fl_server.orchestrate.serving import FleetAccess, FleetServer
 from edge_fl_server.recipes.recipe import BrokerConfig, CohortConfig, Recipe, ReleaseConfig, StatisticsConfig
 from edge_fl_server.registry import Database, rollouts
@@ -359,6 +363,16 @@ def test_the_default_is_masked_where_it_is_possible(method: str, identity: str, 
     assert settings_of(recipe, built).sums == sums
 
 
+def test_under_differential_privacy_the_default_is_no_sum_without_noise() -> None:
+    privacy, identity = PrivacyConfig(noise_multiplier=1.0, clip=1.0), BrokerConfig(identity="ids")
+    built = replace_fields(toy.method("fedavg"), privacy=privacy)
+    recipe = Recipe(broker=identity, privacy=privacy)
+    assert settings_of(recipe, built).sums == "none"
+    noisy = StatisticsConfig(clip=1.0, noise_multiplier=4.0)
+    assert settings_of(replace(recipe, statistics=noisy), built).sums == "masked"
+    assert settings_of(replace(recipe, statistics=StatisticsConfig("masked")), built).sums == "masked"
+
+
 @pytest.mark.parametrize("masked", [True, False])
 def test_devices_of_a_large_fleet_are_in_groups_whose_sums_are_added(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: bool
@@ -491,3 +505,60 @@ def test_a_method_with_a_head_of_its_own_is_rejected_before_the_run(tmp_path: Pa
     site = Site(None, tmp_path)
     with pytest.raises(ConfigError, match="Fed-RoD has a head of its own or no extractor"):
         site.run("fed-rod", edit=lambda recipe: replace(recipe, statistics=StatisticsConfig("plain")))
+
+
+FULL = ("full-0", "full-1", "full-2")
+
+
+def test_full_devices_of_the_run_add_their_training_pictures_under_the_released_extractor(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_certificates(tmp_path, monkeypatch, [*FULL, *DEVICES])
+    site.data = partial(labelled, 12)
+    given = dict[str, np.ndarray]()
+    offer = FullWorker.offer
+
+    def noted(self: FullWorker, id: str, request: SumRequest) -> Any:
+        vector = offer(self, id, request)
+        if vector is not None:
+            given[self.device] = vector
+        return vector
+
+    monkeypatch.setattr(FullWorker, "offer", noted)
+
+    def edit(recipe: Recipe) -> Recipe:
+        identity = BrokerConfig(identity=str(folder / "full-0"))
+        return replace(recipe, broker=identity, release=ReleaseConfig(every=1, wait_s=60.0, heads=6))
+
+    def verifying(name: str, store: Store, *arguments: Any, **options: Any) -> FullWorker:
+        trust = Trust(store.folder / "tuf", trust_on_first_use=True)
+        return FullWorker(name, store, *arguments, verifies=trust, **options)
+
+    with site.fleet(FULL, DEVICES, other=dict.fromkeys(FULL, verifying)):  # type: ignore[arg-type]
+        results = site.run("fedavg", 2, edit=edit)
+        record = results.sum()
+        assert record and record.masked and record.devices == tuple(sorted([*FULL, *DEVICES]))
+        assert counted(site, kept(site)[-1]).tolist() == labels([*FULL, *DEVICES], 12).tolist()
+        store = Store(site.folder / "pi-0")
+        served = serving(store, Slots(store.folder / "release"))
+        assert served and PRIOR in served.installed.manifest.extras
+        for name in FULL:  # as a head-only device with the released ONNX file would
+            data = site.data(name)
+            loaded = LocalFeatureLoader(lambda classes, input, d=data: d, tmp_path / name)([served.installed])  # type: ignore[misc]
+            features = loaded.by_extractor[0]
+            assert features
+            expected = class_statistics.of(features.train.z, features.train.y, 3).flat
+            assert given[name] == pytest.approx(expected, abs=1e-4)
+        before = counted(site, kept(site)[-1]).tolist()
+    assert not any((site.folder / name / "statistics" / "trained.msgpack").exists() for name in FULL)
+    assert before == labels([*FULL, *DEVICES], 12).tolist()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedbn"])
+def test_full_devices_take_part_only_with_the_extractor_that_is_released(method: str) -> None:
+    built = toy.method(method)
+    start = steps.start(built)
+    assert is_as_broadcast(built, start, start, ["a", "b"], toy.INPUT.shape) is (method != "fedbn")
+    other = {**start, "extractor": {name: 2 * t for name, t in start["extractor"].items()}}
+    assert not is_as_broadcast(built, start, other, ["a"], toy.INPUT.shape)
+    assert is_as_broadcast(built, start, other, [], toy.INPUT.shape) is (method != "fedbn")

@@ -459,8 +459,14 @@ def test_a_sum_over_mosquitto_with_certificates(mosquitto_program: Program, tmp_
             fleet.running(vectors) as (_, sums, _),
         ):
             found = sums.collect("statistics", 7, 20_000, SumOptions(lost_s=0.2))
+            chunks = len([packet for packet in fleet.packets if "/up/sum/" in packet.topic])
+            grouped, failed = in_groups(sums, 20_000, SumOptions(minimum=5, group=6))
     remaining = [name for name in vectors if name not in ("pi-02", "pi-06")]
     assert list(found.devices) == remaining
     assert np.abs(found.vector - sum(vectors[name] for name in remaining)).max() <= 1e-6
-    assert len([packet for packet in fleet.packets if "/up/sum/" in packet.topic]) == 7 * 2  # chunks
+    assert chunks == 7 * 2
     require_hidden(fleet.packets, vectors)
+    assert not failed and [one.devices for one in grouped] == [
+        tuple(remaining)
+    ]  # seven are too few for two groups
+    assert np.abs(grouped[0].vector - found.vector).max() <= 2e-6

@@ -133,6 +133,7 @@ def enrol(
         f"{len(identities)} {one if len(identities) == 1 else more} in {text(out)}; the CA and its register are in {text(home)}:"
         f" keep {text(home)}/ca.key secret"
     )
+    _state_sharing()
 
 
 def enrol_new(names: list[str], home: Path) -> None:
@@ -143,6 +144,14 @@ def enrol_new(names: list[str], home: Path) -> None:
     new = {name: folder for name, folder in folders.items() if not folder.exists()}
     for issued in Authority.make(home).claim(new, CLAIM_LIFE) if new else ():
         print_status(f"{issued.folder}: claim of a new device")
+    if new:
+        _state_sharing()
+
+
+def _state_sharing() -> None:
+    from edge_fl.wire.egress import sharing
+
+    print_status(f"what leaves a device for others: {sharing(True)}")
 
 
 def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:

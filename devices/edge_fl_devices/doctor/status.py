@@ -10,6 +10,7 @@ from edge_fl.failures import Failure
 from edge_fl.files.paths import text
 from edge_fl.metrics import PERSONAL_AFTER
 from edge_fl.secure.floors import DEFAULT
+from edge_fl.wire.egress import sharing
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
@@ -66,6 +67,7 @@ def _sum_rows(store: Store) -> dict[str, object]:
     config, record = remembered(store.folder), store.sums()
     floors, uploads = (config.sums, config.uploads) if config else (DEFAULT, True)
     rows: dict[str, object] = {"takes part in sums of": str(floors) if uploads else "none: uploads = false"}
+    rows["leaves this device for others"] = sharing(uploads)
     if record.id:
         rows["last sum"] = record.id
     if record.declined:

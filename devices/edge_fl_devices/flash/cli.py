@@ -161,6 +161,10 @@ def flash(
     else:
         apply_changes(target, new, old)
         print_status(f"{target.name}: {device}, {written} written; {target.next_step()}")
+        if keys:
+            from edge_fl.wire.egress import sharing
+
+            print_status(f"what leaves {device} for others: {sharing(config.uploads)}")
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:

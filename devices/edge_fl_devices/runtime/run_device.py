@@ -185,7 +185,15 @@ def run_device(
         loader = ChildFeatureLoader(config, children, current)
         found, problem = inspect_board(config, loader)
         trainer = Trainer(
-            lambda: full_worker()(config.id, store, current, threads=config.threads, epsilon=config.epsilon)
+            lambda: full_worker()(
+                config.id,
+                store,
+                current,
+                threads=config.threads,
+                epsilon=config.epsilon,
+                share=config.uploads,
+                data_stamp=current.stamp,
+            )
         )
         board = Board(config, found, loader, trainer.use_tier, progress.print)
         trust = Trust(

@@ -291,9 +291,12 @@ class DeviceFactory:
         def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
             return self._split.client(self._dataset, self._split.clients[number])
 
-        if self._full_worker and number in self._full:
-            return self._full_worker(name, store, data, limits=limits)
         root = self._config.root
+        trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock)
+        # without certificates a signature by a root of first use proves nothing
+        verifies = bool(root or self._config.identities)
+        if self._full_worker and number in self._full:
+            return self._full_worker(name, store, data, limits=limits, verifies=trust if verifies else None)
         return HeadWorker(
             name,
             store,
@@ -301,9 +304,8 @@ class DeviceFactory:
             loader=LocalFeatureLoader(data, store.folder),
             fitter=self._fitter,
             runtime=runtime,
-            trust=Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock),
-            # without certificates a signature by a root of first use proves nothing
-            verifies=bool(root or self._config.identities),
+            trust=trust,
+            verifies=verifies,
             check=self._check,
             limits=limits,
         )

@@ -1,7 +1,8 @@
-"""What a head-only device may add to a sum of class statistics over devices, and what it has added.
+"""What a device may add to a sum of class statistics over devices, and what it has added.
 
     FOLDER/statistics/next.msgpack    the vector for the next sum, with the hashes of its pictures' features; made after every fit
                                       on a release that asks for sums
+    FOLDER/statistics/trained.msgpack the same of a full device, made with the extractor of a run's final round
     FOLDER/statistics/sent.json       the pictures of which a vector left, or may have left, by hash
     FOLDER/statistics/own.msgpack     what the device has added, by the key of the sum
 
@@ -9,7 +10,9 @@ A prior is used without the device's own part of it (`without_own`): its picture
 pictures that the prior does not know.
 
 Every labelled picture is in one vector per extractor that leaves, and every vector in one sum. After a first sum a device takes part again
-once its labels have grown by GROWTH, with the new pictures alone.
+once its labels have grown by GROWTH, with the new pictures alone. A full device has no release: it takes part once for an extractor, in
+the run that trained it. Should it become head-only later, its release's features are those of ONNX, whose hashes are others: then a
+picture may be in two sums.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ log = logging.getLogger(__name__)
 
 GROWTH = 0.5
 """Share by which the labels of a device must have grown since its last sum."""
-NEXT, SENT, OWN = "next.msgpack", "sent.json", "own.msgpack"
+NEXT, TRAINED, SENT, OWN = "next.msgpack", "trained.msgpack", "sent.json", "own.msgpack"
 T = TypeVar("T")
 
 
@@ -56,16 +59,17 @@ class Sent(Struct, frozen=True):
 
 
 class StatisticsOffer(Struct, frozen=True, eq=False):
-    """The vector for the next sum on a release, with its shape, the dimensions of the features, the pictures in it as in `Sent`, and the
-    stamp of the data it is of.
+    """The vector for the next sum on a release, with its shape, the pictures in it as in `Sent`, and the stamp of the data it is of.
+
+    trained: RUN/ROUND of a full device's extractor, which is of no release yet ("": of a release).
     """
 
     vector: Array
     shape: Shape
-    dim: int
     release: int
     pictures: Sent
     stamp: str
+    trained: str = ""
 
 
 class Added(Struct, frozen=True):
@@ -106,22 +110,46 @@ class StatisticsOffers:
             return
         found = sums.of(z, y, classes, rows)
         pictures = Sent(extractor, len(y), {keys[row]: int(y[row]) for row in rows})
-        offer = StatisticsOffer(found.flat, found.shape, z.shape[1], release, pictures, stamp)
-        self._write(NEXT, encode(offer))
+        self._write(NEXT, encode(StatisticsOffer(found.flat, found.shape, release, pictures, stamp)))
+
+    def prepare_trained(
+        self, trained: str, z: NDArray[np.float32], y: NDArray[np.int64], classes: int, stamp: str = ""
+    ) -> None:
+        """Store the offer of a full device's labelled pictures, as `prepare` does; features z of the extractor of RUN/ROUND `trained`."""
+        if len(np.unique(y)) < 2:
+            (self._folder / TRAINED).unlink(missing_ok=True)
+            return
+        keys = sums.keys_of(z)
+        rows = sums.uncounted(keys, y, {})
+        found = sums.of(z, y, classes, rows)
+        pictures = Sent("", len(y), {keys[row]: int(y[row]) for row in rows})
+        self._write(TRAINED, encode(StatisticsOffer(found.flat, found.shape, 0, pictures, stamp, trained)))
 
     def withdraw(self) -> None:
         """Remove the offer: the release does not ask for sums."""
         (self._folder / NEXT).unlink(missing_ok=True)
 
-    def give(self, id: str, release: int, length: int, stamp: str = "") -> NDArray[np.float64] | None:
+    def give(
+        self,
+        id: str,
+        release: int,
+        length: int,
+        stamp: str = "",
+        *,
+        extractor: str = "",
+        trained: str = "",
+    ) -> NDArray[np.float64] | None:
         """Return the vector for the sum `id` of `length` numbers; None if there is nothing to add.
 
-        The sum that it was given to before does not have it any more. stamp: of the data as they are now. If they are others, a deleted
-        picture may be in the vector; the next fit prepares another one. Raises StatisticsError for another length.
+        extractor, trained: as of `SumRequest`. The sum that it was given to before does not have it any more. stamp: of the data as they
+        are now. If they are others, a deleted picture may be in the vector; the next fit prepares another one. Raises StatisticsError for
+        another length.
         """
         self._given = None
         found = self._read(NEXT, StatisticsOffer)
-        if found is None or found.release != release or found.stamp != stamp:
+        if found is None or found.release != release:
+            found = self._trained(extractor, trained)
+        if found is None or found.stamp != stamp:
             return None
         if found.pictures.counted.keys() & self._sent(found.pictures.extractor).counted.keys():
             return None  # the power was cut during `commit`
@@ -131,6 +159,13 @@ class StatisticsOffers:
             )
         self._given = (id, found)
         return found.vector
+
+    def _trained(self, extractor: str, trained: str) -> StatisticsOffer | None:
+        """The offer of a full device, if the request is for its extractor and nothing of it has left."""
+        found = self._read(TRAINED, StatisticsOffer) if extractor and trained else None
+        if found is None or found.trained != trained or self._sent(extractor).counted:
+            return None
+        return replace(found, pictures=replace(found.pictures, extractor=extractor))
 
     def commit(self, id: str, clip: float = 0.0, device: str = "", *, leaves: bool = True) -> None:
         """Record that the vector of `device` for the sum `id`, shortened to the norm `clip`, leaves: no picture of it is offered again.
@@ -151,7 +186,7 @@ class StatisticsOffers:
             before, key = self._added(extractor), str(key_of(id))
             arrays = {**before.arrays, **{f"{key}.{name}": array for name, array in own.addends().items()}}
             self._write(OWN, encode(Added(extractor, device, id, {**before.ids, key: id}, arrays)))
-        (self._folder / NEXT).unlink(missing_ok=True)
+        (self._folder / (TRAINED if offer.trained else NEXT)).unlink(missing_ok=True)
 
     def settle(self, id: str, *, added: bool) -> None:
         """Note whether the vector of the last `commit` is in its sum. If not, no prior contains it, but its pictures have left."""

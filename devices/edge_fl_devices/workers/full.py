@@ -6,32 +6,42 @@ The method is rebuilt from the method spec; broadcast and personal parts are con
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edge_fl.blob import describe
 from edge_fl.config import MethodSpec, PrivacyConfig
-from edge_fl.errors import PrivacyError, ProtocolError
+from edge_fl.data.samples import Samples
+from edge_fl.errors import EdgeFLError, PrivacyError, ProtocolError
 from edge_fl.failures import Failure
 from edge_fl.learn.aggregation.mean import Update
+from edge_fl.learn.batches import EVALUATION_BATCH, as_tensor, pixels
 from edge_fl.learn.codec import differential_privacy
 from edge_fl.learn.tree import Parts, from_arrays, to_arrays
 from edge_fl.methods import build_method
-from edge_fl.methods.contract import steps, tiers, update_codec
+from edge_fl.methods.contract import norm, steps, tiers, update_codec
 from edge_fl.methods.contract.client import Client
 from edge_fl.methods.contract.method import Method
-from edge_fl.wire.messages import Assignment, Mode, Report
+from edge_fl.wire.egress import of_head
+from edge_fl.wire.messages import Assignment, Mode, Report, SumRequest
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.assignments import KINDS, MEASURES
 from edge_fl_devices.agent.effects import Job, Train
 from edge_fl_devices.agent.events import Event, Failed
 from edge_fl_devices.data.load import LoadData, usable
 from edge_fl_devices.storage.store import OWN_AFTER_PERSONALISING, OWN_AFTER_TRAINING, PRIVACY_FILE
+from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.worker import Material, Worker
+
+log = logging.getLogger(__name__)
 
 STAGES: dict[Mode, int] = {
     "train": OWN_AFTER_TRAINING,
@@ -48,13 +58,34 @@ _thread = threading.local()
 class FullWorker(Worker):
     """Trains, personalises and evaluates as client `device` on the device's data, with `threads` torch threads.
 
-    `epsilon` is the owner's limit on the epsilon spent, in addition to the run's budget (0: none).
+    `epsilon` is the owner's limit on the epsilon spent, in addition to the run's budget (0: none). `share`: whether it prepares and offers
+    class statistics of what it trained on. `data_stamp`: as of `HeadWorker`.
     """
 
     load_data: LoadData
     _: KW_ONLY
     threads: int = 1
     epsilon: float = 0.0
+    share: bool = True
+    data_stamp: Callable[[], str] = str
+
+    def __post_init__(self) -> None:
+        self._offers = StatisticsOffers(self.store.folder)
+
+    def offer(self, id: str, request: SumRequest) -> NDArray[np.float64] | None:
+        if not self.share:
+            return None
+        of_head(()).require_sum(request.subject)
+        extractor, trained = request.extractor, request.trained
+        return self._offers.give(
+            id, request.release, request.length, self.data_stamp(), extractor=extractor, trained=trained
+        )
+
+    def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
+        self._offers.commit(id, request.clip, self.device, leaves=leaves)
+
+    def settle(self, id: str, devices: Collection[str]) -> None:
+        self._offers.settle(id, added=self.device in devices)
 
     def perform(self, job: Job, material: Material) -> Event:
         """Rebuild the method, run the assigned stage, store the personal parts, and report."""
@@ -99,7 +130,7 @@ class FullWorker(Worker):
 
     def _run_stage(self, job: Train, method: Method, down: Parts) -> tuple[Update, Parts | None]:
         """Return the update to send, and the new personal parts where the stage changes them."""
-        assignment, spec = job.assignment, job.spec
+        assignment, spec, stamp = job.assignment, job.spec, self.data_stamp()
         data = self.load_data(tuple(spec.classes), spec.input)
         data = usable(data, spec.classes, spec.input, "", "the run")
         batch_size, classes = spec.method.batch_size, len(spec.classes)
@@ -108,9 +139,32 @@ class FullWorker(Worker):
         if assignment.mode == "train":
             return client.train(method, assignment.round, down, own)
         if assignment.mode == "personalise":
-            return client.personalise(method, assignment.round, down, own)
+            done = client.personalise(method, assignment.round, down, own)
+            self._prepare_statistics(assignment, method, down, data.train, stamp)
+            return done
         measured = (client.compare if assignment.mode == "compare" else client.evaluate)(method, down, own)
         return Update(self.device, len(data.train), {}, measured), None
+
+    def _prepare_statistics(
+        self, assignment: Assignment, method: Method, down: Parts, data: Samples, stamp: str
+    ) -> None:
+        """Prepare what the device may add to a sum of class statistics on the final extractor.
+
+        Nothing where updates have noise, which these do not have, nor where a part of the extractor stays on the device.
+        """
+        if not (self.share and method.exports) or method.privacy.noise_multiplier or self.epsilon:
+            return
+        if norm.kept(method, "extractor"):
+            return
+        with torch.inference_mode():
+            batches = as_tensor(data.x).split(EVALUATION_BATCH)
+            found = [steps.exported_features(method, down, pixels(batch)) for batch in batches]
+        z, y = torch.cat(found).numpy(), np.asarray(data.y)
+        trained = f"{assignment.run_id}/{assignment.round}"
+        try:
+            self._offers.prepare_trained(trained, z[y >= 0], y[y >= 0], method.net.classes, stamp)
+        except EdgeFLError as error:
+            log.warning("class statistics: %s", error)
 
     def _own(self, assignment: Assignment, method: Method) -> Parts:
         """Personal parts before this stage. The privacy spent counts over all runs and all attempts: every update was sent."""

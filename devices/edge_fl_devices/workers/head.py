@@ -109,7 +109,10 @@ class HeadWorker(Worker):
         if not self._share:
             return None
         of_head(()).require_sum(request.subject)
-        return self._offers.give(id, request.release, request.length, self._data_stamp())
+        extractor, trained = request.extractor, request.trained
+        return self._offers.give(
+            id, request.release, request.length, self._data_stamp(), extractor=extractor, trained=trained
+        )
 
     def commit(self, id: str, request: SumRequest, *, leaves: bool) -> None:
         self._offers.commit(id, request.clip, self.device, leaves=leaves)

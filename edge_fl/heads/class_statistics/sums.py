@@ -282,7 +282,7 @@ def project(u: Doubles, width: int) -> Doubles:
     order, factors = _groups(dim, width)
     padded = np.zeros((len(u), -(-dim // width) * width))
     padded[:, :dim] = (u * factors)[:, order]
-    projected: Doubles = padded.reshape(len(u), -1, width).sum(axis=1)
+    projected: Doubles = padded.reshape(len(u), padded.shape[1] // width, width).sum(axis=1)
     return projected
 
 

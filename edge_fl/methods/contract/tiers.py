@@ -5,7 +5,7 @@ from typing import Any
 from edge_fl.heads.plan import HeadPlan, Serves
 from edge_fl.methods.contract import norm
 from edge_fl.methods.contract.method import HeadTier, Method
-from edge_fl.wire.egress import NUMBERS, Egress, of_head
+from edge_fl.wire.egress import NUMBERS, SUMS, Egress, of_head
 
 STEPS = 300  # lower bound: a few epochs over a small data set are too few steps (docs/methods-on-devices.md, "Heads")
 
@@ -60,6 +60,7 @@ def of_full(method: Method) -> Egress:
         method.compression,
         method.privacy,
         numbers=(*NUMBERS, *own),
+        sums=SUMS if method.exports and not method.privacy.noise_multiplier else {},
     )
 
 

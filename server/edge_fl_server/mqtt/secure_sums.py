@@ -66,9 +66,12 @@ class SumOptions:
                 "secure sum: noise_multiplier without clip; expected the largest norm of a vector"
             )
 
-    def request(self, subject: str, release: int, length: int) -> SumRequest:
+    def request(
+        self, subject: str, release: int, length: int, extractor: str = "", trained: str = ""
+    ) -> SumRequest:
         """The request with these options. Raises ConfigError for one that is out of range."""
-        given = {"subject": subject, "release": release, "length": length}
+        given: dict[str, object] = {"subject": subject, "release": release, "length": length}
+        given |= {"extractor": extractor, "trained": trained}
         own = {name: value for name, value in asdict(self).items() if name in SumRequest.__struct_fields__}
         return toml.checked(given | own, SumRequest, "secure sum")
 
@@ -102,13 +105,21 @@ class SecureSums:
         return self._sum(options.request(subject, release, length), options, cohort)
 
     def collect_groups(
-        self, subject: str, release: int, length: int, options: SumOptions = SumOptions()
+        self,
+        subject: str,
+        release: int,
+        length: int,
+        options: SumOptions = SumOptions(),
+        *,
+        extractor: str = "",
+        trained: str = "",
     ) -> Iterator[Sum | SecureSumError]:
         """The sums of all devices online that have something to add, in groups that are drawn at random; of a group that failed the error.
 
-        Raises SecureSumError if too few devices are online or have something to add, ConfigError for invalid options.
+        extractor, trained: as of `SumRequest`. Raises SecureSumError if too few devices are online or have something to add, ConfigError
+        for invalid options.
         """
-        request = options.request(subject, release, length)
+        request = options.request(subject, release, length, extractor, trained)
         willing = self._invited(options, None)
         if len(willing) > options.group:
             willing = self._willing(request, options, willing)

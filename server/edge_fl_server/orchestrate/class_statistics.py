@@ -6,11 +6,12 @@ moment. Where the sum is plain, each device's statistics are checked by themselv
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import numpy as np
+import torch
 from msgspec.structs import replace
 
 from edge_fl.errors import ConfigError, SecureSumError, StatisticsError
@@ -33,7 +34,8 @@ from edge_fl.heads.class_statistics.sums import (
     left_out_key,
 )
 from edge_fl.heads.plan import Way
-from edge_fl.methods.contract import tiers
+from edge_fl.learn.tree import Parts
+from edge_fl.methods.contract import norm, steps, tiers
 from edge_fl.methods.contract.method import Method
 from edge_fl.release.manifests import Manifest
 from edge_fl.secure import fixed_point
@@ -99,15 +101,19 @@ class StatisticsCollector:
         self._options = _options(config)
         self._sums = SecureSums(server, (identity / CA_FILE).read_bytes() if identity else None)
 
-    def collect(self, rollout: RolloutCoordinator, plan: RolloutConfig | None = None) -> RunSum:
+    def collect(
+        self, rollout: RolloutCoordinator, plan: RolloutConfig | None = None, *, full: str = ""
+    ) -> RunSum:
         """Collect sums on the current release, add the earlier ones, and release the extractor again with their prior, as `plan` says.
 
+        full: RUN/ROUND whose final broadcast was the extractor that full devices have; they take part if the release is of this round.
         Raises SecureSumError and StatisticsError if there is no usable sum; an earlier prior then stays in use.
         """
         manifest = _collectable(rollout)
         shape = sums.shape_of(len(manifest.classes), manifest.feature_dim)
         earlier = self._earlier(rollout, manifest, shape)
-        groups = [*self._groups(manifest, shape)]
+        trained = f"{manifest.run_id}/{manifest.round}"
+        groups = [*self._groups(manifest, shape, trained if trained == full else "")]
         now, record = groups[0].collected, groups[0].record
         for group in groups[1:]:
             now = now.plus(group.collected)
@@ -120,10 +126,17 @@ class StatisticsCollector:
         rollouts.record_release(journal.db, rollouts.published(journal.fleet, extended))
         return record
 
-    def _groups(self, manifest: Manifest, shape: Shape) -> Iterator[_Group]:
+    def _groups(self, manifest: Manifest, shape: Shape, trained: str) -> Iterator[_Group]:
         """The sums of the groups that completed. Raises as `collect` if there is none."""
         failed, usable = list[SecureSumError | StatisticsError](), False
-        for total in self._sums.collect_groups(STATISTICS, manifest.release, shape.length, self._options):
+        for total in self._sums.collect_groups(
+            STATISTICS,
+            manifest.release,
+            shape.length,
+            self._options,
+            extractor=manifest.extractor.sha256,
+            trained=trained,
+        ):
             try:
                 if isinstance(total, SecureSumError):
                     raise total
@@ -260,8 +273,10 @@ def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
     """The recipe's `[statistics]`, with what "auto" means for its method and identity. Raises ConfigError if it cannot be carried out."""
     config, identity = recipe.statistics, recipe.broker.identity
     usable = bool(method.exports) and method.head_tier.way in WAYS and not tiers.fleets_head(method.head_tier)
-    if config.sums == "auto":
-        config = with_auto(config, bool(identity) and usable)
+    private = (
+        bool(method.privacy.noise_multiplier) and not config.noise_multiplier
+    )  # what the run says of epsilon stays true
+    config = with_auto(config, bool(identity) and usable and not private)
     if config.sums == "none":
         return config
     if not usable:
@@ -276,6 +291,27 @@ def settings_of(recipe: Recipe, method: Method) -> StatisticsConfig:
         )
     _options(config)
     return config
+
+
+def is_as_broadcast(
+    method: Method, broadcast: Parts, exported: Parts, clients: Iterable[str], shape: Sequence[int]
+) -> bool:
+    """Whether each client that received shared parts as `broadcast` computes the features of those that are `exported`.
+
+    It does not if the server changed them afterwards, or if a part of them stays on the clients.
+    """
+    if norm.kept(method, "extractor"):
+        return False
+    place = next(iter(exported["extractor"].values())).device
+    x = torch.rand((2, *shape), generator=torch.Generator().manual_seed(0)).to(place)
+    with torch.inference_mode():
+        expected = steps.exported_features(method, exported, x)
+        return all(
+            torch.equal(
+                steps.exported_features(method, steps.broadcast(method, broadcast, client), x), expected
+            )
+            for client in clients
+        )
 
 
 def with_auto(config: StatisticsConfig, masked: bool) -> StatisticsConfig:

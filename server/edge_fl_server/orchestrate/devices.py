@@ -235,6 +235,8 @@ class Deployment(RunHooks):
         self._results, self._progress, self._screening = results, progress, screening
         self._releases, self._totals, self._statistics, self._advice = releases, totals, statistics, advice
         self._use_head_updates = True
+        self._broadcast: Parts = {}  # of the final personalisation
+        self._input_shape = setup.spec.input.shape
 
     def before_round(self, round: int) -> None:
         """Wait for as many full devices as the recipe needs. Raises DeadlineError after `cohort.wait_s`."""
@@ -265,7 +267,7 @@ class Deployment(RunHooks):
 
     def before_final(self, method: Method, shared: Parts, round: int) -> None:
         """Release before the final personalisation if heads contribute to it, and give devices time to return."""
-        self._use_head_updates = method.head_tier.final
+        self._use_head_updates, self._broadcast = method.head_tier.final, shared
         if self._releases and self._use_head_updates:
             self._releases.release(method, shared, round, collect=True)
             self._releases.wait_for_heads()
@@ -282,15 +284,15 @@ class Deployment(RunHooks):
         self._releases.release(result.method, result.shared, result.round)
         self._advice.idle_devices()
         self._releases.wait_for_heads()
-        if self._statistics and self._collect(self._statistics, self._releases):
+        if self._statistics and self._collect(self._statistics, self._releases, result):
             self._releases.wait_for_heads()
         self._advice.pictures_outside()
         self._advice.accuracies()
 
-    def _collect(self, statistics: StatisticsCollector, releases: RunReleases) -> bool:
+    def _collect(self, statistics: StatisticsCollector, releases: RunReleases, result: FinalResult) -> bool:
         """Release the extractor again with a prior from the devices' class statistics; whether there is one. Prints what was found."""
         try:
-            found = statistics.collect(releases.rollout)
+            found = statistics.collect(releases.rollout, full=self._trained(result))
         except (SecureSumError, StatisticsError) as error:
             self._progress.print(f"class statistics: none collected: {error}")
             return False
@@ -298,6 +300,14 @@ class Deployment(RunHooks):
         self._totals.add_sum(found)
         self._progress.print(class_statistics.summary(found, releases.rollout.current))
         return True
+
+    def _trained(self, result: FinalResult) -> str:
+        """RUN/ROUND, if the full devices have the extractor that was released; otherwise ""."""
+        full = self._server.roster.full_devices()
+        same = class_statistics.is_as_broadcast(
+            result.method, self._broadcast, result.shared, full, self._input_shape
+        )
+        return f"{self._results.id}/{result.round}" if full and same else ""
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,7 @@ def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.C
     assert main(["fleet", "certificates", "--format", "json", *home]) == 0
     said = capsys.readouterr()
     printed = said.out + said.err
+    assert said.err.count("what leaves a device for others: class statistics, in masked sums") == 2
     assert "PRIVATE" not in printed
     assert json.loads((tmp_path / "devices/pi-7/token").read_text())["secret"] not in printed
     table = json.loads(said.out[said.out.index("[\n") :])

@@ -21,7 +21,11 @@ def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp
     remember(config)
     demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
     assert shown(tmp_path)[floors] == demanded
+    leaves = "leaves this device for others"
+    assert str(shown(tmp_path)[leaves]).startswith("class statistics, in masked sums over at least 5 devices")
+    assert str(shown(tmp_path)[leaves]).endswith("uploads = false in its settings switches this off")
     remember(msgspec.structs.replace(config, uploads=False))
+    assert str(shown(tmp_path)[leaves]).startswith("numbers about its own head alone; uploads = false")
     assert shown(tmp_path)[floors] == "none: uploads = false"
     (tmp_path / SUMS).parent.mkdir()
     (tmp_path / SUMS).write_bytes(

@@ -36,6 +36,7 @@ def test_a_dry_run_lists_what_would_be_written_and_writes_nothing(
     assert {"edge-fl/identity/client.key": "0600"}.items() <= {r["path"]: r["mode"] for r in rows}.items()
     output = capsys.readouterr()
     assert "PRIVATE" not in output.out + output.err and "put the card into the Pi" in output.err
+    assert "what leaves pi-07 for others: class statistics, in masked sums over at least 5" in output.err
     assert main(arguments) == 0
     assert "pi-07 is installed already; nothing was written" in capsys.readouterr().err
 

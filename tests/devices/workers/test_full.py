@@ -22,14 +22,17 @@ from edge_fl.config import (
 )
 from edge_fl.data.samples import ClientData, Samples
 from edge_fl.failures import Failure
+from edge_fl.heads.class_statistics import sums
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
+from edge_fl.learn.batches import as_tensor, pixels
 from edge_fl.learn.codec.differential_privacy import cost, epsilon
 from edge_fl.methods import build_method
 from edge_fl.methods.contract import steps
 from edge_fl.methods.contract.client import Client
 from edge_fl.metrics import EPSILON
-from edge_fl.wire.messages import Assignment, Capability, Round
+from edge_fl.wire.egress import STATISTICS
+from edge_fl.wire.messages import Assignment, Capability, Round, SumRequest
 from edge_fl.wire.tensors import pack, unpack
 from edge_fl_devices.agent.effects import Fit, Train
 from edge_fl_devices.agent.events import Failed, Finished
@@ -333,3 +336,42 @@ def test_a_full_device_trains_and_fits_heads_and_a_head_only_one_does_not_train(
     assert (
         isinstance(fitted, Failed) and fitted.reason == "incomplete"
     )  # its own job: no release is installed
+
+
+STAMPS = iter("abcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("settings", "privacy", "offered"),
+    [
+        ({}, PrivacyConfig(), True),
+        ({"share": False}, PrivacyConfig(), False),
+        ({}, PrivacyConfig(clip=1.0, noise_multiplier=1.0), False),
+        ({"data_stamp": lambda: next(STAMPS)}, PrivacyConfig(), False),
+    ],
+    ids=["by default", "uploads = false", "with noise", "data that change"],
+)
+def test_class_statistics_are_prepared_with_the_final_broadcast(
+    tmp_path: Path, settings: dict[str, Any], privacy: PrivacyConfig, offered: bool
+) -> None:
+    model = ModelConfig(
+        "cnn-tiny", {"feature_dim": 4, "width": 2, "norm": False}
+    )  # noise covers no BatchNorm
+    spec = replace(spec_for("fedavg", privacy=privacy), model=model)
+    method = build_method(spec)
+    down = steps.broadcast(method, steps.start(method), "pi-01")
+    payload = pack(tree.to_arrays(down))
+    device = FullWorker("pi-01", Store(tmp_path), lambda classes, input: DATA, **settings)
+    perform(device, assign("train", 3, payload), spec, payload)
+    length = sums.shape_of(3, method.net.feature_dim).length
+    request = SumRequest(STATISTICS, 4, length, extractor="1" * 64, trained="t/3")
+    assert device.offer("s", request) is None  # only once the rounds are over
+    perform(device, assign("personalise", 3, payload, 1), spec, payload)
+    vector = device.offer("s", request)
+    assert (vector is not None) is offered
+    if vector is not None:
+        z = steps.exported_features(method, down, pixels(as_tensor(DATA.train.x))).numpy()
+        assert vector == pytest.approx(sums.of(z, DATA.train.y, 3).flat, abs=1e-5)
+        device.commit("s", request, leaves=True)
+        device.settle("s", ["pi-01"])
+        assert device.offer("t", request) is None

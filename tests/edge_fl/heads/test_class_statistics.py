@@ -149,6 +149,7 @@ def test_left_out_classes_leave_the_statistics_of_the_others(dim: int) -> None:
     assert scatter == pytest.approx(expected)
     assert less.centre == pytest.approx(found.centre * less.counts.sum() / found.counts.sum())
     assert found.left_out(np.array([], int)) is found
+    assert not found.left_out(np.arange(CLASSES)).flat.any()
 
 
 @pytest.mark.parametrize("seed", range(5))

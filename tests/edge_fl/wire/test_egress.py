@@ -54,9 +54,12 @@ def test_unlisted_numbers_and_parts_do_not_leave(said: Report, blob: bytes | Non
     assert refused.value.why == "rejected"
 
 
-def test_head_only_devices_add_to_sums_of_class_statistics_only() -> None:
+def test_devices_add_to_sums_of_class_statistics_only_and_full_ones_not_under_noise() -> None:
     of_head(()).require_sum("statistics")
-    for egress, subject in ((of_head(()), "features"), (of_full(sample("fedcgs")), "statistics")):
+    full = of_full(sample("fedavg"))
+    full.require_sum("statistics")
+    private = of_full(replace(sample("fedavg"), privacy=PrivacyConfig(noise_multiplier=1.0, clip=1.0)))
+    for egress, subject in ((of_head(()), "features"), (full, "features"), (private, "statistics")):
         with pytest.raises(ArtefactError, match=f"sum of {subject!r} may not leave this device") as refused:
             egress.require_sum(subject)
         assert refused.value.why == "rejected"
