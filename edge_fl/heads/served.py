@@ -38,15 +38,16 @@ from edge_fl.heads.linear import Doubles
 
 log = logging.getLogger(__name__)
 
-PSEUDO_COUNT = 0.5
+PSEUDO_COUNT = 1.0
 """α: labels of each class that a device is assumed to have besides its own."""
 UNLABELLED_COUNT, UNLABELLED_PSEUDO = 0.5, 2.0
 """What a sample without a label counts as, and α while a device has no labels."""
 STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
-"""λ around the fleet's head; 1 is the best on average."""
+"""λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
-DECAY = 0.5
-"""Of the logarithm of a prior, for each factor √10 that λ is from 1."""
+USUAL = 3.0
+DECAY = 1.0
+"""The λ with the highest prior, and what each factor √10 from it takes off the logarithm of the prior; an infinite λ counts as 30."""
 DOUBT = 0.1
 """Probability that a label is any class: a head may be certain and wrong now and then."""
 OWN_PRIOR = -5.0
@@ -207,7 +208,7 @@ class _Fit:
         designs, ones = [], np.ones((n, 1))
         if self.has_fleet:
             length = max(float(np.sqrt(np.square(self.v).sum(axis=1).mean())), 1e-12)
-            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0))) * 2
+            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / USUAL)) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,

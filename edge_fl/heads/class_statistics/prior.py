@@ -48,6 +48,8 @@ PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
 RIDGE = 0.005
 DISCRIMINANT_RIDGE = 0.015
+STEADY = 3.0
+"""Classes with labels at which the device's centre is half its own and half the fleet's."""
 LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
 SHARES = (1.0, 0.5, 0.0)
@@ -214,7 +216,7 @@ def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[D
     present = np.unique(y)
     if len(present):
         found = np.stack([u[y == label].mean(axis=0) for label in present]) - length * means[present]
-        centre = (centre + len(present) * found.mean(axis=0)) / (1 + len(present))
+        centre = centre + len(present) / (STEADY + len(present)) * (found.mean(axis=0) - centre)
         length = _length(centre)
     return centre, length
 
