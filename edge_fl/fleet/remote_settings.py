@@ -45,7 +45,9 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     head: Text = "logistic"
     head_budget_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
     balanced: bool = False
-    classes: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=1024)] = []
+    classes: (
+        Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=1024)] | Literal["own"]
+    ) = []
     keep: Annotated[int, Meta(ge=0)] = 0
     policy: Literal["newest", "reservoir"] = "newest"
     watch_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
@@ -55,7 +57,8 @@ class SharedSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     budget: Budget = Budget()
 
     def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
+        if self.classes != "own":
+            msgspec.structs.force_setattr(self, "classes", [composed(name) for name in self.classes])
 
 
 class DeviceSettings(SharedSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):

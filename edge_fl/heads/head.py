@@ -102,7 +102,7 @@ class TrainingSet:
 
     `unit_norm`: every z has length 1. `balanced`: every class present has the same weight. `plan` and `extras` come with the release, for
     heads of its method. groups int64 [n]: samples that belong together (empty: all alone). unlabelled float32 [m, d]: features of samples
-    without a label, from which class shares are estimated. closed: only classes with labels are predicted.
+    without a label, from which class shares are estimated. closed: only classes with labels are predicted, if there are any.
     """
 
     z: Features

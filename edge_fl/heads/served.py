@@ -136,7 +136,7 @@ class _Fit:
     def __init__(self, data: TrainingSet, fleet: FleetHead, has_fleet: bool) -> None:
         self.data, self.has_fleet = data, has_fleet
         counts = np.bincount(data.y, minlength=data.classes)
-        possible = counts > 0 if data.closed else (counts > 0) | fleet.known
+        possible = counts > 0 if data.closed and counts.any() else (counts > 0) | fleet.known
         self.kept: Rows = np.flatnonzero(possible)
         self.fleet = _completed(fleet, self.kept, data, counts > 0)
         self.group_weights = grouping.weights(data.groups, len(data.y))

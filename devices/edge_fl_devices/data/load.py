@@ -100,8 +100,8 @@ class ImageStream:
         else:
             train, validation, test = np.split(np.arange(sum(content.sizes)), np.cumsum(content.sizes)[:2])
             self.sets = train, validation, test
-        if not len(self.sets[0]):
-            raise DataError(f"{self._where}no training samples on this device")
+        if not len(self.labels):
+            raise DataError(f"{self._where}no labelled samples on this device")
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
@@ -234,4 +234,5 @@ def _index(config: DeviceConfig, spec: DataSpec) -> PictureIndex | None:
 def with_settings(spec: DataSpec, config: DeviceConfig) -> DataSpec:
     """Return the request with what the settings select."""
     bits = 0 if config.bits == "auto" else config.bits
-    return replace(spec, only=tuple(config.classes), keep=config.keep, policy=config.policy, bits=bits)
+    only = () if config.classes == "own" else tuple(config.classes)
+    return replace(spec, only=only, keep=config.keep, policy=config.policy, bits=bits)

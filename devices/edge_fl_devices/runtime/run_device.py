@@ -207,6 +207,7 @@ def run_device(
             FitSettings(
                 config.head,
                 balanced=config.balanced,
+                closed=bool(config.classes),
                 budget_s=config.head_budget_s,
                 calibrate=True,
                 cross_validate_below=config.cross_validate_below if config.reads_folder else 0,

@@ -84,6 +84,15 @@ def up(
             TRAINING,
         ),
     ] = "logistic,svm,mlp",
+    own_labels: Annotated[
+        int | None,
+        option(
+            "--own-labels N",
+            "Labelled images of each head-only device, in all; 0: none, the fleet's head serves alone [all].",
+            DATA,
+            min=0,
+        ),
+    ] = None,
     dataset: Annotated[
         str, option("--dataset DATASET", "Dataset to split over the devices.", DATA)
     ] = "digits",
@@ -170,6 +179,7 @@ def up(
         folder,
         fleet=broker.fleet,
         heads=kinds,
+        own_labels=own_labels,
         seed=simulated.seed,
         workers=threads or os.cpu_count() or 1,
         duration_s=duration_s or float("inf"),

@@ -193,7 +193,8 @@ class FleetConfig:
 
     The fleet stops after `duration_s`. With `until_idle` it also stops when nothing is left to do and the server has gone, or when nothing
     has happened for `idle_s`; it does not stop before a server has been online. `ids` are the device names, for fleets with certificates,
-    which are in folders of these names below `identities`.
+    which are in folders of these names below `identities`. `own_labels`: training images of a head-only device, in a random order (None:
+    all).
     """
 
     data: DataConfig
@@ -201,6 +202,7 @@ class FleetConfig:
     folder: Path
     fleet: str = "main"
     heads: tuple[str, ...] = ("logistic", "svm", "mlp")
+    own_labels: int | None = None
     seed: int = 0
     workers: int = os.cpu_count() or 1
     duration_s: float = float("inf")
@@ -289,7 +291,7 @@ class DeviceFactory:
         store, limits = Store(self._config.folder / name), self._config.limits
 
         def data(classes: tuple[str, ...], input: InputSpec) -> ClientData:
-            return self._split.client(self._dataset, self._split.clients[number])
+            return self._data(number)
 
         root = self._config.root
         trust = Trust(store.folder / "tuf", root, trust_on_first_use=root is None, clock=clock)
@@ -310,8 +312,18 @@ class DeviceFactory:
             limits=limits,
         )
 
+    def _data(self, number: int) -> ClientData:
+        """The data of a device; a head-only one has `own_labels` training images, the first ones of a fixed random order."""
+        data, most = self._split.client(self._dataset, self._split.clients[number]), self._config.own_labels
+        if most is None or number in self._full:
+            return data
+        order = generator(self._config.seed, "fleet.labels", client=str(number)).permutation(len(data.train))
+        return ClientData(data.train.take(order[:most]), data.validation, data.test)
+
     def _capability(self, number: int) -> Capability:
         labels = self._dataset.samples.y[self._split.train[number]]
+        if self._config.own_labels is not None:
+            labels = self._data(number).train.y
         counts = np.bincount(labels, minlength=len(self._dataset.classes)).tolist()
         return replace(
             self._machine,

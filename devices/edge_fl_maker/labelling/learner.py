@@ -344,6 +344,7 @@ class Learner:
             sha256,
             seed=manifest.round,
             balanced=self._config.balanced,
+            closed=bool(self._config.classes),
             plan=manifest.heads,
         )
         extras = release.installed.extras
