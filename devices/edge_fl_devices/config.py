@@ -94,8 +94,8 @@ class DeviceConfig(SharedSettings, frozen=True, forbid_unknown_fields=True):
     `head` "auto" selects the kind with the best validation accuracy within `head_budget_s`. `balanced` weights all classes equally. With
     `guard` a new model that is worse on held-out images does not replace the served one.
     `classes` limits data and predictions to these classes (empty: all; "own": predictions to those with own labels), `keep` the data to
-    this many images (0: all), selected by `policy`. Every `watch_s` seconds the device looks for new images (0: never); while they keep coming,
-    the pauses between fits grow to `refit_every_s`.
+    this many images (0: all), selected by `policy`. Every `watch_s` seconds the device looks for new images (0: never); while they keep
+    coming, the pauses between fits grow to `refit_every_s`.
     `epsilon` limits the total privacy loss of its updates at delta 1e-5, whatever a run allows (0: the run's limit).
     `precision` "auto" selects the int8 extractor where float32 needs too much memory or more than `latency_ms` per image.
     With fewer than `cross_validate_below` images in a folder the head is fitted on all of them, and its accuracy is cross-validated.

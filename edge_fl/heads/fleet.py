@@ -157,10 +157,11 @@ def nothing(data: TrainingSet, unused: FleetHead | None = None) -> FleetHead:
 def discriminant(means: Doubles, covariance: Doubles) -> tuple[Doubles, Doubles]:
     """The linear discriminant of class means [C, d] and one covariance within classes [d, d] -> weights [C, d], bias [C].
 
-    Its logits are the logarithms of class probabilities for equal class shares, up to a constant.
+    Its logits are the logarithms of class probabilities for equal class shares, up to a constant. Shrinkage makes them flatter than the
+    covariance alone, which the factor takes back in part.
     """
     shrunk = covariance + SHRINKAGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    weights = np.linalg.solve(shrunk, means.T).T
+    weights = np.sqrt(1 + SHRINKAGE) * np.linalg.solve(shrunk, means.T).T
     return weights, -0.5 * (weights * means).sum(axis=1)
 
 

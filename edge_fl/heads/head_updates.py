@@ -49,15 +49,14 @@ def trained_head(part: str, data: TrainingSet, head: Head) -> Part:
 
 
 def fitted_head(part: str, data: TrainingSet, head: Head) -> Part:
-    """The head itself, if it is the method's own kind (FedPAC: the server combines these heads)."""
-    return head.raw().arrays() if isinstance(head, Tuned) else {}
+    """The method's own head (FedPAC: the server combines these heads), whatever the device serves."""
+    return (head if isinstance(head, Tuned) else Tuned.fit(data)).raw().arrays()
 
 
 def half_head(part: str, data: TrainingSet, head: Head) -> Part:
-    """The mean of the personal and the received head (FedCP)."""
-    if not isinstance(head, Gated):
-        return {}
-    return {"weight": (head.weights + head.theirs) / 2, "bias": (head.bias + head.theirs_bias) / 2}
+    """The mean of the method's personal and the received head (FedCP), whatever the device serves."""
+    own = head if isinstance(head, Gated) else Gated.fit(data)
+    return {"weight": (own.weights + own.theirs) / 2, "bias": (own.bias + own.theirs_bias) / 2}
 
 
 def class_means(part: str, data: TrainingSet, head: Head) -> Part:

@@ -28,7 +28,7 @@ def head_update(
 ) -> bytes | None:
     """Return the packed parts to send with the report on `head`, if any. On an error the report is sent without them."""
     plan = manifest.heads
-    if not plan.uploads:
+    if not plan.uploads or not len(y):
         return None
     data = heads.training_set(
         z, y, len(manifest.classes), manifest.unit_norm, head.extractor, manifest.round, False, plan, extras
