@@ -49,6 +49,8 @@ class MeasuredAccuracy(NamedTuple):
     def of_report(cls, found: Mapping[str, float]) -> Self:
         """From the metrics of a device's report."""
         n = int(found.get(metrics.TEST_SAMPLES, 0))
+        if 0 < n < LEAST_MEASURED:
+            return cls(None, n)
         effective = found.get(metrics.TEST_EFFECTIVE, float(n))
         return cls(found.get(metrics.PERSONAL_AFTER), n, found.get(metrics.FLEET), effective)
 

@@ -40,7 +40,10 @@ def show_predictions(found: Sequence[Prediction], format: PredictionFormat) -> N
 
 
 def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> None:
-    """Print on stderr what the target precision costs: the threshold, and the share of answers expected and found."""
+    """Print on stderr what the head is and how accurate, and what the target precision costs: the threshold, and the share of answers
+    expected and found.
+    """
+    print_status(f"release {predictor.manifest.release}: {predictor.words}")
     if not predictor.min_precision:
         return
     threshold = predictor.threshold
