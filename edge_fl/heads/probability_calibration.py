@@ -305,9 +305,9 @@ def calibrate(
     budget_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calibration:
-    """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone) and their `importance`; UNCALIBRATED with a single class.
+    """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone); UNCALIBRATED with a single class.
 
-    At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count: those
+    `importance` [n] is as of `Calibration`. At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count: those
     of a class with a single group.
     """
     if len(np.unique(y)) < 2:

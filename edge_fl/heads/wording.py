@@ -16,6 +16,7 @@ from edge_fl.data import grouping
 from edge_fl.heads import fleet, residual
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 
+NOT_MEASURED = "not measured yet"
 NOT_PERSONAL = "fleet's head, not personal yet"
 WITH_LABELS = "fleet's head with own labels"
 OWN = "own head (the fleet's contradicts these labels)"
@@ -39,6 +40,13 @@ class MeasuredAccuracy(NamedTuple):
     effective: float = 0.0
 
     @classmethod
+    def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
+        """An accuracy that a device reported; below LEAST_MEASURED labels it is not measured."""
+        if accuracy is None or 0 < n < LEAST_MEASURED:
+            return cls(None, n)
+        return cls(accuracy, n, fleet, float(n) if effective is None else effective)
+
+    @classmethod
     def of_calibration(cls, found: Calibration) -> Self:
         """From the out-of-fold predictions of a head."""
         if not found.is_measured:
@@ -48,11 +56,12 @@ class MeasuredAccuracy(NamedTuple):
     @classmethod
     def of_report(cls, found: Mapping[str, float]) -> Self:
         """From the metrics of a device's report."""
-        n = int(found.get(metrics.TEST_SAMPLES, 0))
-        if 0 < n < LEAST_MEASURED:
-            return cls(None, n)
-        effective = found.get(metrics.TEST_EFFECTIVE, float(n))
-        return cls(found.get(metrics.PERSONAL_AFTER), n, found.get(metrics.FLEET), effective)
+        return cls.of(
+            found.get(metrics.PERSONAL_AFTER),
+            int(found.get(metrics.TEST_SAMPLES, 0)),
+            found.get(metrics.FLEET),
+            found.get(metrics.TEST_EFFECTIVE),
+        )
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -76,11 +85,11 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def words(self) -> str:
-        """"83.0 % of 60 labels (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
+        """Like "83.0 % of 60 labels (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
         if self.accuracy is None:
             if 0 < self.n < LEAST_MEASURED:
-                return f"not measured yet ({self.n} of {LEAST_MEASURED} labels)"
-            return "not measured yet"
+                return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} labels)"
+            return NOT_MEASURED
         of = f" of {self.n:,} labels" if self.n else ""
         reach = f"90 % interval {self.range}" if self.range else ""
         rest = "; ".join(filter(None, (reach, self.gain)))
@@ -96,9 +105,16 @@ def head_words(kind: str, labels: int, own_weight: float = 0.0) -> str:
     return OWN if own_weight > OWN_ABOVE else WITH_LABELS
 
 
+def fitted_words(kind: str, labels: int, found: Mapping[str, float]) -> str:
+    """What a head is, by its kind, labels and metrics in a device's report; "" without a kind."""
+    return head_words(kind, labels, found.get(metrics.OWN_WEIGHT, 0.0))
+
+
 def contradiction(calibration: Calibration, classes: Sequence[str]) -> str:
     """One line if the fleet's head calls most labels of a class another one; "" if not."""
-    pairs = [(own, other) for own, other in calibration.contradicted.tolist() if max(own, other) < len(classes)]
+    pairs = [
+        (own, other) for own, other in calibration.contradicted.tolist() if max(own, other) < len(classes)
+    ]
     if not pairs:
         return ""
     named = ", ".join(f"{classes[own]!r} is {classes[other]!r} to it" for own, other in pairs)

@@ -56,7 +56,7 @@ class GuessTotals(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """"first guesses: 41 of 60 right; fleet's head 38 of 60"; "" without any."""
+        """Like "first guesses: 41 of 60 right; fleet's head 38 of 60"; "" without any."""
         if not self.guesses:
             return ""
         said = f"first guesses: {self.right} of {self.guesses} right"

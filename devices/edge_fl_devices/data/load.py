@@ -38,8 +38,8 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 class ImageStream:
     """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
-    labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong together [n], empty if all are alone. sets: the rows
-    of the three sets in that order. `where` begins the messages of errors, `remember` completes the report.
+    labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong
+    together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember` completes the report.
     """
 
     labels: Labels
@@ -119,9 +119,7 @@ class ImageStream:
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 
-def facts_of(
-    image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b""
-) -> PictureFacts:
+def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> PictureFacts:
     """Return what the split and the fit need of an image [C, H, W]."""
     thumbnail = grouping.thumbnails(image[None]).tobytes()
     return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)

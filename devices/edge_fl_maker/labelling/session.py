@@ -385,7 +385,9 @@ def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: 
         return ""
     remarks = [grouping.few(len(calibration.right), calibration.scenes)]
     if not calibration.is_measured and calibration.scenes >= LEAST_MEASURED:
-        remarks.append("not measured yet: so far only informative pictures are labelled, which are harder than others")
+        remarks.append(
+            "not measured yet: so far only informative pictures are labelled, which are harder than others"
+        )
     if single:
         remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
     if unreadable:
