@@ -307,8 +307,8 @@ def calibrate(
 ) -> Calibration:
     """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone); UNCALIBRATED with a single class.
 
-    `importance` [n] is as of `Calibration`. At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count: those
-    of a class with a single group.
+    `importance` [n] is as of `Calibration`. At least one fold is predicted, further ones within `budget_s`. Samples whose
+    class is missing in the other folds do not count: those of a class with a single group.
     """
     if len(np.unique(y)) < 2:
         return UNCALIBRATED

@@ -39,7 +39,8 @@ class ImageStream:
     """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
     labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong
-    together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember` completes the report.
+    together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember`
+    completes the report.
     """
 
     labels: Labels

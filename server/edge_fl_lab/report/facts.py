@@ -81,7 +81,8 @@ class GroupGain(Struct, frozen=True):
 class ClientAccuracy(Struct, frozen=True):
     """A client's accuracy, its test samples, and its training samples if known.
 
-    interval: the 90 % interval of an accuracy on few test samples, else "". fleet: the accuracy of the fleet's head on the same ones, if it was measured.
+    interval: the 90 % interval of an accuracy on few test samples, else "". fleet: the accuracy of the fleet's head on the same
+    ones, if it was measured.
     """
 
     accuracy: ReportFigure

@@ -61,8 +61,8 @@ class FleetQuery(Struct, frozen=True):
 
 class FleetRow(Struct, frozen=True):
     """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none. `fitted` is the
-    kind of its newest head, fitted on `fit_labels` labels with `own_weight`; `after` is of `labels` labels, `fleet_after` is the accuracy of
-    the fleet's head on the same ones.
+    kind of its newest head, fitted on `fit_labels` labels with `own_weight`; `after` is of `labels` labels, `fleet_after` is the accuracy
+    of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
     `outlier_score` 1 and above for an outlier, `attention` how urgently it needs attention, 0 if it does not.
