@@ -23,7 +23,9 @@ def pool(seed: int) -> tuple[Features, NDArray[np.int64]]:
     y = rng.integers(0, CLASSES, POOL)
     z = centres[y] + 0.1 * rng.normal(size=(POOL, DIM))
     hard = rng.random(POOL) < 0.25
-    between = 0.5 * (centres[y] + centres[rng.integers(0, CLASSES, POOL)]) + 0.9 * rng.normal(size=(POOL, DIM))
+    between = 0.5 * (centres[y] + centres[rng.integers(0, CLASSES, POOL)]) + 0.9 * rng.normal(
+        size=(POOL, DIM)
+    )
     return np.where(hard[:, None], between, z).astype(np.float32), y
 
 
@@ -74,7 +76,9 @@ def test_weights_are_those_of_two_strata() -> None:
     importance = weights(chosen, 90)
     assert importance.mean() == pytest.approx(1)
     share = 6 / 100
-    assert grouping.mean(right, grouping.alone(), importance) == pytest.approx(share * 0.5 + (1 - share) * 0.75)
+    assert grouping.mean(right, grouping.alone(), importance) == pytest.approx(
+        share * 0.5 + (1 - share) * 0.75
+    )
     assert grouping.effective(grouping.alone(), 10, importance) == pytest.approx(
         1 / (share**2 / 6 + (1 - share) ** 2 / 4)
     )
