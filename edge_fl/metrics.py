@@ -36,16 +36,20 @@ PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
 PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
 LOCAL_ONLY = "local_only.test_acc"
 FLEET = "fleet.test_acc"
+OWN_WEIGHT = "served.own_weight"
+"""How far a served head follows from a device's own labels alone rather than from the fleet's head, 0..1."""
 UNSEEN_TEST = "unseen.test_acc"
 UNSEEN_AFTER = "unseen.test_acc.after"
 TEST_SAMPLES = "test_samples"
+TEST_EFFECTIVE = "test_samples.effective"
 VALIDATION_SAMPLES = "validation_samples"
 TEST_LOST = "test_samples.lost"
 TEST_GAINED = "test_samples.gained"
 VALIDATION_LOST = "validation_samples.lost"
 VALIDATION_GAINED = "validation_samples.gained"
 """Images that became wrong, and that became right: test images with another release, validation images with the candidate of a round. Of
-test images a device counts groups of images that belong together (`edge_fl.data.grouping`)."""
+test images a device counts groups of images that belong together (`edge_fl.data.grouping`), and, where they stand for different
+numbers of images, how many that all count alike would be as certain (`test_samples.effective`)."""
 
 HEAD = "head."
 """Prefix of `of_head`."""
@@ -63,7 +67,15 @@ USED_ENERGY = "used_today.kilojoules_estimated"
 """A device's use on the day of the report: payload bytes in both directions, processor seconds, energy estimated from these."""
 
 COUNTS = frozenset(
-    {TEST_SAMPLES, VALIDATION_SAMPLES, TEST_LOST, TEST_GAINED, VALIDATION_LOST, VALIDATION_GAINED}
+    {
+        TEST_SAMPLES,
+        TEST_EFFECTIVE,
+        VALIDATION_SAMPLES,
+        TEST_LOST,
+        TEST_GAINED,
+        VALIDATION_LOST,
+        VALIDATION_GAINED,
+    }
 )
 """Counts of samples, which are not summarised over the fleet."""
 

@@ -30,7 +30,7 @@ from edge_fl_devices.options import (
     log_warnings,
     stop_on_signal,
 )
-from edge_fl_devices.serving.show import PredictionFormat, print_threshold, show_predictions
+from edge_fl_devices.serving.show import PredictionFormat, print_model, print_threshold, show_predictions
 from edge_fl_devices.simulated.cli import up
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def predict(
             Path(source), lambda path, reason: skipped.append(f"{text(path)} ({reason})"), print_status
         )
         found = list(_with_progress(reading))
+    print_model(predictor)
     print_threshold(predictor, found)
     show_predictions(found, format)
     if skipped:

@@ -131,7 +131,10 @@ class Service:
         self._server.shutdown()
 
     def health(self) -> dict[str, object]:
-        """Return the served release, the kind of head, and the state of each further part. Raises InputError without a model or parts."""
+        """Return the served release, its head and accuracy with what that was measured on, and the state of each further part.
+
+        Raises InputError without a model or parts.
+        """
         states = {name: state() for name, state in self.parts.items()}
         try:
             model = self.predictor
@@ -139,7 +142,16 @@ class Service:
             if not states:
                 raise
             return {"release": 0, "head": "", **states}
-        return {"release": model.manifest.release, "head": model.head.kind, **states}
+        found = model.accuracy
+        measured = {
+            "served": model.head_words,
+            "accuracy": found.accuracy,
+            "labels": found.n,
+            "interval": found.interval,
+            "fleet": found.fleet,
+            "words": found.words,
+        }
+        return {"release": model.manifest.release, "head": model.head.kind, **measured, **states}
 
     @property
     def predictor(self) -> Predictor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edge_fl.data import pictures
 from edge_fl.inputs import InputSpec
-from edge_fl_devices.serving.predict import Prediction
+from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_maker.capture.camera import Camera, Frame
 from edge_fl_maker.current_model import CurrentModel
 
@@ -21,12 +21,14 @@ from edge_fl_maker.current_model import CurrentModel
 class WatchedPrediction(Prediction):
     """A prediction, whose `name` is the camera's, with the time and the number of its frame.
 
-    behind: the number of newer frames at the start of the prediction.
+    behind: the number of newer frames at the start of the prediction. head, accuracy: what the head is, and how accurate, in words.
     """
 
     time: str
     frame: int
     behind: int
+    head: str = ""
+    accuracy: str = ""
 
 
 def watch(
@@ -43,13 +45,16 @@ def watch(
         predictor = model.current()
         (found,) = predictor.predictions(_image(frame, predictor.manifest.input), [camera.name])
         made += 1
-        yield _watched(found, seen, frame.number, behind)
+        yield _watched(found, seen, frame.number, behind, predictor)
 
 
-def _watched(found: Prediction, seen: datetime, number: int, behind: int) -> WatchedPrediction:
+def _watched(
+    found: Prediction, seen: datetime, number: int, behind: int, predictor: Predictor
+) -> WatchedPrediction:
     fields = {name: getattr(found, name) for name in Prediction.__slots__}
     time = seen.isoformat(timespec="milliseconds")
-    return WatchedPrediction(**fields, time=time, frame=number, behind=behind)
+    head, accuracy = predictor.head_words, predictor.accuracy.words
+    return WatchedPrediction(**fields, time=time, frame=number, behind=behind, head=head, accuracy=accuracy)
 
 
 def _image(frame: Frame, input: InputSpec) -> NDArray[np.uint8]:

@@ -27,6 +27,8 @@ from edge_fl.data.samples import Images, Labels
 
 Groups = NDArray[np.int64]
 Thumbnails = NDArray[np.uint8]
+Importance = NDArray[np.float64]
+"""How many pictures each picture stands for, divided by the mean; empty: all alike."""
 
 SIDE = 16
 NEAR, NEAR_SMALL = 0.03, 0.004
@@ -72,25 +74,35 @@ def normal(groups: Groups) -> Groups:
     return alone() if are_alone(groups) else numbers(groups, len(groups))
 
 
-def weights(groups: Groups, n: int) -> NDArray[np.float64]:
-    """Weights [n] that make every group count once: 1 divided by the size of the picture's group."""
-    if are_alone(groups):
-        return np.ones(n)
-    _, rows, sizes = np.unique(groups, return_inverse=True, return_counts=True)
-    shares: NDArray[np.float64] = 1 / sizes[rows]
-    return shares
+def weights(groups: Groups, n: int, importance: Importance | None = None) -> NDArray[np.float64]:
+    """Weights [n] that make every group count once: 1 divided by the size of the picture's group, times its `importance`, if given."""
+    shares = np.ones(n)
+    if not are_alone(groups):
+        _, rows, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        shares = 1 / sizes[rows]
+    return shares if importance is None or not len(importance) else shares * importance
 
 
-def mean(values: NDArray[np.bool_] | NDArray[np.float32], groups: Groups) -> float:
-    """Mean of values [n] over groups: the mean of each group's mean; NaN without values."""
+def mean(
+    values: NDArray[np.bool_] | NDArray[np.float32], groups: Groups, importance: Importance | None = None
+) -> float:
+    """Mean of values [n] over groups: the mean of each group's mean, weighted by `importance`; NaN without values."""
     if not len(values):
         return math.nan
-    if are_alone(groups):
+    if are_alone(groups) and (importance is None or not len(importance)):
         return float(np.mean(values))
-    return float(np.average(values.astype(np.float64), weights=weights(groups, len(values))))
+    return float(np.average(values.astype(np.float64), weights=weights(groups, len(values), importance)))
 
 
-def interval(share: float, count: int) -> tuple[float, float]:
+def effective(groups: Groups, n: int, importance: Importance | None = None) -> float:
+    """The number of equally weighted groups from which a mean would be as certain as from these; L. Kish, "Survey Sampling", 1965."""
+    if not n or importance is None or not len(importance):
+        return float(count(groups, n))
+    totals = np.bincount(numbers(groups, n), weights(groups, n, importance))
+    return float(totals.sum() ** 2 / np.square(totals).sum())
+
+
+def interval(share: float, count: float) -> tuple[float, float]:
     """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any."""
     if not count:
         return 0.0, 1.0

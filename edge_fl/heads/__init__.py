@@ -163,6 +163,7 @@ def training_set(
     groups: Array | None = None,
     unlabelled: Array | None = None,
     closed: bool = False,
+    importance: Array | None = None,
 ) -> TrainingSet:
     """The input of `fitted` and `head_updates.compute`: features z [n, d] with class ids y [n] in 0..classes-1, in a canonical order.
 
@@ -175,6 +176,7 @@ def training_set(
         key=lambda row: (int(y[row]), hashlib.blake2b(z[row].tobytes(), digest_size=16).digest()),
     )
     given = np.empty(0, np.int64) if groups is None else np.asarray(groups, np.int64)
+    counted = np.empty(0) if importance is None else np.asarray(importance, np.float64)
     return TrainingSet(
         z[order],
         y[order].astype(np.int64),
@@ -188,6 +190,7 @@ def training_set(
         given[order] if len(given) else given,
         np.empty((0, z.shape[1]), np.float32) if unlabelled is None else np.asarray(unlabelled, np.float32),
         closed,
+        counted[order] if len(counted) else counted,
     )
 
 

@@ -102,7 +102,8 @@ class TrainingSet:
 
     `unit_norm`: every z has length 1. `balanced`: every class present has the same weight. `plan` and `extras` come with the release, for
     heads of its method. groups int64 [n]: samples that belong together (empty: all alone). unlabelled float32 [m, d]: features of samples
-    without a label, from which class shares are estimated. closed: only classes with labels are predicted, if there are any.
+    without a label, from which class shares are estimated. closed: only classes with labels are predicted, if there are any. importance
+    float64 [n]: how much each sample counts where the head is measured (`edge_fl.data.grouping.Importance`).
     """
 
     z: Features
@@ -117,6 +118,7 @@ class TrainingSet:
     groups: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     unlabelled: Features = field(default_factory=lambda: np.empty((0, 0), np.float32))
     closed: bool = False
+    importance: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def present(self) -> NDArray[np.int64]:

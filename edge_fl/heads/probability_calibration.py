@@ -2,7 +2,8 @@
 
 No sample is needed for this alone: a served head (`edge_fl.heads.served`) knows what it would predict of each sample without its fold; for
 any other kind a head fitted on the other folds predicts each of FOLDS folds. No fold cuts a group (`edge_fl.data.grouping`), and every
-group counts once, so that frames of one scene do not count as many. Folds have one group of every class where labels are few.
+group counts once, so that frames of one scene do not count as many. Samples that were labelled because they are informative count less
+(`importance`), so that accuracy and probabilities are those of all pictures. Folds have one group of every class where labels are few.
 
 - A head without a fleet's head is worse without a fold than with all labels. With few labels its error falls about as the root of their
   number, so that of the predictions is reduced by the factor of one label of each class, as far as the head follows from own labels alone
@@ -29,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_fl.data import grouping
-from edge_fl.data.grouping import Groups
+from edge_fl.data.grouping import Groups, Importance
 from edge_fl.errors import ArtefactError
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import Array, Features, Head, TrainingSet
@@ -44,11 +45,14 @@ LEAST = 20
 LEAST_ANSWERED = 5
 LEAST_MEASURED = 8
 """Groups with out-of-fold predictions below which no accuracy is shown."""
+LEAST_REPRESENTED = 0.9
+"""Share of all pictures that the labelled ones must stand for: without labels chosen at random, the others are not measured."""
 TEMPERATURES = (1e-3, 1e3)
 HALVINGS = 40
 NOTHING = np.empty(0, np.float32)
-GROUPS, FLEET = "groups", "fleet"
-"""Names of the arrays that are only in the file where pictures share a group, and where there is a fleet's head."""
+GROUPS, FLEET, IMPORTANCE, CONTRADICTED = "groups", "fleet", "importance", "contradicted"
+"""Names of the arrays that are only in the file where pictures share a group, where there is a fleet's head, where pictures stand for
+different numbers of pictures, and where labels contradict the fleet's head."""
 
 Labels = NDArray[np.int64]
 FitHead = Callable[[Features, Labels], Head]
@@ -74,7 +78,8 @@ class Calibration:
     confidences float32 [m]: calibrated probability of the predicted class; right bool [m]: whether it is the label. means float32 [k, d]:
     class means as directions; distances float32 [m]: out-of-fold distances. groups int64 [m], or empty: all alone. fleet bool [m]:
     whether the fleet's head is right about the same samples; empty without one. correction: factor on the error of the predictions.
-    own_weight: how far the head follows from own labels alone, 0..1.
+    own_weight: how far the head follows from own labels alone, 0..1. importance float64 [m], or empty: how many pictures each stands for,
+    divided by the mean. contradicted int64 [k, 2]: class ids of labels, and what most of them are to the fleet's head.
     """
 
     temperature: float
@@ -86,23 +91,26 @@ class Calibration:
     fleet: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     correction: float = 1.0
     own_weight: float = 1.0
+    importance: Importance = field(default_factory=lambda: np.empty(0))
+    contradicted: Labels = field(default_factory=lambda: np.empty((0, 2), np.int64))
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are enough labels to say how accurate the head is."""
-        return self.scenes >= LEAST_MEASURED
+        """Whether there are enough labels to say how accurate the head is, and they stand for all pictures."""
+        represented = float(self.importance.mean()) if len(self.importance) else 1.0
+        return self.scenes >= LEAST_MEASURED and represented >= LEAST_REPRESENTED
 
     @property
     def accuracy(self) -> float:
         """Accuracy on new samples; 0 without predictions."""
         if not len(self.right):
             return 0.0
-        return 1 - self.correction * (1 - grouping.mean(self.right, self.groups))
+        return 1 - self.correction * (1 - grouping.mean(self.right, self.groups, self.importance))
 
     @property
     def fleet_accuracy(self) -> float | None:
         """Accuracy of the fleet's head on the same samples; None without one."""
-        return grouping.mean(self.fleet, self.groups) if len(self.fleet) else None
+        return grouping.mean(self.fleet, self.groups, self.importance) if len(self.fleet) else None
 
     @property
     def scenes(self) -> int:
@@ -112,7 +120,12 @@ class Calibration:
     @property
     def interval(self) -> tuple[float, float]:
         """90 % interval of the accuracy on new scenes."""
-        return grouping.interval(self.accuracy, self.scenes)
+        return grouping.interval(self.accuracy, self.effective)
+
+    @property
+    def effective(self) -> float:
+        """Groups that all count alike from which the accuracy would be as certain."""
+        return grouping.effective(self.groups, len(self.right), self.importance)
 
     def probabilities(self, logits: Features) -> Features:
         """Logits [n, C] -> calibrated probabilities float32 [n, C]."""
@@ -153,7 +166,8 @@ class Calibration:
 
     @property
     def _weights(self) -> NDArray[np.float64]:
-        return grouping.weights(self.groups, len(self.right))
+        weights = grouping.weights(self.groups, len(self.right), self.importance)
+        return weights * (self.effective / weights.sum()) if len(self.importance) else weights
 
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name, for the file of the head (`from_arrays` is the inverse)."""
@@ -169,6 +183,10 @@ class Calibration:
             arrays[GROUPS] = self.groups
         if len(self.fleet):
             arrays[FLEET] = self.fleet.astype(np.uint8)
+        if len(self.importance):
+            arrays[IMPORTANCE] = self.importance
+        if len(self.contradicted):
+            arrays[CONTRADICTED] = self.contradicted
         return arrays
 
 
@@ -184,15 +202,21 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         expected[GROUPS] = UNCALIBRATED.groups
     if FLEET in arrays:
         expected[FLEET] = UNCALIBRATED.fleet.astype(np.uint8)
+    if IMPORTANCE in arrays:
+        expected[IMPORTANCE] = UNCALIBRATED.importance
+    if CONTRADICTED in arrays:
+        expected[CONTRADICTED] = UNCALIBRATED.contradicted
     usable = arrays.keys() == expected.keys() and all(
         array.ndim == expected[name].ndim and array.dtype == expected[name].dtype and np.isfinite(array).all()
         for name, array in arrays.items()
     )
     if not usable or arrays["temperature"].shape != (1,) or arrays["temperature"][0] <= 0:
         raise ArtefactError(f"calibration: {', '.join(arrays)}, expected finite {', '.join(expected)}")
-    sizes = {len(arrays[name]) for name in ("confidences", "right", FLEET) if name in arrays}
-    if len(sizes) > 1 or arrays["correction"].shape != (2,):
-        raise ArtefactError("calibration: confidences, right and fleet differ in length")
+    same = ("confidences", "right", FLEET, IMPORTANCE)
+    sizes = {len(arrays[name]) for name in same if name in arrays}
+    contradicted = arrays.get(CONTRADICTED, UNCALIBRATED.contradicted)
+    if len(sizes) > 1 or arrays["correction"].shape != (2,) or contradicted.shape[1] != 2:
+        raise ArtefactError("calibration: confidences, right, fleet and importance differ in length")
     groups = arrays.get(GROUPS, grouping.alone())
     if len(groups) not in (0, len(arrays["right"])) or len(arrays["distances"]) != len(arrays["right"]):
         raise ArtefactError("calibration: distances or groups differ in length from the predictions")
@@ -205,6 +229,8 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         groups,
         arrays.get(FLEET, np.empty(0)).astype(np.bool_),
         *(float(value) for value in arrays["correction"]),
+        arrays.get(IMPORTANCE, np.empty(0)),
+        contradicted,
     )
 
 
@@ -221,7 +247,7 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         if len(rest):
             distances[fold] = distance(class_means(z[rest], y[rest]), z[fold])
     fleet = np.empty(0, np.bool_) if estimate.fleet is None else estimate.fleet.argmax(axis=1) == y
-    return _calibration(
+    found = _calibration(
         estimate.logits.astype(np.float32),
         y,
         class_means(data.z, data.y),
@@ -230,7 +256,9 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
         fleet,
         _kept(y, scenes) ** (estimate.own_weight / 2),
         estimate.own_weight,
+        data.importance[rows] if len(data.importance) else data.importance,
     )
+    return replace(found, contradicted=np.array(estimate.contradicted, np.int64).reshape(-1, 2))
 
 
 def _kept(y: Labels, scenes: Groups) -> float:
@@ -249,8 +277,9 @@ def _calibration(
     fleet: NDArray[np.bool_],
     correction: float,
     own_weight: float,
+    importance: Importance,
 ) -> Calibration:
-    temperature = best_temperature(logits, y, groups)
+    temperature = best_temperature(logits, y, groups, importance)
     shares = probabilities(logits / np.float32(temperature))
     return Calibration(
         temperature,
@@ -262,6 +291,7 @@ def _calibration(
         fleet,
         correction,
         own_weight,
+        importance,
     )
 
 
@@ -271,13 +301,14 @@ def calibrate(
     y: Labels,
     groups: Groups | None = None,
     *,
+    importance: Importance | None = None,
     budget_s: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Calibration:
     """Calibrate the head that `fit` fits on z and y with `groups` [n] (default: all alone); UNCALIBRATED with a single class.
 
-    At least one fold is predicted, further ones within `budget_s`. Samples whose class is missing in the other folds do not count: those
-    of a class with a single group.
+    `importance` [n] is as of `Calibration`. At least one fold is predicted, further ones within `budget_s`. Samples whose
+    class is missing in the other folds do not count: those of a class with a single group.
     """
     if len(np.unique(y)) < 2:
         return UNCALIBRATED
@@ -304,19 +335,22 @@ def calibrate(
     predicted = predicted[order]
     held, labels, counted = np.concatenate(logits)[order], y[predicted], grouping.normal(scenes[predicted])
     kept = _kept(y, scenes) ** 0.5
-    return _calibration(
-        held, labels, means, np.concatenate(distances)[order], counted, np.empty(0, np.bool_), kept, 1.0
-    )
+    far, none = np.concatenate(distances)[order], np.empty(0, np.bool_)
+    given = np.empty(0) if importance is None or not len(importance) else importance[predicted]
+    return _calibration(held, labels, means, far, counted, none, kept, 1.0, given)
 
 
-def best_temperature(logits: Features, y: Labels, groups: Groups) -> float:
+def best_temperature(
+    logits: Features, y: Labels, groups: Groups, importance: Importance | None = None
+) -> float:
     """The temperature in TEMPERATURES at which the mean probability of the predicted classes is the accuracy, by bisection."""
-    weights, count = grouping.weights(groups, len(y)), grouping.count(groups, len(y))
-    accuracy = (np.sum(weights[logits.argmax(axis=1) == y]) + 0.5) / (count + 1)
+    count = grouping.effective(groups, len(y), importance)
+    accuracy = (count * grouping.mean(logits.argmax(axis=1) == y, groups, importance) + 0.5) / (count + 1)
     low, high = np.log(TEMPERATURES)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        confidence = grouping.mean(probabilities(logits / np.float32(np.exp(middle))).max(axis=1), groups)
+        highest = probabilities(logits / np.float32(np.exp(middle))).max(axis=1)
+        confidence = grouping.mean(highest, groups, importance)
         low, high = (middle, high) if confidence > accuracy else (low, middle)
     return float(np.exp(middle))
 

@@ -55,6 +55,8 @@ OWN_PRIOR = -5.0
 NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
+LEAST_CONTRADICTED = 3
+"""Labels of a class below which nothing is said about the fleet's head contradicting them."""
 EM_STEPS = 50
 ITERATIONS = 200
 
@@ -78,6 +80,8 @@ class Estimate:
     folds: list[Rows]
     own_weight: float
     shares: Doubles
+    contradicted: tuple[tuple[int, int], ...] = ()
+    """Pairs of classes: most labels of the first are the second to the fleet's head."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,15 +169,17 @@ class _Fit:
         linear = [np.tensordot(shares, np.stack(parts), 1) for parts in zip(*heads, strict=True)]
         held, own = self._held_out(candidates, priors, losses, total, folds)
         around_zero = np.array([not each.design.around_fleet for each in candidates])
+        alone = self._fleet_alone(rows)
         return Estimate(
             self._head(*self._with_offset(*linear)),
             rows,
             self._spread(held),
             self._spread(own),
-            self._spread(self._fleet_alone(rows)) if self.has_fleet else None,
+            self._spread(alone) if self.has_fleet else None,
             folds,
             float(weights[around_zero].sum()),
             self._over_all_shares(),
+            self._contradicted(alone, rows) if self.has_fleet else (),
         )
 
     def _class_shares(self) -> tuple[Doubles, Doubles]:
@@ -320,6 +326,19 @@ class _Fit:
 
     def _fleet_alone(self, rows: Rows) -> Doubles:
         return np.asarray(self.v[rows] @ self.fleet.weights.T + self.fleet.bias)
+
+    def _contradicted(self, logits: Doubles, rows: Rows) -> tuple[tuple[int, int], ...]:
+        """Classes that the fleet knows, of which most of LEAST_CONTRADICTED labels or more are one other class to its head."""
+        found, calls = [], logits.argmax(axis=1)
+        for label in np.flatnonzero(self.fleet.known):
+            mine = self.y[rows] == label
+            if mine.sum() < LEAST_CONTRADICTED:
+                continue
+            totals = np.bincount(calls[mine], self.group_weights[rows[mine]], minlength=len(self.kept))
+            other = int(totals.argmax())
+            if other != label and 2 * totals[other] > totals.sum():
+                found.append((int(self.kept[label]), int(self.kept[other])))
+        return tuple(found)
 
     def _sample_weights(self, rows: Rows) -> Doubles:
         weights = self.data.weights * self.group_weights

@@ -54,7 +54,12 @@ def test_a_picture_gets_its_class(service: Service) -> None:
     for number in range(4):
         status, answer = ask(service, "POST", "/predict", png(number))
         assert (status, answer["label"]) == (200, "ab"[Y[number]]) and 0.5 < answer["probability"] <= 1
-    assert ask(service, "GET", "/health") == (200, {"release": 1, "head": "logistic"})
+    status, health = ask(service, "GET", "/health")
+    assert status == 200 and (health["release"], health["head"], health["served"]) == (
+        1,
+        "logistic",
+        "logistic",
+    )
 
 
 def test_the_query_sets_the_number_of_classes_and_the_fields_are_those_of_the_predictor(

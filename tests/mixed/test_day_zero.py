@@ -21,7 +21,11 @@ from edge_fl_lab.recommend import difference
 
 DEVICES = 24
 MOST_S = 5.0
-RUN = """source=simulated method.name=fedavg data.dataset=digits data.clients=4 rounds=6 evaluate_every=0""".split()
+DATA = ["data.partition=dirichlet-clients", "data.beta=1.0"]
+RUN = (
+    """source=simulated method.name=fedavg data.dataset=digits data.clients=4 rounds=6 evaluate_every=0""".split()
+    + DATA
+)
 
 pytestmark = pytest.mark.broker
 
@@ -76,6 +80,7 @@ def fleet(folder: Path, port: int, name: str, labels: int) -> Iterator[None]:
         "data.beta=0.5",
     ]
     with (folder / f"{name}.json").open("w") as out:
+        given += [each for setting in DATA for each in ("--set", setting)]
         process = subprocess.Popen(command("fleet", "up", *given), cwd=folder, stdout=out)
         try:
             yield

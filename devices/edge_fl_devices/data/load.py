@@ -38,11 +38,13 @@ LoadData = Callable[[tuple[str, ...], InputSpec], ClientData]
 class ImageStream:
     """Iterate over it once, completely, or over its `pictures`; afterwards `labels`, `sets` and `report` are known.
 
-    labels: class ids int64 [n] in the order of reading. groups: which images belong together [n], empty if all are alone. sets: the rows
-    of the three sets in that order. `where` begins the messages of errors, `remember` completes the report.
+    labels: class ids int64 [n] in the order of reading. files [n]: keys of picture files, b"" for other images. groups: which images belong
+    together [n], empty if all are alone. sets: the rows of the three sets in that order. `where` begins the messages of errors, `remember`
+    completes the report.
     """
 
     labels: Labels
+    files: list[bytes]
     groups: Groups
     sets: Sets
     report: DataReport
@@ -86,13 +88,14 @@ class ImageStream:
                 batch = Pictures(batch.y, batch.x, np.arange(len(batch)), [PictureFacts()] * len(batch))
             if any(not each.key for each in batch.facts):
                 known = zip(batch.facts, batch.x, strict=True)
-                batch = replace(
-                    batch, facts=[facts_of(image, self._split.key, each.origin) for each, image in known]
-                )
+                split_key = self._split.key
+                found = [facts_of(image, split_key, each.origin, each.file) for each, image in known]
+                batch = replace(batch, facts=found)
             facts += batch.facts
             labels.append(batch.y)
             yield batch
         self.labels = np.concatenate(labels)
+        self.files = [each.file for each in facts]
         self.groups = groups_of(facts, content.side, content.groups)
         if content.sizes is None:
             times = [each.origin.seconds for each in facts if each.origin]
@@ -117,10 +120,10 @@ class ImageStream:
         self.report = self._remember(report.with_groups(self.labels, self.groups))
 
 
-def facts_of(image: Array, split_key: bytes, origin: Origin | None = None) -> PictureFacts:
+def facts_of(image: Array, split_key: bytes, origin: Origin | None = None, file: bytes = b"") -> PictureFacts:
     """Return what the split and the fit need of an image [C, H, W]."""
     thumbnail = grouping.thumbnails(image[None]).tobytes()
-    return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin)
+    return PictureFacts(key(image), position(image, split_key), thumbnail=thumbnail, origin=origin, file=file)
 
 
 def collect(stream: ImageStream, most_bytes: int = LIMITS.max_bytes) -> ClientData:

@@ -54,6 +54,12 @@ def snapshot(source: str) -> Snapshot:
     return Snapshot(frozenset(digests))
 
 
+def file_key(stat: os.stat_result) -> bytes:
+    """Return 16 bytes that stay when a file moves, and are others when its content changes, as far as inode, size and time tell."""
+    identity = f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
+    return hashlib.blake2b(identity, digest_size=16).digest()
+
+
 def file_digest(path: Path, stat: os.stat_result) -> bytes:
     """Return 16 bytes that are others when the file changes: its content, as far as size and time tell, its name, or who may read it."""
     state = b"\0%d %d %d" % (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

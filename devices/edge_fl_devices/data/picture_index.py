@@ -112,7 +112,7 @@ class PictureFacts(Struct, frozen=True):
     reason: why the file is skipped, "" if it is usable; detail: for this machine. thumbnail (`grouping.thumbnails`) and origin,
     None for an image of an array, tell which pictures belong together.
     bits: the range of 16-bit pictures with which it was read (`Depth.scale`); used: what it uses
-    itself (`edge_fl.data.pictures.Used`).
+    itself (`edge_fl.data.pictures.Used`). file: `edge_fl_devices.data.location.file_key`, of a reading, not of the index.
     """
 
     key: bytes = b""
@@ -123,6 +123,7 @@ class PictureFacts(Struct, frozen=True):
     origin: Origin | None = None
     bits: int = 0
     used: tuple[int, bool] = (0, False)
+    file: bytes = b""
 
 
 def groups_of(facts: Sequence[PictureFacts], side: int = 0, given: Groups | None = None) -> Groups:

@@ -31,7 +31,7 @@ from edge_fl.inputs import InputSpec
 from edge_fl.threads import ahead
 from edge_fl_devices.child import Progress, ignore
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
-from edge_fl_devices.data.location import KINDS, file_digest, parsed
+from edge_fl_devices.data.location import KINDS, file_digest, file_key, parsed
 from edge_fl_devices.data.picture_index import PictureFacts, PictureIndex, groups_of, origin
 from edge_fl_devices.data.record import DataReport, Skipped
 from edge_fl_devices.data.spec import DataSpec, Pictures, SourceData, Wants
@@ -267,7 +267,7 @@ def _usable(
         usable += 1
         if usable > spec.limits.max_images:
             break
-        yield _Picture(path, label, pixels, facts)
+        yield _Picture(path, label, pixels, structs.replace(facts, file=_file_key(path)))
     found.require(usable, spec)
 
 
@@ -282,6 +282,12 @@ def _decoded(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_P
                         f"{text(each.path)}: {list(each.pixels.shape)}, but the first image is {list(first)}; expected one shape"
                     )
             yield each
+
+
+def _file_key(path: Path) -> bytes:
+    with suppress(OSError):
+        return file_key(path.stat())
+    return b""
 
 
 def _known(

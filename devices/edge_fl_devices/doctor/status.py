@@ -8,15 +8,16 @@ from edge_fl.console.units import size
 from edge_fl.errors import InputError
 from edge_fl.failures import Failure
 from edge_fl.files.paths import text
-from edge_fl.metrics import PERSONAL_AFTER
+from edge_fl.heads import wording
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.wire.egress import sharing
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
+from edge_fl_devices.data.first_guesses import FirstGuesses
 from edge_fl_devices.data.record import DataRecord, named
 from edge_fl_devices.features import child_loader, drift
-from edge_fl_devices.serving.served_model import serving
+from edge_fl_devices.serving.served_model import head_words, measured, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
 
@@ -31,8 +32,13 @@ def read(folder: Path) -> list[dict[str, object]]:
     if served:
         head = served.stored.head
         rows["serves"] = f"release {served.stored.release}"
-        rows["head"] = f"{head.kind}, extractor {head.extractor[:12]}"
-        rows["accuracy on own held-out images"] = served.stored.parcel.report.metrics.get(PERSONAL_AFTER)
+        rows["head"] = f"{head_words(served.stored)} ({head.kind}), extractor {head.extractor[:12]}"
+        rows["accuracy on own held-out images"] = measured(served.stored).words
+        classes = served.installed.manifest.classes
+        if contradiction := wording.contradiction(served.stored.calibration, classes):
+            rows["labels"] = contradiction
+    if first := FirstGuesses(folder).totals.words:
+        rows["label page"] = first
     if current:
         state = "not confirmed yet" if current.pending else "good"
         rows["installed"] = f"release {current.manifest.release} ({current.manifest.method}), {state}"

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.data.grouping import Groups, alone, count
+from edge_fl.data.grouping import Groups, Importance, alone, count
 from edge_fl_devices.storage.slots import InstalledRelease
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureSet:
-    """Features z float32 [n, d] of one set, with class ids y int64 [n] and groups int64 [n] (empty: all alone)."""
+    """Features z float32 [n, d] of one set, with class ids y int64 [n], groups int64 [n] (empty: all alone) and importance float64 [n]."""
 
     z: NDArray[np.float32]
     y: NDArray[np.int64]
     groups: Groups = field(default_factory=alone)
+    importance: Importance = field(default_factory=lambda: np.empty(0))
 
     def __len__(self) -> int:
         return len(self.y)
@@ -54,6 +55,7 @@ class ClientFeatures:
             np.concatenate([each.z for each in sets if len(each)] or [self.train.z]),
             np.concatenate([each.y for each in sets]),
             np.concatenate([each.groups for each in sets]),
+            np.concatenate([each.importance for each in sets]),
         )
 
 

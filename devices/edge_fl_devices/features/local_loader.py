@@ -19,12 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_fl.data.grouping import Groups
+from edge_fl.data.grouping import Groups, Importance
 from edge_fl.data.samples import ClientData, Images, Labels
 from edge_fl.errors import DataError
 from edge_fl.files.disk import reporting
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.child import Progress, ignore
+from edge_fl_devices.data import first_guesses
 from edge_fl_devices.data.load import FEATURES, ImageStream
 from edge_fl_devices.data.picture_index import PictureIndex
 from edge_fl_devices.data.split import Sets
@@ -55,6 +56,7 @@ class LocalFeatureLoader:
         self, read_data: ReadData, folder: Path, *, threads: int = 1, progress: Progress = ignore
     ) -> None:
         self._read_data, self._folder, self._threads = read_data, folder / FEATURES, threads
+        self._device = folder
         self._progress = progress
 
     def __call__(self, releases: Sequence[InstalledRelease]) -> LoadedFeatures:
@@ -64,16 +66,17 @@ class LocalFeatureLoader:
         classes = tuple(releases[0].manifest.classes)
         (input, same), *others = by_input.items()
         first = self._extract(same, classes, input)
-        features = first.features(first.stream.sets)
+        importance = first_guesses.importance(first_guesses.read(self._device), first.stream.files)
+        features = first.features(first.stream.sets, importance)
         for input, others_same in others:
             try:
                 other = self._extract(others_same, classes, input)
             except DataError:
                 continue  # the images do not fit this input
             if np.array_equal(other.stream.labels, first.stream.labels):
-                features |= other.features(first.stream.sets)
+                features |= other.features(first.stream.sets, importance)
         by_extractor = tuple(features.get(release.manifest.extractor.sha256) for release in releases)
-        return LoadedFeatures(by_extractor, _fingerprint(first), bits=first.stream.bits)
+        return LoadedFeatures(by_extractor, _fingerprint(first, importance), bits=first.stream.bits)
 
     def _extract(
         self, releases: Sequence[InstalledRelease], classes: tuple[str, ...], input: InputSpec
@@ -121,10 +124,11 @@ class _Extracted:
     keys: list[bytes]
     stream: ImageStream
 
-    def features(self, sets: Sets) -> dict[str, ClientFeatures]:
-        """The features by sha256, divided into `sets`."""
+    def features(self, sets: Sets, importance: Importance) -> dict[str, ClientFeatures]:
+        """The features by sha256, divided into `sets`, with the importance [n] of all images."""
+        stream = self.stream
         return {
-            sha256: extraction.features(self.keys, sets, self.stream.labels, self.stream.groups)
+            sha256: extraction.features(self.keys, sets, stream.labels, stream.groups, importance)
             for sha256, extraction in self.extractions.items()
         }
 
@@ -163,7 +167,9 @@ class _Extraction:
             self._file.evict(KEPT_FILES)
             self._new = {}
 
-    def features(self, keys: Sequence[bytes], sets: Sets, labels: Labels, groups: Groups) -> ClientFeatures:
+    def features(
+        self, keys: Sequence[bytes], sets: Sets, labels: Labels, groups: Groups, importance: Importance
+    ) -> ClientFeatures:
         """Return the features of the three sets; those of images that are gone are dropped from the file."""
         rows = {image: self._rows[image] for image in keys}
         if len(rows) < len(self._rows):
@@ -173,7 +179,13 @@ class _Extraction:
         self.keep()
         z = np.stack([rows[image] for image in keys])
         train, validation, test = (
-            FeatureSet(z[part], labels[part], groups[part] if len(groups) else groups) for part in sets
+            FeatureSet(
+                z[part],
+                labels[part],
+                groups[part] if len(groups) else groups,
+                importance[part] if len(importance) else importance,
+            )
+            for part in sets
         )
         return ClientFeatures(train, validation, test, self._latency_ms)
 
@@ -210,12 +222,13 @@ def latency_ms(extractor: Extractor, image: Images) -> float:
     return 1000 * min(times_s)
 
 
-def _fingerprint(found: _Extracted) -> str:
-    """sha256 over images and labels of the three sets, and over the groups if there are any."""
+def _fingerprint(found: _Extracted, importance: Importance) -> str:
+    """sha256 over images and labels of the three sets, and over groups and importance if there are any."""
     total = hashlib.sha256()
     for rows in found.stream.sets:
         total.update(len(rows).to_bytes(8, "big"))
         for row in rows:
             total.update(found.keys[row] + int(found.stream.labels[row]).to_bytes(8, "big"))
     total.update(found.stream.groups.astype(">i8").tobytes())
+    total.update(importance.astype(">f8").tobytes())
     return total.hexdigest()

@@ -23,12 +23,13 @@ from edge_fl.data.samples import as_pixels
 from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
+from edge_fl.heads import wording
 from edge_fl.inputs import InputSpec
 from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named
 from edge_fl_devices.features import drift
 from edge_fl_devices.features.extractor import Extractor, Features
-from edge_fl_devices.serving.served_model import predicting
+from edge_fl_devices.serving.served_model import head_words, measured, predicting
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store
 
@@ -105,6 +106,8 @@ class Predictor:
         self.manifest, self.extractor_path = self.installed.manifest, self.installed.extractor
         self.head, self.calibration, self.bits = fitted.head, fitted.calibration, fitted.bits
         self.immediate = fitted if isinstance(fitted, ImmediateHead) else None
+        self.accuracy, self.head_words = measured(fitted), head_words(fitted)
+        self.contradiction = wording.contradiction(fitted.calibration, self.manifest.classes)
         answers = store.answers()
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
@@ -113,6 +116,12 @@ class Predictor:
             extractor = Extractor(self.extractor_path, self.manifest)
         self.extractor = extractor
         self.head.require(extractor.sha256)
+
+    @property
+    def words(self) -> str:
+        """What the head is and its accuracy on the device's own labels, and whether these contradict the fleet's head."""
+        said = f"{self.head_words}; accuracy: {self.accuracy.words}"
+        return f"{said}; {self.contradiction}" if self.contradiction else said
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return calibrated probabilities [N, classes] of images uint8 [N, C, H, W]. Raises DataError for another shape."""

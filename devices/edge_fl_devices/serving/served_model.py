@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edge_fl import metrics
+from edge_fl.heads import wording
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import ImmediateHead, Store, StoredHead
 
@@ -52,6 +55,20 @@ def predicting(store: Store, slots: Slots) -> tuple[InstalledRelease, StoredHead
     if newer and newer.head.classes <= len(installed.manifest.classes):
         return installed, newer
     return (installed, served.stored) if served else None
+
+
+def measured(fitted: StoredHead | ImmediateHead) -> MeasuredAccuracy:
+    """The accuracy of a head: as in the report on its fit, or from its calibration for one that was not reported."""
+    if isinstance(fitted, StoredHead) and metrics.PERSONAL_AFTER in fitted.parcel.report.metrics:
+        return MeasuredAccuracy.of_report(fitted.parcel.report.metrics)
+    return MeasuredAccuracy.of_calibration(fitted.calibration)
+
+
+def head_words(fitted: StoredHead | ImmediateHead) -> str:
+    """What a head is: the fleet's, with how far it follows from own labels, or its kind."""
+    found = fitted.calibration
+    labels = fitted.parcel.report.samples if isinstance(fitted, StoredHead) else len(found.right)
+    return wording.head_words(fitted.head.kind, labels, found.own_weight if len(found.fleet) else 0.0)
 
 
 def installed_extractors(slots: Slots) -> set[str]:

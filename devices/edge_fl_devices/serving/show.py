@@ -39,6 +39,11 @@ def show_predictions(found: Sequence[Prediction], format: PredictionFormat) -> N
         show_table(rows, columns | {"distance": "distance"} | ({"best": "best"} if several else {}))
 
 
+def print_model(predictor: Predictor) -> None:
+    """Print on stderr what the served head is, and how accurate on the device's own labels."""
+    print_status(f"release {predictor.manifest.release}: {predictor.words}")
+
+
 def print_threshold(predictor: Predictor, found: Sequence[Prediction] = ()) -> None:
     """Print on stderr what the target precision costs: the threshold, and the share of answers expected and found."""
     if not predictor.min_precision:

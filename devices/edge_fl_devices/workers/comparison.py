@@ -84,13 +84,21 @@ def measure(
             for name, calibration in zip((BEFORE[0], AFTER[0]), calibrations, strict=True)
             if calibration and calibration.is_measured
         }
-        fleet = choice.calibration.fleet_accuracy
-        if fleet is not None and choice.calibration.is_measured:
-            numbers[metrics.FLEET] = fleet
+        found = choice.calibration
+        if found.is_measured and found.fleet_accuracy is not None:
+            numbers[metrics.FLEET] = found.fleet_accuracy
+        if found.is_measured and len(found.importance):
+            numbers[metrics.TEST_EFFECTIVE] = found.effective
     else:
         numbers |= _accuracies(choice.head, features, AFTER)
         if fleets_head:
             numbers |= _accuracies(fleets_head, features, (metrics.FLEET, ""))
+        if len(features.test.importance):
+            numbers[metrics.TEST_EFFECTIVE] = grouping.effective(
+                features.test.groups, len(features.test), features.test.importance
+            )
+    if len(choice.calibration.fleet):
+        numbers[metrics.OWN_WEIGHT] = choice.calibration.own_weight
     if old is None or old_features is None:
         return numbers
     if compared.old:
@@ -107,7 +115,7 @@ def _accuracies(head: Head, features: ClientFeatures, names: tuple[str, str]) ->
     """Accuracies on the test and validation sets that have samples."""
     sets = zip(names, (features.test, features.validation), strict=True)
     return {
-        name: grouping.mean(head.predict(data.z) == data.y, data.groups)
+        name: grouping.mean(head.predict(data.z) == data.y, data.groups, data.importance)
         for name, data in sets
         if name and len(data)
     }

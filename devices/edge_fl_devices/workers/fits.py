@@ -149,7 +149,10 @@ class Fits:
                 return Choice(known.head, calibration=known.calibration), known.fit_key
         validation = inputs.features.validation
         held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y, validation.groups)
-        return self.fitter(spec, FitData(fitted.z, fitted.y, inputs.extras, held, fitted.groups)), fit_key
+        return self.fitter(
+            spec,
+            FitData(fitted.z, fitted.y, inputs.extras, held, fitted.groups, importance=fitted.importance),
+        ), fit_key
 
     def fit_as_served(self, served: ServedModel, inputs: Inputs, data: FeatureSet) -> Choice:
         """Fit a head on features of the served extractor, for the classes of the new release.
@@ -158,7 +161,9 @@ class Fits:
         """
         extras = self._read_extras(served.installed)
         spec = replace(self._spec(served.installed.manifest), classes=len(inputs.manifest.classes))
-        return self.fitter(spec, FitData(data.z, data.y, extras, groups=data.groups))
+        return self.fitter(
+            spec, FitData(data.z, data.y, extras, groups=data.groups, importance=data.importance)
+        )
 
     def _spec(self, manifest: Manifest) -> FitSpec:
         settings = self.settings

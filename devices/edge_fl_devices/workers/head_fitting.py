@@ -20,7 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from edge_fl import heads
-from edge_fl.data.grouping import Groups, alone
+from edge_fl.data.grouping import Groups, Importance, alone
 from edge_fl.heads import HeadPlan, probability_calibration
 from edge_fl.heads.auto import AUTO, MIN_HELD_OUT, Choice, HeldOut, choose
 from edge_fl.heads.head import Array, Extras
@@ -64,7 +64,7 @@ class FitData:
     """Training features z float32 [n, d] with class ids y int64 [n], the release's extras, and held-out data for kind "auto".
 
     groups int64 [n]: pictures that belong together (empty: all alone); no fold cuts a group. unlabelled float32 [m, d]: features of
-    pictures without a label.
+    pictures without a label. importance float64 [n]: how many pictures each stands for (`edge_fl.data.grouping.Importance`).
     """
 
     z: NDArray[np.float32]
@@ -73,6 +73,7 @@ class FitData:
     held: HeldOut = NOTHING_HELD_OUT
     groups: Groups = field(default_factory=alone)
     unlabelled: NDArray[np.float32] | None = None
+    importance: Importance = field(default_factory=lambda: np.empty(0))
 
 
 class FittedHead(Struct, frozen=True):
@@ -124,7 +125,9 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
             choice = choose(fit, data.z, data.y, data.held, data.groups, budget_s=spec.budget_s)
             kind, numbers = choice.kind, choice.numbers
     if heads.uses_fleet(kind, spec.plan):
-        training = given(data.z, data.y, groups=data.groups, unlabelled=data.unlabelled)
+        training = given(
+            data.z, data.y, groups=data.groups, unlabelled=data.unlabelled, importance=data.importance
+        )
         estimate = heads.estimated(kind, training)
         calibration = probability_calibration.of_estimate(estimate, training)
         return Choice(estimate.head, numbers, kind, calibration if spec.calibrate else UNCALIBRATED)
@@ -132,7 +135,12 @@ def fit_here(spec: FitSpec, data: FitData) -> Choice:
     if not spec.calibrate:
         return Choice(head, numbers, kind)
     calibration = probability_calibration.calibrate(
-        partial(fit, kind), data.z, data.y, data.groups, budget_s=spec.budget_s
+        partial(fit, kind),
+        data.z,
+        data.y,
+        data.groups,
+        importance=data.importance,
+        budget_s=spec.budget_s,
     )
     return Choice(head, numbers, kind, calibration)
 

@@ -23,6 +23,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl_devices.data import location
 from edge_fl_devices.data.picture_index import Origin, PictureFacts, groups_of
 
 KEY_BYTES = 16
@@ -125,9 +126,7 @@ def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
 
 def file_key(path: Path) -> bytes:
     """Return the key of a file. Raises OSError."""
-    stat = path.stat()
-    identity = f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()
-    return _digest(identity)
+    return location.file_key(path.stat())
 
 
 def _digest(content: bytes) -> bytes:

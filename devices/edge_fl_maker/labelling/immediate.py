@@ -1,7 +1,8 @@
 """Group pictures, fit a head after a label and order unlabelled pictures, in a child: `python -m edge_fl_maker.labelling.immediate`.
 
-Only heads in closed form are fitted here, without scikit-learn: the release's own linear head if it has one, the class means if the device
-is configured for them, else ridge regression (`cosine`). With 2,000 pictures, 1,280 features and ten classes the head takes 0.4 s of one
+Where the release has a fleet's head, that is adapted to the labels (`edge_fl.heads.served`), of which there may be none. Without one only
+heads in closed form are fitted here, without scikit-learn: the release's own linear head if it has one, the class means if the device
+is configured for them, else ridge regression (`cosine`). With 2,000 pictures, 1,280 features and ten classes that takes 0.4 s of one
 core, and so does each fold of its calibration; after CALIBRATION_S no further fold is computed. The agent fits the configured kind later.
 
 Unlabelled pictures are ordered by what a label would add: uncertainty of the head plus novelty among the features.
@@ -23,8 +24,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from edge_fl import heads
 from edge_fl.data.grouping import alone
 from edge_fl.heads import Cosine, HeadPlan, Logistic, Nearest
+from edge_fl.heads.auto import AUTO
 from edge_fl.heads.head import Array
 from edge_fl.heads.linear import direction
 from edge_fl.seeds import generator
@@ -92,7 +95,8 @@ def uncertainty(probabilities: Features) -> Features:
 class ImmediateFit(Struct, frozen=True, tag="fit"):
     """Fit the head of `spec` on labelled rows of a file of features [n, dim] with class ids y [n] and `groups` [n] (empty: all alone).
 
-    `extras` are files of the release, `folder` is that of the device.
+    `extras` are files of the release, `folder` is that of the device. unlabelled: rows of pictures without a label; importance: as of
+    `FitData`.
     """
 
     file: str
@@ -103,6 +107,8 @@ class ImmediateFit(Struct, frozen=True, tag="fit"):
     extras: dict[str, str] = {}
     folder: str = ""
     groups: Array = field(default_factory=alone)
+    unlabelled: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    importance: Array = field(default_factory=lambda: np.empty(0))
 
 
 class Grouping(Struct, frozen=True, tag="group"):
@@ -127,10 +133,20 @@ class Ordering(Struct, frozen=True, tag="order"):
 
 
 def immediate_kind(kind: str, plan: HeadPlan) -> str:
-    """Return the kind of head to fit at once on a device that is configured for `kind`."""
+    """Return the kind of head to fit at once on a device that is configured for `kind`.
+
+    Of kinds that use the fleet's head it is this head without a residual, whose fit takes longer.
+    """
+    if adapts_fleet(kind, plan):
+        return Logistic.kind
     if kind == Nearest.kind or (kind == Logistic.kind and plan.way in CLOSED_FORM):
         return kind
     return Cosine.kind
+
+
+def adapts_fleet(kind: str, plan: HeadPlan) -> bool:
+    """Whether a device that is configured for `kind` serves the fleet's head of a release, so that it predicts without labels."""
+    return heads.uses_fleet(Logistic.kind if kind == AUTO else kind, plan)
 
 
 def fit(request: ImmediateFit) -> FittedHead:
@@ -139,7 +155,16 @@ def fit(request: ImmediateFit) -> FittedHead:
     extras = head_updates.read_extras({name: Path(path) for name, path in request.extras.items()})
     extras = StatisticsOffers(Path(request.folder)).without_own(extras, request.spec.extractor)
     spec = replace(request.spec, calibrate=True, budget_s=CALIBRATION_S)
-    return FittedHead.of(fit_here(spec, FitData(z, request.y, extras, groups=request.groups)))
+    unlabelled = feature_rows.read(Path(request.file), request.dim, request.unlabelled)
+    data = FitData(
+        z,
+        request.y,
+        extras,
+        groups=request.groups,
+        unlabelled=unlabelled,
+        importance=request.importance,
+    )
+    return FittedHead.of(fit_here(spec, data))
 
 
 def order(request: Ordering) -> Array:

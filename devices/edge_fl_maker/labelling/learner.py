@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_fl import threads
 from edge_fl.data import grouping, pictures
@@ -32,12 +33,14 @@ from edge_fl.data.pictures import PictureError
 from edge_fl.errors import EdgeFLError, InputError, KilledError
 from edge_fl.files.folder import is_system
 from edge_fl.files.paths import text
+from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
 from edge_fl.release.manifests import Manifest
 from edge_fl_devices.child import KILLS, Children, decode, encode
 from edge_fl_devices.config import DeviceConfig
-from edge_fl_devices.data import load, sources
+from edge_fl_devices.data import first_guesses, load, sources
 from edge_fl_devices.data.decoding_marker import FATAL, DecodingMarker
+from edge_fl_devices.data.first_guesses import FirstGuesses
 from edge_fl_devices.data.picture_index import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
@@ -62,7 +65,9 @@ TOP = 3
 MOST_ORDERED = 4000
 """Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
 LEAST = 2
-"""Labelled pictures without which no head is fitted, as by the agent."""
+"""Labelled pictures without which no head is fitted, as by the agent, unless the release has a fleet's head."""
+MOST_UNLABELLED = 1000
+"""Pictures without a label from which class shares are estimated, the first by name, which is random."""
 Files = dict[bytes, Path]
 """Pictures by the keys of their files."""
 
@@ -105,6 +110,7 @@ class Learner:
         self, config: DeviceConfig, data: Path, model: CurrentModel, pool: Pool, lock: threading.Lock
     ) -> None:
         self.progress, self.counts = LearnerProgress(), dict[str, int]()
+        self.guesses = FirstGuesses(Path(config.folder))
         self._config, self._data, self._model, self._pool, self._lock = config, data, model, pool, lock
         self._store = Store(Path(config.folder))
         self._children = Children(immediate.MODULE, "labelling", keep=True)
@@ -116,6 +122,7 @@ class Learner:
         self._order: list[str] = []
         self._ordered: object = None
         self._learned = self._agent_key = ""
+        self._fleet: tuple[str, Head | None] = "", None
         self._working = False
         self._killed: dict[type, tuple[object, list[KilledError]]] = {}
         self._changed, self._stopped = threading.Event(), threading.Event()
@@ -183,6 +190,18 @@ class Learner:
         z = release.rows.find(key)
         return next(predictor.from_features(z, [name], TOP)) if z is not None else None
 
+    def fleet_guess(self, key: bytes) -> str:
+        """Return the class of a picture for the fleet's head alone; "" without one or before the features are known."""
+        release, head = self._release, self._fleet[1]
+        if release is None or head is None or head.extractor != release.extractor.sha256:
+            return ""
+        z = release.rows.find(key)
+        return release.manifest.classes[int(head.predict(z)[0])] if z is not None else ""
+
+    def is_ranked(self, name: str) -> bool:
+        """Whether the place of a picture in `order` says how informative it is."""
+        return name in self._order
+
     def _run(self) -> None:
         idle_s = 0.0
         while not self._stopped.is_set():
@@ -212,8 +231,8 @@ class Learner:
         if not self._extract(missing, release, count=True):
             return
         y = {key: label for key, label in y.items() if key in release.rows}
-        self._learn(y, release)
         unlabelled = self._unlabelled()
+        self._learn(y, unlabelled, release)
         if self._extract(unlabelled, release):
             self._sort(
                 {key: path.name for key, path in unlabelled.items() if key in release.rows}, [*y], release
@@ -318,10 +337,15 @@ class Learner:
         else:
             release.rows.add(key, z, grouping.thumbnails(image[None])[0], taken)
 
-    def _learn(self, y: dict[bytes, int], release: _Release) -> None:
+    def _learn(self, y: dict[bytes, int], unlabelled: Files, release: _Release) -> None:
         """Fit an immediate head, unless the head that predicts is fitted on these labels."""
         sha256, manifest = release.extractor.sha256, release.manifest
+        has_fleet = immediate.adapts_fleet(self._config.head, manifest.heads)
+        others = sorted((path.name, key) for key, path in unlabelled.items() if key in release.rows)
+        more = [key for _, key in others][: MOST_UNLABELLED * has_fleet]
         fingerprint, labels = _fingerprint(y), np.array([*y.values()], np.int64)
+        if not y:  # twice as many pictures tell more of the class shares
+            fingerprint += f"-{len(more).bit_length()}"
         groups = self._groups([*y], release)
         self._show(single=tuple(manifest.classes[label] for label in grouping.single(labels, groups)))
         agent, newer = self._store.head(sha256), self._store.immediate_head(sha256)
@@ -333,22 +357,54 @@ class Learner:
         ):  # the agent has fitted; on all these labels?
             all_used = grouping.count(groups, len(y)) < self._config.cross_validate_below
             covered = not all_used or agent.parcel.report.samples == len(y)
+            if not y:
+                covered = not more
             self._learned = fingerprint if covered else ""
         self._agent_key = agent_key
-        if len(y) < LEAST or fingerprint == self._learned:
+        if has_fleet:
+            self._prepare_fleet(release)
+        if (len(y) < LEAST and not has_fleet) or fingerprint == self._learned:
             return
+        request = self._request(y, labels, more, groups, release)
+        fitted = decode(self._ask(request, fingerprint), FittedHead).choice()
+        self._store.keep_immediate_head(
+            ImmediateHead(fitted.head, fitted.calibration, fingerprint, agent_key, release.bits)
+        )
+        self._learned = fingerprint
+        self._show(fits=self.progress.fits + 1)
+
+    def _prepare_fleet(self, release: _Release) -> None:
+        """Keep the fleet's head alone, whose guesses are recorded, too; none if it does not fit."""
+        key = f"{release.extractor.sha256} {release.manifest.release}"
+        if self._fleet[0] == key:
+            return
+        none = self._request({}, np.empty(0, np.int64), [], grouping.alone(), release)
+        try:
+            self._fleet = key, decode(self._ask(none, key), FittedHead).choice().head
+        except EdgeFLError as error:
+            log.warning("no guesses of the fleet's head: %s", error)
+            self._fleet = key, None
+
+    def _request(
+        self,
+        y: dict[bytes, int],
+        labels: NDArray[np.int64],
+        unlabelled: Sequence[bytes],
+        groups: Groups,
+        release: _Release,
+    ) -> ImmediateFit:
+        manifest, extras = release.manifest, release.installed.extras
         spec = FitSpec(
             immediate.immediate_kind(self._config.head, manifest.heads),
             len(manifest.classes),
             manifest.unit_norm,
-            sha256,
+            release.extractor.sha256,
             seed=manifest.round,
             balanced=self._config.balanced,
             closed=bool(self._config.classes),
             plan=manifest.heads,
         )
-        extras = release.installed.extras
-        request = ImmediateFit(
+        return ImmediateFit(
             str(release.rows.path),
             manifest.feature_dim,
             release.rows.rows(y),
@@ -357,13 +413,9 @@ class Learner:
             {name: str(path) for name, path in extras.items()},
             str(self._store.folder),
             groups,
+            release.rows.rows(unlabelled),
+            first_guesses.importance(self.guesses.rows, y),
         )
-        fitted = decode(self._ask(request, fingerprint), FittedHead).choice()
-        self._store.keep_immediate_head(
-            ImmediateHead(fitted.head, fitted.calibration, fingerprint, agent_key, release.bits)
-        )
-        self._learned = fingerprint
-        self._show(fits=self.progress.fits + 1)
 
     def _groups(self, keys: list[bytes], release: _Release) -> Groups:
         """Return which labelled pictures belong together, computed again when others are labelled."""

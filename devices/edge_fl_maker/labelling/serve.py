@@ -34,7 +34,7 @@ from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.transport import JSON
 from edge_fl_devices.config import DeviceConfig
 from edge_fl_devices.data import location
-from edge_fl_devices.serving.show import print_threshold
+from edge_fl_devices.serving.show import print_model, print_threshold
 from edge_fl_maker import access
 from edge_fl_maker.access import COOKIE, HttpAccess
 from edge_fl_maker.capture import pools
@@ -174,6 +174,7 @@ def serving(
         name = socket.gethostname() if host == "0.0.0.0" else host
         address = f"{'https' if tls else 'http'}://{name}:{service.port}"
         try:
+            print_model(service.predictor)
             print_threshold(service.predictor)
         except InputError as error:
             print_status(f"{error.message}; label pictures to get one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import secrets
 import threading
 import time
@@ -12,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from edge_fl import errors
 from edge_fl.data import grouping
-from edge_fl.errors import DataError
-from edge_fl.heads.probability_calibration import Calibration
+from edge_fl.errors import ArtefactError, DataError
+from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
+from edge_fl.heads.wording import MeasuredAccuracy
+from edge_fl_devices.data.first_guesses import FirstGuess
 from edge_fl_devices.data.record import MOST_NAMED
 from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
@@ -29,6 +34,10 @@ FORGOTTEN_S = 3600.0
 """Time after which a page that does not look is forgotten."""
 KEPT_ACTIONS = 200
 UPCOMING = 3
+RANDOM_EVERY = 3
+"""One of so many pictures is offered at random, not because it is informative."""
+DRAWN = 4
+"""Pictures that are drawn ahead."""
 
 
 @dataclass
@@ -58,6 +67,11 @@ class PictureOffers:
     def on_screen(self, client: str) -> str:
         """Return the picture that was last given to a client and to no other one since; "" if there is none."""
         return self._shown.get(client, ("", 0.0))[0]
+
+    @property
+    def on_screens(self) -> set[str]:
+        """The pictures that were last given to clients."""
+        return {name for name, _ in self._shown.values() if name}
 
     def show(self, client: str, name: str, now_s: float) -> None:
         """Put a picture on the screen of a client, unless it is on another one."""
@@ -117,9 +131,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class View:
-    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures; None before that. On new scenes it is
-    between `low` and `high`, with a probability of 90 %; remark: why it says little, or "".
+    """What the page shows. accuracy: measured by cross-validation on `measured` labelled pictures, weighted back to all pictures; None if
+    these are too few. On new scenes it is between `low` and `high`, with a probability of 90 %; fleet: that of the fleet's head on the same
+    ones, None without one. accuracy_words, head_words: all of that, and what the head is, in words. remark: why it says little, or "".
 
+    first_guesses: how many pictures were classified correctly before they were labelled, or "". contradiction: whether labels contradict
+    the fleet's head, or "".
     upcoming: the pictures after this one, to load ahead. waiting: labelled pictures whose features are still to be computed. problem: why
     the last label was not learned, or "".
     """
@@ -139,6 +156,11 @@ class View:
     busy: bool
     waiting: int
     problem: str
+    fleet: float | None = None
+    accuracy_words: str = ""
+    head_words: str = ""
+    first_guesses: str = ""
+    contradiction: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +185,7 @@ class _Action:
     kind: Literal["label", "skip", "discard"]
     name: str
     path: Path | None = None
+    key: bytes = b""
 
 
 @dataclass
@@ -179,14 +202,17 @@ class LabelSession:
     _offers: PictureOffers = field(default_factory=PictureOffers)
     _actions: OrderedDict[str, _Action] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _drawn: dict[str, None] = field(default_factory=dict)
+    _rng: random.Random = field(default_factory=random.SystemRandom)
 
     def view(self, client: str) -> View:
         """Return what a client sees: its next picture, and the progress."""
         progress, predictor = self.learner.progress, self.learner.predictor()
-        order = self.learner.order(self.pool.names())
+        order = self._mixed(self.learner.order(self.pool.names()))
         offered = self._offer(client, order)
         calibration = predictor.calibration if predictor else None
         measured = len(calibration.right) if calibration else 0
+        found = MeasuredAccuracy.of_calibration(calibration) if calibration else None
         return View(
             self._shown(offered[0]) if offered else None,
             offered[1:],
@@ -195,7 +221,7 @@ class LabelSession:
                 ClassCount(name, count, not progress.classes or name in progress.classes)
                 for name, count in self.learner.counts.items()
             ),
-            calibration.accuracy if calibration and measured else None,
+            found.accuracy if found else None,
             measured,
             *(calibration.interval if calibration else (0.0, 1.0)),
             _remark(calibration, progress.single, progress.unreadable),
@@ -205,6 +231,11 @@ class LabelSession:
             self.learner.is_busy,
             progress.missing,
             progress.problem,
+            found.fleet if found else None,
+            found.words if found else "",
+            predictor.head_words if predictor else "",
+            self.learner.guesses.totals.words,
+            predictor.contradiction if predictor else "",
         )
 
     def label(self, client: str, name: str, version: str, class_name: str) -> ActionDone:
@@ -213,7 +244,13 @@ class LabelSession:
             known = ", ".join(self.learner.counts) or "none yet"
             raise DataError(f"class {class_name[:100]!r}: expected one of {known}", NOTHING)
         self._require_on_screen(client, name, version)
-        return self._done(client, _Action("label", name, self.moves.label(name, class_name)))
+        guess = self._guess(name, bytes.fromhex(version), class_name)
+        path = self.moves.label(name, class_name)
+        key = b""
+        with suppress(OSError, ArtefactError):  # the label counts without a record of its guess
+            key = file_key(path)
+            self.learner.guesses.add(replace(guess, key=key, unlabelled=len(self.pool.names())))
+        return self._done(client, _Action("label", name, path, key))
 
     def discard(self, client: str, name: str, version: str) -> ActionDone:
         """Remove a picture that shows nothing to learn from. Raises as `label`."""
@@ -235,6 +272,9 @@ class LabelSession:
             raise DataError("undo: too long ago, or undone already", NOTHING)
         if found.path:
             self.moves.put_back(found.path)
+        if found.key:
+            with suppress(ArtefactError):
+                self.learner.guesses.undo(found.key)
         with self._lock:
             self._actions.pop(action, None)
             self._offers.restore(found.name)
@@ -269,6 +309,38 @@ class LabelSession:
             if not names or (offered and offered[0].name == names[0]):
                 return tuple(offered)
             left.remove(names[0])
+
+    def _mixed(self, order: Sequence[str]) -> list[str]:
+        """The pictures of `order` with one drawn at random at every RANDOM_EVERYth place of the first ones: these stand for all others."""
+        present = set(order)
+        if not any(map(self.learner.is_ranked, order[:1])):
+            return list(order)
+        with self._lock:
+            waiting = [name for name in self._drawn if name in present]
+            free = sorted(present.difference(waiting, self._offers.on_screens))
+            wanted = min(max(DRAWN - len(waiting), 0), len(free) // 2)
+            for name in self._rng.sample(free, wanted):
+                self._drawn[name] = None
+                waiting.append(name)
+        rest = iter([name for name in order if name not in self._drawn])
+        mixed = list[str]()
+        place = len(self.learner.guesses.rows)
+        for drawn in waiting:
+            while (place + len(mixed)) % RANDOM_EVERY != RANDOM_EVERY - 1:
+                if (name := next(rest, None)) is None:
+                    break
+                mixed.append(name)
+            mixed.append(drawn)
+        return [*mixed, *rest]
+
+    def _guess(self, name: str, key: bytes, class_name: str) -> FirstGuess:
+        """What is predicted of a picture before its label is known, of a class that can be predicted, and why it was offered."""
+        chosen = self.learner.is_ranked(name) and name not in self._drawn
+        if class_name not in self.learner.progress.classes:
+            return FirstGuess(key, class_name, chosen=chosen)
+        found = self.learner.prediction(name, key)
+        guess = found.top[0].label if found else ""
+        return FirstGuess(key, class_name, guess, self.learner.fleet_guess(key) if guess else "", chosen)
 
     def _require_on_screen(self, client: str, name: str, version: str) -> None:
         """Raise DataError unless the client was given this picture, with the contents that it has now."""
@@ -312,6 +384,10 @@ def _remark(calibration: Calibration | None, single: Sequence[str], unreadable: 
     if calibration is None:
         return ""
     remarks = [grouping.few(len(calibration.right), calibration.scenes)]
+    if not calibration.is_measured and calibration.scenes >= LEAST_MEASURED:
+        remarks.append(
+            "not measured yet: so far only informative pictures are labelled, which are harder than others"
+        )
     if single:
         remarks.append(f"not measured, since all pictures are of one scene: {', '.join(single)}")
     if unreadable:

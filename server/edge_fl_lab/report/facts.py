@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.console import units
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import Summary
 from edge_fl.wire.egress import Egress
 from edge_fl_lab import recipe_changes
@@ -41,6 +42,7 @@ BASELINES = {
     metrics.LOCAL_ONLY: "training on the client's own data alone",
     metrics.GLOBAL_TEST: "the shared model",
     metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
+    metrics.FLEET: "the fleet's head alone",
 }
 """In the order in which a verdict names them."""
 PREVIOUS_HEADS = "the heads on the previous release"
@@ -77,11 +79,17 @@ class GroupGain(Struct, frozen=True):
 
 
 class ClientAccuracy(Struct, frozen=True):
-    """A client's accuracy, its test samples, and its training samples if known."""
+    """A client's accuracy, its test samples, and its training samples if known.
+
+    interval: the 90 % interval of an accuracy on few test samples, else "". fleet: the accuracy of the fleet's head on the same
+    ones, if it was measured.
+    """
 
     accuracy: ReportFigure
     test_samples: ReportFigure
     samples: int | None
+    interval: str
+    fleet: ReportFigure | None
 
 
 class ClientGroup(Struct, frozen=True):
@@ -283,6 +291,12 @@ def _group(
                     _of_client(line, client, metric),
                     _of_client(line, client, metrics.TEST_SAMPLES),
                     samples.get(client),
+                    MeasuredAccuracy.of_report(
+                        line.clients[client] | {metrics.PERSONAL_AFTER: values[client]}
+                    ).range,
+                    _of_client(line, client, metrics.FLEET)
+                    if metrics.FLEET in line.clients[client]
+                    else None,
                 )
                 for client in sorted(values)
             },

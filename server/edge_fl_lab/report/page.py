@@ -191,10 +191,13 @@ def markdown(content: RunReport) -> str:
         for gain in group.gains
     ]  # fmt: skip
     worst = [
-        [name, group.name, _show(group.devices[name].accuracy), _show(group.devices[name].test_samples)]
+        [
+            name, group.name, _show(group.devices[name].accuracy), group.devices[name].interval or units.NOTHING,
+            _show_known(group.devices[name].fleet), _show(group.devices[name].test_samples),
+        ]
         for group in content.groups
         for name in group.worst
-    ]
+    ]  # fmt: skip
     totals = [
         f"- {name.replace('_', ' ')}: {TOTALS[name](one.value)}" for name, one in content.totals.items()
     ]
@@ -209,7 +212,7 @@ def markdown(content: RunReport) -> str:
         f"{content.method} on {content.dataset}, {content.state}. Source {content.source}: {SOURCES[content.source]}.",
         _table(["clients", "compared with"], ["baseline", "accuracy", "difference", "95 % CI", "n"], gained),
         "Lowest accuracy:" if worst else "",
-        _table(["device", "group"], ["accuracy", "test samples"], worst),
+        _table(["device", "group"], ["accuracy", "90 % interval", "fleet's head", "test samples"], worst),
         "Rounds that made devices worse:" if worse else "",
         _table(["round", "outcome", "why", "named"], [], worse),
         _table(["changed setting", "value", "default"], [], changed),
@@ -240,6 +243,10 @@ def _show(figure: ReportFigure) -> str:
     """Accuracies in per cent with one decimal, counts unchanged."""
     is_count = figure.metric in metrics.COUNTS or figure.field in ("clients", "paired.n")
     return units.number(figure.value) if is_count else units.percent(figure.value)
+
+
+def _show_known(figure: ReportFigure | None) -> str:
+    return units.NOTHING if figure is None else _show(figure)
 
 
 def _attributes(figure: ReportFigure) -> Markup:

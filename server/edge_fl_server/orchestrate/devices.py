@@ -183,13 +183,13 @@ class Advice:
                 self._progress.print(f"{id}: {'; '.join(found)}; its own log names the folder")
 
     def accuracies(self) -> None:
-        """Print what each device measured with its head: a run without rounds prints no other accuracy."""
+        """Print what each device serves and how accurate it is: a run without rounds prints no other accuracy."""
         if self._recipe.source != "none":
             return
         for row in self._totals.rows({})[:MAX_NAMES]:
-            if row.after is not None:
+            if row.fitted:
                 self._progress.print(
-                    f"{row.device}: accuracy {row.after:.3f} ({row.samples} labelled images)"
+                    f"{row.device}: {row.fitted} ({row.samples} labelled images); accuracy: {row.measured.words}"
                 )
         given = msgspec.to_builtins(self._recipe.broker).items()
         options = [f" --{name} {value}" for name, value in given if value != getattr(BrokerConfig(), name)]

@@ -75,6 +75,17 @@ def newest_accuracies(db: Database, fleet: str) -> dict[str, float]:
     return db.pairs(select(every.c.device, every.c.after).where(every.c.age == 1))
 
 
+def newest_heads(db: Database, fleet: str) -> dict[str, ReportRecord]:
+    """The newest report of each device on a head that it fitted."""
+    row = reports.c
+    mine = (row.fleet == fleet) & (row.kind == "head") & (row.error == "")
+    newest = func.row_number().over(partition_by=row.device, order_by=row.received_at.desc())
+    places = select(row.fleet, row.device, row.id, newest.label("newest")).where(mine).subquery()
+    same = (row.fleet == places.c.fleet) & (row.device == places.c.device) & (row.id == places.c.id)
+    found = db.find(select(reports).join(places, same).where(places.c.newest == 1), ReportRecord)
+    return {report.device: report for report in found}
+
+
 def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
     """The newest accuracy of each head-only device on a release."""
     row = reports.c

@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from edge_fl import metrics
 from edge_fl.fields import Tier
+from edge_fl.heads import wording
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import Summary, summarise_reports
 from edge_fl.wire.messages import Report
 from edge_fl_server.runs import checkpoint
@@ -36,6 +38,8 @@ WRITING_SHARE = 0.05
 class Row(Struct, frozen=True):
     """One line of devices.csv. `samples` are training samples; accuracies are None if not measured.
 
+    fitted: what the newest head is, in words (`head`: the configured kind). `after` is of `labels` labels, and its 90 % interval from `low`
+    to `high` if these are few; `fleet` is the accuracy of the fleet's head on the same ones.
     `epsilon` is the epsilon spent by the device's updates, None without differential privacy; `statistics_bytes` are those of `bytes_up`
     that the device sent for sums of class statistics.
     """
@@ -53,6 +57,16 @@ class Row(Struct, frozen=True):
     machine: str
     epsilon: float | None
     statistics_bytes: int
+    fitted: str = ""
+    labels: int = 0
+    low: float | None = None
+    high: float | None = None
+    fleet: float | None = None
+
+    @property
+    def measured(self) -> MeasuredAccuracy:
+        """The accuracy with what it was measured on."""
+        return MeasuredAccuracy.of(self.after, self.labels, self.fleet)
 
 
 COLUMNS = {field: field.replace("_", " ") for field in Row.__struct_fields__}
@@ -70,6 +84,7 @@ class _Account:
     bytes_up: int = 0
     statistics_bytes: int = 0
     seconds: float = 0.0
+    head: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -96,6 +111,7 @@ class RunTotals:
                 account.samples = report.samples
             if report.kind == "head" and not report.error:
                 account.release, account.metrics = report.release, dict(report.metrics)
+                account.head = report.head
             if metrics.EPSILON in report.metrics:
                 account.metrics[metrics.EPSILON] = report.metrics[metrics.EPSILON]
 
@@ -140,11 +156,14 @@ class RunTotals:
 
 def _row(name: str, account: _Account, device: RosterDevice | None) -> Row:
     capability = device.capability if device else None
+    samples = account.samples or (capability.samples if capability else 0)
+    found = MeasuredAccuracy.of_report(account.metrics)
+    low, high = found.interval or (None, None)
     return Row(
         name,
         _tier(account, device),
         capability.head if capability else "",
-        account.samples or (capability.samples if capability else 0),
+        samples,
         account.metrics.get(metrics.PERSONAL_BEFORE),
         account.metrics.get(metrics.PERSONAL_AFTER),
         account.release,
@@ -154,6 +173,11 @@ def _row(name: str, account: _Account, device: RosterDevice | None) -> Row:
         capability.machine if capability else "",
         account.metrics.get(metrics.EPSILON),
         account.statistics_bytes,
+        wording.fitted_words(account.head, account.samples, account.metrics),
+        found.n,
+        low,
+        high,
+        found.fleet,
     )
 
 

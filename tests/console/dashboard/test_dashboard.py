@@ -80,7 +80,7 @@ def _report_today(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-y", "ready", capability=able)])
     for number in range(1, 12):
         kind, run = ("update", "toy-0") if number % 2 else ("head", "toy-1")
-        measured = {metrics.EPSILON: number / 4} if kind == "update" else {}
+        measured = {metrics.EPSILON: number / 4} if kind == "update" else {metrics.FLEET: number / 20}
         sent = ReportRecord(
             "main",
             filled.name(number),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_fl.metrics import GLOBAL_TEST, LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, TEST_SAMPLES
+from edge_fl.metrics import FLEET, GLOBAL_TEST, LOCAL_ONLY, PERSONAL_AFTER, PERSONAL_BEFORE, TEST_SAMPLES
 from edge_fl_lab.report import facts
 from edge_fl_server.runs.round_metrics import RoundLine
 
@@ -51,7 +51,13 @@ def test_the_headline_is_of_the_newest_evaluated_line_and_not_of_a_few_clients()
 
 def test_training_alone_is_the_first_baseline_and_equal_models_are_no_gain() -> None:
     found = {
-        f"c{n}": {LOCAL_ONLY: 0.6 + n / 100, GLOBAL_TEST: 0.9, PERSONAL_BEFORE: 0.8, PERSONAL_AFTER: 0.8}
+        f"c{n}": {
+            LOCAL_ONLY: 0.6 + n / 100,
+            GLOBAL_TEST: 0.9,
+            PERSONAL_BEFORE: 0.8,
+            FLEET: 0.7,
+            PERSONAL_AFTER: 0.8,
+        }
         for n in range(4)
     }
     groups = facts.groups_of([line(found)], [])

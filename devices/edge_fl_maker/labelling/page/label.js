@@ -109,8 +109,10 @@ function preselect() {
 function draw() {
   const labelled = view.classes.reduce((sum, each) => sum + each.pictures, 0);
   $("accuracy").textContent = view.accuracy === null ? "–" : percent(view.accuracy);
-  $("accuracy").title = view.accuracy === null ? "" : "cross-validated on " + view.measured + " labelled pictures; on new scenes "
-    + percent(view.low) + " to " + percent(view.high);
+  $("accuracy").title = view.accuracy_words;
+  $("measured").textContent = [view.accuracy_words && "Accuracy: " + view.accuracy_words, view.first_guesses].filter(Boolean).join("; ");
+  $("contradiction").hidden = !view.contradiction;
+  $("contradiction").textContent = view.contradiction;
   $("labelled").textContent = labelled;
   $("unlabelled").textContent = view.unlabelled;
   const isVisible = !$("picture").hidden, isSeen = Boolean(shown) && state === "seen";
@@ -180,7 +182,7 @@ function status() {
   if (!view.release) return "No release yet: labels are stored, and learned when the first one arrives.";
   if (!view.head) return "Two labelled pictures, and predictions begin.";
   const state = view.busy ? ", learning ..." : view.remark ? "; " + view.remark : "";
-  return "Release " + view.release + ", " + view.head + " head" + state;
+  return "Release " + view.release + ", " + (view.head_words === view.head ? view.head + " head" : view.head_words) + state;
 }
 
 function say(text, problem = false) {

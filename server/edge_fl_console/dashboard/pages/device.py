@@ -7,8 +7,10 @@ from msgspec import Struct
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 from sqlalchemy import func, select
 
-from edge_fl.console.units import clock, escape, mean, number, positive, seconds, share, since, size
+from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
+from edge_fl.heads import wording
+from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console.dashboard import charts, standing
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
@@ -56,6 +58,11 @@ class DevicePage(Struct, frozen=True):
     def measured(self) -> ReportRecord | None:
         """The newest report with an accuracy."""
         return next((report for report in self.reports if report.after is not None), None)
+
+    @property
+    def fitted(self) -> ReportRecord | None:
+        """The newest report on a head."""
+        return next((report for report in self.reports if report.kind == "head" and not report.error), None)
 
 
 def read(db: Database, fleet: str, device: str) -> DevicePage | None:
@@ -170,16 +177,22 @@ def absent(id: str) -> str:
 def summary(page: DevicePage) -> str:
     """The device's main figures."""
     able, newest = page.able, page.measured
-    images = newest.metrics.get(TEST_SAMPLES) if newest else None
+    fitted = page.fitted
+    shown = fitted or newest
+    found = MeasuredAccuracy.of_report(shown.metrics if shown else {})
+    kind = wording.fitted_words(fitted.head, fitted.samples, fitted.metrics) if fitted else ""
+    missing = found.words if shown else NOTHING
     return facts(
         {
-            "Accuracy after, %": share(newest.after if newest else None),
+            "Accuracy after, %": missing if found.accuracy is None else share(found.accuracy),
+            **({"90 % interval": found.range} if found.range else {}),
+            **({"Fleet's head on the same, %": share(found.fleet)} if found.fleet is not None else {}),
             "Before, %": share(newest.before if newest else None),
-            "Test images": number(images),
+            "Test images": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
-            "Head": escape(able.get("head", "")),
+            "Head": escape(kind or able.get("head", "")),
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),
@@ -191,6 +204,8 @@ def comparison(page: DevicePage) -> str:
     """How the device's accuracy compares with that of all devices on its release, and the likely cause where it is lower."""
     newest = page.measured
     if newest is None or newest.after is None or page.fleet.after is None:
+        return ""
+    if page.fitted and page.fitted.after is None:
         return ""
     able, images = page.able, int(newest.metrics.get(TEST_SAMPLES, 0))
     counts, samples = able.get("samples_per_class") or (), int(able.get("samples", 0))

@@ -14,7 +14,9 @@ from nicegui import ui
 from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
 
 from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
-from edge_fl.metrics import EPSILON
+from edge_fl.heads import wording
+from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
+from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, TEST_EFFECTIVE, TEST_SAMPLES
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard, update
 from edge_fl_console.dashboard.parts import (
@@ -58,7 +60,9 @@ class FleetQuery(Struct, frozen=True):
 
 
 class FleetRow(Struct, frozen=True):
-    """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none.
+    """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none. `fitted` is the
+    kind of its newest head, fitted on `fit_labels` labels with `own_weight`; `after` is of `labels` labels, `fleet_after` is the accuracy
+    of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
     `outlier_score` 1 and above for an outlier, `attention` how urgently it needs attention, 0 if it does not.
@@ -82,6 +86,17 @@ class FleetRow(Struct, frozen=True):
     epsilon: float | None
     outlier_score: float
     attention: int
+    fitted: str = ""
+    fit_labels: int = 0
+    own_weight: float = 0.0
+    labels: float = 0.0
+    effective: float | None = None
+    fleet_after: float | None = None
+
+    @property
+    def measured(self) -> MeasuredAccuracy:
+        """The accuracy of the newest head, with what it was measured on."""
+        return MeasuredAccuracy.of(self.after, int(self.labels), self.fleet_after, self.effective)
 
 
 class FleetPage(Struct, frozen=True):
@@ -147,6 +162,15 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         query = select(column).where(measured).order_by(reports.c.received_at.desc())
         return query.limit(1).correlate(devices).scalar_subquery()
 
+    of_heads = and_(mine, reports.c.error == "", reports.c.kind == "head")
+
+    def of_newest_head(column: ColumnElement[Any]) -> ColumnElement[Any]:
+        query = select(column).where(of_heads).order_by(reports.c.received_at.desc())
+        return query.limit(1).correlate(devices).scalar_subquery()
+
+    def of_measured(name: str) -> ColumnElement[Any]:
+        return newest(reports.c.metrics[name].as_float())
+
     return {
         **{name: devices.c[name] for name in (*SEARCHED, "release", "seen_at", "outlier_score")},
         "standing": STANDING,
@@ -164,6 +188,12 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         .correlate(devices)
         .scalar_subquery(),
         "attention": standing.ATTENTION,
+        "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
+        "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
+        "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
+        "labels": func.coalesce(of_measured(TEST_SAMPLES), 0.0),
+        "effective": of_measured(TEST_EFFECTIVE),
+        "fleet_after": of_measured(FLEET),
     }
 
 
@@ -218,6 +248,21 @@ def message(row: FleetRow) -> str:
     return "; ".join(parts)
 
 
+def _accuracy(row: FleetRow) -> str:
+    """The accuracy with what it was measured on."""
+    found = row.measured
+    if found.accuracy is None:
+        return f'<span class="quiet">{NOT_MEASURED}</span>' if row.fitted else NOTHING
+    n = f"n = {number(found.n)}" if found.n else ""
+    rest = ", ".join(filter(None, (n, found.range)))
+    return share(found.accuracy) + (f' <span class="quiet">({rest})</span>' if rest else "")
+
+
+def _head(row: FleetRow) -> str:
+    """What the newest head is, before the first one the configured kind."""
+    return _named(wording.head_words(row.fitted, row.fit_labels, row.own_weight) or row.head)
+
+
 def _message(row: FleetRow) -> str:
     """The message, and the buttons to act on it."""
     text = escape(message(row))
@@ -231,11 +276,12 @@ COLUMNS = (
     PageColumn("Device", "device", device_link, True),
     PageColumn("Status", "status", sortable=True, cell=_status),
     PageColumn("Before %", "before", share, True, minor=True),
-    PageColumn("Accuracy after %", "after", share, True),
+    PageColumn("Accuracy after %", "after", share, True, cell=_accuracy),
+    PageColumn("Fleet's head %", "fleet_after", share, True, minor=True),
     PageColumn("Message", "attention", number, True, _message),
     PageColumn("Release", "release", positive, True),
     PageColumn("Tier", "tier", _named, True, minor=True),
-    PageColumn("Head", "head", _named, True, minor=True),
+    PageColumn("Head", "head", _named, True, minor=True, cell=_head),
     PageColumn("Head age", "head_at", ago, True, minor=True),
     PageColumn("Samples", "samples", number, True, minor=True),
     PageColumn("Last seen", "seen_at", ago, True, minor=True),
@@ -298,6 +344,7 @@ def visible(page: FleetPage) -> list[str]:
     """Names of the columns to show: of those that few fleets need, the ones with a value."""
     absent = {
         "epsilon": all(row.epsilon is None for row in page.rows),
+        "fleet_after": all(row.fleet_after is None for row in page.rows),
         "drift": not any(row.drift for row in page.rows),
         "outlier_score": not any(row.outlier_score for row in page.rows),
     }

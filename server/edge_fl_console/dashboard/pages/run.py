@@ -308,7 +308,9 @@ def build(board: PageBoard, address: Address) -> None:
 
 def _heads(page: RunPage) -> str:
     found = page.heads[metrics.PERSONAL_AFTER]
-    return f'{share(found.mean)}<div class="quiet">n = {number(found.clients)}, newest release</div>'
+    fleet = page.heads.get(metrics.FLEET)
+    rest = f"; fleet's head {share(fleet.mean)} (n = {number(fleet.clients)})" if fleet else ""
+    return f'{share(found.mean)}<div class="quiet">n = {number(found.clients)}, newest release{rest}</div>'
 
 
 def _headline(page: RunPage, *names: str) -> str:

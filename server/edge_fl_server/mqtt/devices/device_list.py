@@ -17,6 +17,8 @@ from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
+from edge_fl.heads import wording
+from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
@@ -27,7 +29,7 @@ from edge_fl_server.mqtt.devices.roster import RosterDevice, fold
 from edge_fl_server.mqtt.statements import is_will, numbers_of
 from edge_fl_server.registry import Database, fleets, registered_reports, registered_tags
 from edge_fl_server.registry.registered_devices import desired_settings, listed
-from edge_fl_server.registry.tables import DeviceRecord
+from edge_fl_server.registry.tables import DeviceRecord, ReportRecord
 from edge_fl_server.selectors import selected
 
 LIMITS = LeaseLimits(connect_s=5.0, settle_s=1.0)
@@ -46,10 +48,14 @@ COLUMNS: Columns = {
     "score": Column("outlier score", _positive, rank=3),
     "tier": "tier",
     "head": "head",
+    "fitted": Column("fitted head", prose=True, rank=2),
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
     "accuracy": Column("accuracy after", units.percent, rank=1),
+    "labels": Column("of labels", _positive, rank=3),
+    "interval": Column("90 % interval", rank=3),
+    "fleet": Column("fleet's head", units.percent, rank=3),
     "agent": Column("agent", rank=2),
     "agent_update": Column("agent update", prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
@@ -111,18 +117,34 @@ def devices(
         device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    tagged, accuracies = (
+    tagged, accuracies, fitted = (
         registered_tags.of_devices(db, fleet),
         registered_reports.newest_accuracies(db, fleet),
+        registered_reports.newest_heads(db, fleet),
     )
     desired = desired_settings(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
         | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
+        | _fitted(fitted.get(id))
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
     ]
     return DeviceList(online, rows)
+
+
+def _fitted(report: ReportRecord | None) -> dict[str, object]:
+    """What the newest head of a device is, and what its accuracy was measured on; a head without enough labels has none."""
+    if report is None:
+        return {"fitted": "", "labels": 0, "interval": "", "fleet": None}
+    found = MeasuredAccuracy.of_report(report.metrics)
+    return {
+        "accuracy": found.accuracy,
+        "fitted": wording.fitted_words(report.head, report.samples, report.metrics),
+        "labels": found.n,
+        "interval": found.range or ("" if found.accuracy is not None else NOT_MEASURED),
+        "fleet": found.fleet,
+    }
 
 
 def _settings(desired: DesiredSettings | None, device: RosterDevice) -> str:

@@ -1,0 +1,144 @@
+"""First guesses: what a device predicted of each picture before a person labelled it on the label page, and why the picture was offered.
+
+    FOLDER/labelling/first.guesses    a row per label, appended; no picture is in it
+
+A guess made before a label was known is right as often as on new pictures, so their share is an accuracy that needs no held-out pictures.
+Pictures that were offered because they are informative are harder than others: they stand for themselves only, all other labelled pictures
+for the rest (`importance`). The agent finds the rows by its pictures' files, so it weights as the label page does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from edge_fl.data.grouping import Importance
+from edge_fl.files.disk import reporting
+from edge_fl.files.paths import text
+from edge_fl.untrusted import NOT_JSON
+from edge_fl_devices.storage.rows import RowFile
+
+FILE = "labelling/first.guesses"
+MOST = 20_000
+"""Rows after which the file is written anew with the newest half."""
+
+
+class FirstGuess(Struct, frozen=True, array_like=True):
+    """A labelled picture: the key of its file, its class, and the first guesses of the served head and of the fleet's head ("": none).
+
+    chosen: whether it was offered because it is informative, not at random. unlabelled: pictures without a label after this one. undone:
+    the label was taken back; another label of the same picture keeps the guesses.
+    """
+
+    key: bytes
+    label: str
+    guess: str = ""
+    fleet: str = ""
+    chosen: bool = False
+    unlabelled: int = 0
+    undone: bool = False
+
+
+class GuessTotals(Struct, frozen=True):
+    """How many labelled pictures had a guess, and how many were right; the same of those with guesses of both heads."""
+
+    guesses: int = 0
+    right: int = 0
+    compared: int = 0
+    compared_right: int = 0
+    fleet_right: int = 0
+
+    @property
+    def words(self) -> str:
+        """Like "first guesses: 41 of 60 right; fleet's head 38 of 60"; "" without any."""
+        if not self.guesses:
+            return ""
+        said = f"first guesses: {self.right} of {self.guesses} right"
+        return f"{said}; fleet's head {self.fleet_right} of {self.compared}" if self.compared else said
+
+
+class FirstGuesses:
+    """The first guesses of a device's folder; one process writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = RowFile(folder / FILE)
+        self._rows = read(folder, self._file)
+
+    @property
+    def rows(self) -> Mapping[bytes, FirstGuess]:
+        """By the key of the picture's file, the newest last."""
+        return self._rows
+
+    @property
+    def totals(self) -> GuessTotals:
+        """Of the labels that were not taken back."""
+        guessed = [each for each in tuple(self._rows.values()) if each.guess and not each.undone]
+        both = [each for each in guessed if each.fleet]
+        return GuessTotals(
+            len(guessed),
+            sum(each.guess == each.label for each in guessed),
+            len(both),
+            sum(each.guess == each.label for each in both),
+            sum(each.fleet == each.label for each in both),
+        )
+
+    def add(self, found: FirstGuess) -> None:
+        """Append a label; the guesses of the picture's first label stay. Raises ArtefactError for a full disk."""
+        if before := self._rows.get(found.key):
+            found = replace(found, guess=before.guess, fleet=before.fleet, chosen=before.chosen)
+        self._put(found)
+
+    def undo(self, key: bytes) -> None:
+        """Take the label of a picture back. Raises ArtefactError for a full disk."""
+        if before := self._rows.get(key):
+            self._put(replace(before, undone=True))
+
+    def _put(self, found: FirstGuess) -> None:
+        rows = {key: each for key, each in self._rows.items() if key != found.key} | {found.key: found}
+        with reporting(text(self._file.path)):
+            if len(rows) > MOST:
+                rows = dict([*rows.items()][-MOST // 2 :])
+                self._file.replace(map(msgspec.msgpack.encode, rows.values()))
+            else:
+                self._file.append([msgspec.msgpack.encode(found)])
+        self._rows = rows
+
+
+def read(folder: Path, file: RowFile | None = None) -> dict[bytes, FirstGuess]:
+    """Read the first guesses of a device by the key of the picture's file, the newest last."""
+    rows = dict[bytes, FirstGuess]()
+    decoder = msgspec.msgpack.Decoder(FirstGuess)
+    with suppress(*NOT_JSON):
+        for row in map(decoder.decode, (file or RowFile(folder / FILE)).read()):
+            rows.pop(row.key, None)
+            rows[row.key] = row
+    return rows
+
+
+def importance(rows: Mapping[bytes, FirstGuess], keys: Iterable[bytes]) -> Importance:
+    """How many pictures each labelled one stands for [n], divided by the mean of all pictures; empty if all are alike.
+
+    Those that were chosen stand for themselves, the others for the rest of labelled and unlabelled pictures. Without others the sum stays
+    below n.
+    """
+    return weights([bool((row := rows.get(key)) and row.chosen) for key in keys], _unlabelled(rows))
+
+
+def weights(chosen: Sequence[bool], unlabelled: int) -> Importance:
+    """As `importance`, by which labelled pictures were `chosen` and how many pictures are `unlabelled`."""
+    of_chosen, n = sum(chosen), len(chosen)
+    if not of_chosen or not unlabelled:
+        return np.empty(0)
+    one = n / (n + unlabelled)
+    rest = (n - of_chosen * one) / max(n - of_chosen, 1)
+    return np.where(chosen, one, rest)
+
+
+def _unlabelled(rows: Mapping[bytes, FirstGuess]) -> int:
+    return next(reversed(rows.values())).unlabelled if rows else 0

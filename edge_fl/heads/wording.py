@@ -1,0 +1,121 @@
+"""How a device's head and its accuracy are put in words, on the device and on the server: every page, table and command calls these.
+
+An accuracy is shown with the number of labels it was measured on, with its 90 % interval if these are few, and with that of the fleet's
+head on the same ones; below LEAST_MEASURED labels it is not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
+
+from edge_fl import metrics
+from edge_fl.console.units import percent, points
+from edge_fl.data import grouping
+from edge_fl.heads import fleet, residual
+from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
+
+NOT_MEASURED = "not measured yet"
+NOT_PERSONAL = "fleet's head, not personal yet"
+WITH_LABELS = "fleet's head with own labels"
+OWN = "own head (the fleet's contradicts these labels)"
+FROM_FLEET = {*fleet.KINDS, residual.FleetMlp.kind}
+"""Kinds of heads that are adapted from the fleet's."""
+OWN_ABOVE = 0.5
+"""Weight of a device's own labels above which its head is called its own."""
+FEW_LABELS = 200
+"""Labels below which the interval is shown."""
+
+
+class MeasuredAccuracy(NamedTuple):
+    """An accuracy on `n` labels, None if it is not measured; of the fleet's head on the same ones, None without one.
+
+    effective: how many labels that all count alike would be as certain (`edge_fl.data.grouping.effective`).
+    """
+
+    accuracy: float | None
+    n: int
+    fleet: float | None = None
+    effective: float = 0.0
+
+    @classmethod
+    def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
+        """An accuracy that a device reported; below LEAST_MEASURED labels it is not measured."""
+        if accuracy is None or 0 < n < LEAST_MEASURED:
+            return cls(None, n)
+        return cls(accuracy, n, fleet, float(n) if effective is None else effective)
+
+    @classmethod
+    def of_calibration(cls, found: Calibration) -> Self:
+        """From the out-of-fold predictions of a head."""
+        if not found.is_measured:
+            return cls(None, found.scenes)
+        return cls(found.accuracy, found.scenes, found.fleet_accuracy, found.effective)
+
+    @classmethod
+    def of_report(cls, found: Mapping[str, float]) -> Self:
+        """From the metrics of a device's report."""
+        return cls.of(
+            found.get(metrics.PERSONAL_AFTER),
+            int(found.get(metrics.TEST_SAMPLES, 0)),
+            found.get(metrics.FLEET),
+            found.get(metrics.TEST_EFFECTIVE),
+        )
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 90 % interval of an accuracy that was measured on few labels; None if it is not measured, or on many."""
+        if self.accuracy is None or math.isnan(self.accuracy) or not 0 < self.n < FEW_LABELS:
+            return None
+        return grouping.interval(self.accuracy, self.effective or self.n)
+
+    @property
+    def range(self) -> str:
+        """The interval: "74 to 89 %"; "" without one."""
+        ends = self.interval
+        return f"{100 * ends[0]:.0f} to {100 * ends[1]:.0f} %" if ends else ""
+
+    @property
+    def gain(self) -> str:
+        """The fleet's head on the same labels and the gain over it; "" without one."""
+        if self.accuracy is None or self.fleet is None:
+            return ""
+        return f"fleet's head {percent(self.fleet)} on the same, {points(self.accuracy - self.fleet)}"
+
+    @property
+    def words(self) -> str:
+        """Like "83.0 % of 60 labels (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
+        if self.accuracy is None:
+            if 0 < self.n < LEAST_MEASURED:
+                return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} labels)"
+            return NOT_MEASURED
+        of = f" of {self.n:,} labels" if self.n else ""
+        reach = f"90 % interval {self.range}" if self.range else ""
+        rest = "; ".join(filter(None, (reach, self.gain)))
+        return f"{percent(self.accuracy)}{of}" + (f" ({rest})" if rest else "")
+
+
+def head_words(kind: str, labels: int, own_weight: float = 0.0) -> str:
+    """What a head is, by its kind, the number of labels it was fitted on, and how far it follows from these alone (0..1)."""
+    if kind not in FROM_FLEET:
+        return kind
+    if not labels:
+        return NOT_PERSONAL
+    return OWN if own_weight > OWN_ABOVE else WITH_LABELS
+
+
+def fitted_words(kind: str, labels: int, found: Mapping[str, float]) -> str:
+    """What a head is, by its kind, labels and metrics in a device's report; "" without a kind."""
+    return head_words(kind, labels, found.get(metrics.OWN_WEIGHT, 0.0))
+
+
+def contradiction(calibration: Calibration, classes: Sequence[str]) -> str:
+    """One line if the fleet's head calls most labels of a class another one; "" if not."""
+    pairs = [
+        (own, other) for own, other in calibration.contradicted.tolist() if max(own, other) < len(classes)
+    ]
+    if not pairs:
+        return ""
+    named = ", ".join(f"{classes[own]!r} is {classes[other]!r} to it" for own, other in pairs)
+    return f"labels contradict the fleet's head: most of {named}; look whether these are in the right folders"

@@ -1,0 +1,100 @@
+"""Heads and accuracies in words: with the number of labels, the interval and the fleet's head; nothing is shown below eight labels."""
+
+import numpy as np
+import pytest
+
+from edge_fl import heads, metrics
+from edge_fl.heads import HeadPlan, fleet, probability_calibration, wording
+from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
+from edge_fl.heads.wording import NOT_PERSONAL, OWN, WITH_LABELS, MeasuredAccuracy, head_words
+
+NAMES = ["cat", "dog", "owl"]
+
+
+@pytest.mark.parametrize("kind", [*fleet.KINDS, "fleet-mlp"])
+def test_the_words_of_a_head_follow_from_its_labels_and_their_weight(kind: str) -> None:
+    assert head_words(kind, 0) == head_words(kind, 0, 1.0) == NOT_PERSONAL
+    assert head_words(kind, 1, 0.5) == WITH_LABELS
+    assert head_words(kind, 40, 0.51) == OWN
+    assert head_words("logistic", 0) == head_words("logistic", 9, 1.0) == "logistic"
+
+
+def test_an_accuracy_comes_with_its_labels_interval_and_the_fleets_head() -> None:
+    found = {metrics.PERSONAL_AFTER: 0.83, metrics.FLEET: 0.76, metrics.TEST_SAMPLES: 60.0}
+    words = "83.0 % of 60 labels (90 % interval 74 to 90 %; fleet's head 76.0 % on the same, +7.0 points)"
+    assert MeasuredAccuracy.of_report(found).words == words
+    narrow, wide = found, found | {metrics.TEST_EFFECTIVE: 12.0}
+    low, high = MeasuredAccuracy.of_report(wide).interval or (0.83, 0.83)
+    assert low < (MeasuredAccuracy.of_report(narrow).interval or (0, 0))[0] and high > 0.9
+    assert MeasuredAccuracy.of_report(found | {metrics.TEST_SAMPLES: 900.0}).interval is None
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({}, "not measured yet"),
+        ({metrics.TEST_SAMPLES: 3.0}, "not measured yet (3 of 8 labels)"),
+        ({metrics.TEST_SAMPLES: 7.0, metrics.PERSONAL_AFTER: 1.0}, "not measured yet (7 of 8 labels)"),
+        (
+            {metrics.TEST_SAMPLES: 8.0, metrics.PERSONAL_AFTER: 1.0},
+            "100.0 % of 8 labels (90 % interval 75 to 100 %)",
+        ),
+    ],
+)
+def test_below_eight_labels_nothing_is_measured(found: dict[str, float], words: str) -> None:
+    assert MeasuredAccuracy.of_report(found).words == words
+
+
+def contradicting(labels: list[int], calls: list[int], known: list[float]) -> Calibration:
+    """The calibration of a served head whose fleet's head calls each sample as given; `known` are the fleet's class shares."""
+    z = np.eye(3, dtype=np.float32)[calls]
+    extras = {fleet.FLEET: {"weight": 4 * np.eye(3, dtype=np.float32), "bias": np.zeros(3, np.float32)}}
+    plan = HeadPlan(fleet=fleet.FLEET, shares=known)
+    data = heads.training_set(z, np.array(labels), 3, unit_norm=True, plan=plan, extras=extras)
+    return probability_calibration.of_estimate(heads.estimated("logistic", data), data)
+
+
+def test_labels_that_the_fleets_head_calls_another_class_are_named() -> None:
+    even = [1 / 3] * 3
+    found = contradicting([0, 0, 0, 1, 1, 1], [2, 2, 0, 1, 1, 2], even)
+    assert found.contradicted.tolist() == [[0, 2]]
+    line = wording.contradiction(found, NAMES)
+    assert "'cat' is 'owl'" in line and "dog" not in line and "\n" not in line
+    kept = probability_calibration.from_arrays(found.to_arrays())  # with the stored head
+    assert wording.contradiction(kept, NAMES) == line
+    assert not wording.contradiction(found, NAMES[:2])  # a class that the release does not name any more
+
+
+@pytest.mark.parametrize(
+    ("labels", "calls", "known"),
+    [
+        ([0, 0, 1, 1], [2, 2, 1, 1], [1 / 3] * 3),  # too few labels
+        ([0] * 4 + [1], [2, 2, 0, 0, 1], [1 / 3] * 3),  # not most of them
+        ([0] * 4 + [1], [1, 1, 2, 2, 1], [1 / 3] * 3),  # not one other class
+        ([0] * 4 + [1], [2, 2, 2, 2, 1], [0.0, 0.5, 0.5]),  # a class that the fleet does not know
+    ],
+)
+def test_other_labels_do_not_contradict(labels: list[int], calls: list[int], known: list[float]) -> None:
+    found = contradicting(labels, calls, known)
+    assert not len(found.contradicted) and not wording.contradiction(found, NAMES)
+
+
+def test_the_words_of_a_calibration_are_those_of_its_report() -> None:
+    """Label page and dashboard say the same."""
+    n = 20
+    right = np.arange(n) % 4 > 0
+    found = Calibration(
+        1.0,
+        np.full(n, 0.5, np.float32),
+        right,
+        np.eye(2, dtype=np.float32),
+        np.zeros(n, np.float32),
+        fleet=np.arange(n) % 2 > 0,
+    )
+    reported = {
+        metrics.PERSONAL_AFTER: found.accuracy,
+        metrics.TEST_SAMPLES: float(n),
+        metrics.FLEET: found.fleet_accuracy or 0.0,
+    }
+    assert MeasuredAccuracy.of_calibration(found) == MeasuredAccuracy.of_report(reported)
+    assert n > LEAST_MEASURED and "fleet's head 50.0 %" in MeasuredAccuracy.of_report(reported).words
