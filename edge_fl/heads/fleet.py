@@ -36,7 +36,8 @@ SHRINKAGE = 1.0
 class FleetHead:
     """weights float64 [C, d] and bias [C] on φ(z), and the class shares [C] of the data that they were fitted on (1 / C: unknown).
 
-    directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of.
+    directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
+    it is known.
     """
 
     weights: Doubles
@@ -44,6 +45,7 @@ class FleetHead:
     shares: Doubles
     directed: bool
     known: NDArray[np.bool_]
+    centre: Doubles
 
     def space(self, z: Features) -> Doubles:
         """φ(z), float64 [n, d]."""
@@ -144,14 +146,14 @@ def received(data: TrainingSet) -> FleetHead | None:
     weights = np.pad(factor * weight.astype(np.float64), ((0, more), (0, 0)))
     lowest = float(bias.min()) * factor if more else 0.0
     padded = np.pad(factor * bias.astype(np.float64), (0, more), constant_values=lowest)
-    return FleetHead(weights, padded, shares / shares.sum(), False, known)
+    return FleetHead(weights, padded, shares / shares.sum(), False, known, np.zeros(dim))
 
 
 def nothing(data: TrainingSet, unused: FleetHead | None = None) -> FleetHead:
     """A head that knows no class, in the space of `unused`, or else in that of the release's own heads."""
     classes, directed = data.classes, unused.directed if unused else data.plan.way == "cosine"
     zero, uniform = np.zeros((classes, data.z.shape[1])), np.full(classes, 1 / classes)
-    return FleetHead(zero, np.zeros(classes), uniform, directed, np.zeros(classes, bool))
+    return FleetHead(zero, np.zeros(classes), uniform, directed, np.zeros(classes, bool), zero[0])
 
 
 def discriminant(means: Doubles, covariance: Doubles) -> tuple[Doubles, Doubles]:
@@ -170,8 +172,9 @@ def _of_statistics(data: TrainingSet, arrays: Mapping[str, Array]) -> FleetHead:
         found = prior.received(arrays, data.classes, data.z.shape[1])
     except StatisticsError as error:
         raise _unfit(prior.PRIOR, arrays, error.message) from error
-    weights, bias, known = prior.discriminant(found, direction(data.z).astype(np.float64), data.y)
-    return FleetHead(weights, bias, np.full(data.classes, 1 / data.classes), True, known)
+    given = prior.discriminant(found, direction(data.z).astype(np.float64), data.y)
+    uniform = np.full(data.classes, 1 / data.classes)
+    return FleetHead(given.weights, given.bias, uniform, True, given.known, given.centre)
 
 
 def _unfit(name: str, arrays: Mapping[str, Array], expected: str) -> ArtefactError:

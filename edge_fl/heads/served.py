@@ -46,6 +46,7 @@ STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 """λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
 USUAL = 3.0
+BIAS = 1.0
 DECAY = 1.0
 """The λ with the highest prior, and what each factor √10 from it takes off the logarithm of the prior; an infinite λ counts as 30."""
 DOUBT = 0.1
@@ -103,7 +104,7 @@ class _Design:
     def linear(self, found: Doubles) -> tuple[Doubles, Doubles]:
         """D [K, d + 1] -> weights [K, d] and bias [K] on φ(z), those of the centre included."""
         weights = found[:, :-1] / self.scale
-        return self.centre[0] + weights, self.centre[1] + found[:, -1] - weights @ self.shift
+        return self.centre[0] + weights, self.centre[1] + BIAS * found[:, -1] - weights @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,16 +212,17 @@ class _Fit:
 
     def _designs(self) -> list[_Design]:
         n, dim = self.v.shape
-        designs, ones = [], np.ones((n, 1))
+        designs, ones = [], BIAS * np.ones((n, 1))
         if self.has_fleet:
-            length = max(float(np.sqrt(np.square(self.v).sum(axis=1).mean())), 1e-12)
+            centred = self.v - self.fleet.centre
+            length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
             steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / USUAL)) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,
-                    np.hstack([self.v / length, ones]),
+                    np.hstack([centred / length, ones]),
                     np.full(dim, length),
-                    np.zeros(dim),
+                    self.fleet.centre,
                     STRENGTHS,
                     -DECAY * steps,
                     (self.fleet.weights, self.fleet.bias),
@@ -397,7 +399,8 @@ def _completed(fleet: FleetHead, kept: Rows, data: TrainingSet, own: NDArray[np.
         logits = np.sort(fleet.logits(data.z)[:, fleet.known], axis=1)
         bias[alone] = np.median(logits[:, -2])
     shares = fleet.shares[kept] / fleet.shares[kept].sum()
-    return FleetHead(fleet.weights[kept], bias[kept], shares, fleet.directed, fleet.known[kept])
+    known = fleet.known[kept]
+    return FleetHead(fleet.weights[kept], bias[kept], shares, fleet.directed, known, fleet.centre)
 
 
 def _with_unlabelled(likely: Doubles, own: Doubles) -> Doubles:

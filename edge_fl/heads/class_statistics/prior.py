@@ -22,6 +22,7 @@ Ridge regression, the leave-one-out shrinkage and the choice of the classes are 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,8 +179,17 @@ def received(arrays: Mapping[str, Array], classes: int, dim: int) -> Statistics:
     return prior.grown(classes)
 
 
-def discriminant(prior: Statistics, u: Doubles, y: Labels) -> tuple[Doubles, Doubles, Mask]:
-    """The linear discriminant of the prior on directions -> weights [C, d] and bias [C], and which classes it knows.
+class Discriminant(NamedTuple):
+    """weights [C, d] and bias [C] on directions, which classes are known (bool [C]), and the centre [d] of the device's directions."""
+
+    weights: Doubles
+    bias: Doubles
+    known: Mask
+    centre: Doubles
+
+
+def discriminant(prior: Statistics, u: Doubles, y: Labels) -> Discriminant:
+    """The linear discriminant of the prior on directions.
 
     u [n, d] with class ids y [n]: the device's own samples, which decide which classes are used, and where the centre is; n may be 0.
     """
@@ -193,7 +203,8 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> tuple[Doubles, Dou
         believed = trusted_classes(prior, present, own[present], pictures)
         seen = known[present]
         if believed.sum() < max(2, LEAST_TRUSTED * seen.sum()):
-            return np.zeros((len(classes), dim)), np.zeros(len(classes)), np.zeros(len(classes), bool)
+            nothing = np.zeros((len(classes), dim))
+            return Discriminant(nothing, nothing[:, 0], np.zeros(len(classes), bool), nothing[0])
         trusted[present[seen & ~believed]] = False
     means = _means(prior, classes, dim)
     wrong = known & ~trusted
@@ -205,7 +216,7 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> tuple[Doubles, Dou
     bias = -0.5 * (solved * means).sum(axis=1)
     centre, length = _centre(prior, means, u, y)
     weights = solved / length
-    return weights, np.where(known, bias - weights @ centre, 0.0), known
+    return Discriminant(weights, np.where(known, bias - weights @ centre, 0.0), known, centre)
 
 
 def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[Doubles, float]:
