@@ -228,9 +228,10 @@ def from_arrays(arrays: Mapping[str, Array]) -> Calibration:
         arrays["distances"],
         groups,
         arrays.get(FLEET, np.empty(0)).astype(np.bool_),
-        *(float(value) for value in arrays["correction"]),
-        arrays.get(IMPORTANCE, np.empty(0)),
-        contradicted,
+        correction=float(arrays["correction"][0]),
+        own_weight=float(arrays["correction"][1]),
+        importance=arrays.get(IMPORTANCE, np.empty(0)),
+        contradicted=contradicted,
     )
 
 

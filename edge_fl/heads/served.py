@@ -45,10 +45,9 @@ UNLABELLED_COUNT, UNLABELLED_PSEUDO = 0.5, 2.0
 STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 """λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
-USUAL = 3.0
-BIAS = 1.0
+USUAL, USUAL_DIRECTED = 3.0, 0.3
 DECAY = 1.0
-"""The λ with the highest prior, and what each factor √10 from it takes off the logarithm of the prior; an infinite λ counts as 30."""
+"""The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the prior; an infinite λ counts as 30."""
 DOUBT = 0.1
 """Probability that a label is any class: a head may be certain and wrong now and then."""
 OWN_PRIOR = -5.0
@@ -104,7 +103,7 @@ class _Design:
     def linear(self, found: Doubles) -> tuple[Doubles, Doubles]:
         """D [K, d + 1] -> weights [K, d] and bias [K] on φ(z), those of the centre included."""
         weights = found[:, :-1] / self.scale
-        return self.centre[0] + weights, self.centre[1] + BIAS * found[:, -1] - weights @ self.shift
+        return self.centre[0] + weights, self.centre[1] + found[:, -1] - weights @ self.shift
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +211,12 @@ class _Fit:
 
     def _designs(self) -> list[_Design]:
         n, dim = self.v.shape
-        designs, ones = [], BIAS * np.ones((n, 1))
+        designs, ones = [], np.ones((n, 1))
         if self.has_fleet:
             centred = self.v - self.fleet.centre
             length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
-            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / USUAL)) * 2
+            usual = USUAL_DIRECTED if self.fleet.directed else USUAL
+            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,

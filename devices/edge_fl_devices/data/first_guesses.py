@@ -141,4 +141,4 @@ def weights(chosen: Sequence[bool], unlabelled: int) -> Importance:
 
 
 def _unlabelled(rows: Mapping[bytes, FirstGuess]) -> int:
-    return next(reversed(rows.values())).unlabelled if rows else 0
+    return [*rows.values()][-1].unlabelled if rows else 0

@@ -327,9 +327,9 @@ class LabelSession:
         place = len(self.learner.guesses.rows)
         for drawn in waiting:
             while (place + len(mixed)) % RANDOM_EVERY != RANDOM_EVERY - 1:
-                if (name := next(rest, None)) is None:
+                if (informative := next(rest, None)) is None:
                     break
-                mixed.append(name)
+                mixed.append(informative)
             mixed.append(drawn)
         return [*mixed, *rest]
 

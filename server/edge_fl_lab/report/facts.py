@@ -292,7 +292,7 @@ def _group(
                     _of_client(line, client, metrics.TEST_SAMPLES),
                     samples.get(client),
                     MeasuredAccuracy.of_report(
-                        line.clients[client] | {metrics.PERSONAL_AFTER: values[client]}
+                        {**line.clients[client], metrics.PERSONAL_AFTER: values[client]}
                     ).range,
                     _of_client(line, client, metrics.FLEET)
                     if metrics.FLEET in line.clients[client]

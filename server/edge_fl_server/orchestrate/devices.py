@@ -187,9 +187,10 @@ class Advice:
         if self._recipe.source != "none":
             return
         for row in self._totals.rows({})[:MAX_NAMES]:
-            if row.fitted:
+            if row.fitted or row.after is not None:
                 self._progress.print(
-                    f"{row.device}: {row.fitted} ({row.samples} labelled images); accuracy: {row.measured.words}"
+                    f"{row.device}: {row.fitted or 'head'} ({row.samples} labelled images);"
+                    f" accuracy: {row.measured.words}"
                 )
         given = msgspec.to_builtins(self._recipe.broker).items()
         options = [f" --{name} {value}" for name, value in given if value != getattr(BrokerConfig(), name)]

@@ -126,6 +126,75 @@ def test_a_row_shows_the_newest_report(db: Database) -> None:
     assert report.reports[0].release == 3
 
 
+def _reported(db: Database, id: str, labels: int, **found: float) -> None:
+    """A head-only device with a report on a head that is adapted from the fleet's."""
+    able = to_builtins(Capability("head", "test", "3", samples=labels, head="logistic"))
+    registered_devices.record(db, [DeviceRecord("main", id, "ready", release=3, capability=able)])
+    sent = ReportRecord(
+        "main",
+        id,
+        f"r-{id}-{labels}",
+        "",
+        0,
+        "head",
+        labels,
+        {metrics.TEST_SAMPLES: float(labels), **found},
+        after=found.get(metrics.PERSONAL_AFTER),
+        release=3,
+        head="fleet",
+    )
+    registered_reports.accept(db, sent)
+
+
+def test_a_device_without_labels_shows_the_fleets_head_and_no_accuracy(db: Database) -> None:
+    _reported(db, "pi-new", 0)
+    (row,) = (found := fleet.read(db, "main", FleetQuery(search="pi-new"))).rows
+    shown = cells(fleet.COLUMNS, found.rows)
+    assert (
+        "not measured yet" in shown and "fleet&#x27;s head, not personal yet" in shown and row.after is None
+    )
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    summary = device.summary(page)
+    assert "not measured yet" in summary and "not personal yet" in summary and "90 % interval" not in summary
+
+
+def test_an_accuracy_is_shown_with_its_labels_interval_and_the_fleets_head(db: Database) -> None:
+    _reported(
+        db, "pi-new", 60, **{metrics.PERSONAL_AFTER: 0.83, metrics.FLEET: 0.76, metrics.OWN_WEIGHT: 0.2}
+    )
+    found = fleet.read(db, "main", FleetQuery(search="pi-new"))
+    shown = cells(fleet.COLUMNS, found.rows)
+    assert "83.0" in shown and "n = 60, 74 to 90 %" in shown and "76.0" in shown
+    assert "fleet&#x27;s head with own labels" in shown
+    page = device.read(db, "main", "pi-new")
+    assert page is not None
+    summary = device.summary(page)
+    assert all(
+        text in summary for text in ("83.0", "74 to 90 %", "76.0", "fleet&#x27;s head with own labels")
+    )
+
+
+def test_an_older_heads_accuracy_is_not_that_of_one_without_enough_labels(db: Database) -> None:
+    """A new release changed the classes: of the few labels that are left there is no accuracy."""
+    _reported(db, "pi-new", 60, **{metrics.PERSONAL_AFTER: 0.83})
+    _reported(db, "pi-new", 5, **{metrics.OWN_WEIGHT: 0.9})
+    found = fleet.read(db, "main", FleetQuery(search="pi-new"))
+    shown = cells(fleet.COLUMNS, found.rows)
+    assert "not measured yet" in shown and "83.0" not in shown
+    assert "own head (the fleet&#x27;s contradicts these labels)" in shown
+    page = device.read(db, "main", "pi-new")
+    assert page is not None and "not measured yet (5 of 8 labels)" in device.summary(page)
+
+
+def test_head_only_devices_of_a_run_show_the_fleets_head_too(db: Database) -> None:
+    page = run.read(db, "main")
+    assert page is not None
+    mine, fleets = Summary(0.9, 0.9, 0.01, 0.8, 12), Summary(0.8, 0.8, 0.01, 0.7, 12)
+    shown = run.summary(replace(page, heads={metrics.PERSONAL_AFTER: mine, metrics.FLEET: fleets}))
+    assert "fleet's head 80.0 (n = 12)" in shown
+
+
 def test_a_row_shows_the_drift_of_its_device(db: Database) -> None:
     capability = Capability("head", "test", "3", drift=1.24)
     registered_devices.record(

@@ -49,6 +49,21 @@ def test_the_headline_is_of_the_newest_evaluated_line_and_not_of_a_few_clients()
     assert (group.metric, group.n.value, group.mean.value) == (PERSONAL_BEFORE, 10, pytest.approx(0.9))
 
 
+def test_a_device_has_the_interval_of_its_few_test_samples_and_the_fleets_head_on_the_same() -> None:
+    found = {
+        "h0": {PERSONAL_AFTER: 0.83, TEST_SAMPLES: 60.0, FLEET: 0.76},
+        "h1": {PERSONAL_AFTER: 0.83, TEST_SAMPLES: 5.0},
+        "h2": {PERSONAL_AFTER: 0.83, TEST_SAMPLES: 5000.0, FLEET: 0.83},
+    }
+    (group,) = facts.groups_of([line(found)], DEVICES)
+    devices = group.devices
+    assert [devices[name].interval for name in found] == ["74 to 90 %", "", ""]
+    fleets = [devices[name].fleet for name in found]
+    assert [figure and figure.value for figure in fleets] == [0.76, None, 0.83]
+    (gain,) = (gain for gain in group.gains if gain.over == "the fleet's head alone")
+    assert gain.n.value == 2 and gain.difference.value == pytest.approx(0.035)
+
+
 def test_training_alone_is_the_first_baseline_and_equal_models_are_no_gain() -> None:
     found = {
         f"c{n}": {

@@ -40,7 +40,8 @@ def fleets_head(extractor: Extractor, per_class: int = 12) -> bytes:
     """The extra of a fleet that has seen other fruits of every class."""
     y = np.repeat(np.arange(len(CLASSES)), per_class)
     seeds = 5000 + np.arange(len(y))
-    images = [pictures.decode(BytesIO(fruit(int(label), int(seed))), INPUT) for label, seed in zip(y, seeds, strict=True)]
+    drawn = zip(y.tolist(), seeds.tolist(), strict=True)
+    images = [pictures.decode(BytesIO(fruit(label, seed)), INPUT) for label, seed in drawn]
     z = extractor.features(np.stack(images)).astype(np.float64)
     means = np.stack([z[y == label].mean(axis=0) for label in range(len(CLASSES))])
     weight, bias = fleet.discriminant(means, np.cov((z - means[y]).T))

@@ -137,6 +137,19 @@ def report(kind="head", **fields):
     return Report("id", kind, "b1", 6, seconds=1.5, bytes_down=10, bytes_up=1, **fields)
 
 
+def test_a_row_says_which_head_was_fitted_and_what_its_accuracy_was_measured_on():
+    ledger = RunTotals()
+    devices = {id: device(id, "head") for id in ("h1", "h2")}
+    found = {"personal.test_acc.after": 0.83, "test_samples": 60.0, "fleet.test_acc": 0.76}
+    ledger.note("h1", report(metrics=found, release=1, head="fleet"))
+    ledger.note("h2", report(metrics={"test_samples": 6.0}, release=1, head="fleet"))
+    one, other = ledger.rows(devices)
+    assert (one.fitted, one.labels, one.fleet) == ("fleet's head with own labels", 60, 0.76)
+    assert one.low == pytest.approx(0.736, abs=1e-3) and one.high == pytest.approx(0.896, abs=1e-3)
+    assert "fleet's head 76.0 % on the same, +7.0 points" in one.measured.words
+    assert (other.after, other.low, other.measured.words) == (None, None, "not measured yet (6 of 8 labels)")
+
+
 def test_run_totals_add_bytes_and_seconds_and_keep_the_last_measurement():
     ledger = RunTotals()
     devices = {"d1": device("d1", "full"), "h1": device("h1", "head"), "h2": device("h2", "head")}

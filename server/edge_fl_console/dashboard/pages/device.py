@@ -61,7 +61,9 @@ class DevicePage(Struct, frozen=True):
 
     @property
     def fitted(self) -> ReportRecord | None:
-        """The newest report on a head."""
+        """The newest report on a head; None for a full device."""
+        if self.able.get("tier") == "full":
+            return None
         return next((report for report in self.reports if report.kind == "head" and not report.error), None)
 
 

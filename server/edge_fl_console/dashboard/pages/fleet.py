@@ -61,8 +61,8 @@ class FleetQuery(Struct, frozen=True):
 
 class FleetRow(Struct, frozen=True):
     """One device. `before` and `after` are its newest accuracies, `head_at` the time of its last fit, `drift` 0 for none. `fitted` is the
-    kind of its newest head, fitted on `fit_labels` labels with `own_weight`; `after` is of `labels` labels, `fleet_after` is the accuracy
-    of the fleet's head on the same ones.
+    kind of its newest head, fitted on `fit_labels` labels with `own_weight`, and its accuracy `fit_after`; `after` is of `labels` labels,
+    `fleet_after` is the accuracy of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
     `outlier_score` 1 and above for an outlier, `attention` how urgently it needs attention, 0 if it does not.
@@ -89,13 +89,16 @@ class FleetRow(Struct, frozen=True):
     fitted: str = ""
     fit_labels: int = 0
     own_weight: float = 0.0
+    fit_after: float | None = None
     labels: float = 0.0
     effective: float | None = None
     fleet_after: float | None = None
 
     @property
     def measured(self) -> MeasuredAccuracy:
-        """The accuracy of the newest head, with what it was measured on."""
+        """The accuracy of the newest head, or of a full device's newest model, with what it was measured on."""
+        if self.fitted and self.tier != "full" and self.fit_after is None:
+            return MeasuredAccuracy(None, 0)
         return MeasuredAccuracy.of(self.after, int(self.labels), self.fleet_after, self.effective)
 
 
@@ -190,6 +193,7 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "attention": standing.ATTENTION,
         "fitted": func.coalesce(of_newest_head(reports.c.head), ""),
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
+        "fit_after": of_newest_head(reports.c.after),
         "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
         "labels": func.coalesce(of_measured(TEST_SAMPLES), 0.0),
         "effective": of_measured(TEST_EFFECTIVE),
@@ -260,7 +264,8 @@ def _accuracy(row: FleetRow) -> str:
 
 def _head(row: FleetRow) -> str:
     """What the newest head is, before the first one the configured kind."""
-    return _named(wording.head_words(row.fitted, row.fit_labels, row.own_weight) or row.head)
+    fitted = "" if row.tier == "full" else row.fitted
+    return _named(wording.head_words(fitted, row.fit_labels, row.own_weight) or row.head)
 
 
 def _message(row: FleetRow) -> str:

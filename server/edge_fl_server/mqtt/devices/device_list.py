@@ -15,6 +15,7 @@ from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
+from edge_fl.fields import Tier
 from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
 from edge_fl.heads import wording
@@ -126,7 +127,7 @@ def devices(
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
         | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
-        | _fitted(fitted.get(id))
+        | _fitted(None if device.tier is Tier.FULL else fitted.get(id))
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
     ]
