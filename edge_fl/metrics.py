@@ -2,9 +2,9 @@
 
 `global.test_acc`: the shared model on each client's test set; `personal.test_acc.before` and `.after`: the client's own model before and
 after final personalisation, `.post_local`: after its local update and before aggregation; `local_only.test_acc`: a model trained on one
-client's data only; `unseen.test_acc`: the shared model on clients that never trained; `head.KIND.test_acc`: a head of this kind fitted on
-the final extractor; `fleet.test_acc`: the fleet's head alone, on the samples of `personal.test_acc.after`. A method's own numbers begin
-with its name (`fedcrl.tau_mix`; `Method.measure`).
+client's data only; `unseen.test_acc`: the shared model on clients that never trained, `.served`: the head that they serve as head-only
+devices; `head.KIND.test_acc`: a head of this kind fitted on the final extractor; `fleet.test_acc`: the fleet's head alone, on the samples
+of `personal.test_acc.after`. A method's own numbers begin with its name (`fedcrl.tau_mix`; `Method.measure`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ OWN_WEIGHT = "served.own_weight"
 """How far a served head follows from a device's own labels alone rather than from the fleet's head, 0..1."""
 UNSEEN_TEST = "unseen.test_acc"
 UNSEEN_AFTER = "unseen.test_acc.after"
+UNSEEN_SERVED = "unseen.test_acc.served"
 TEST_SAMPLES = "test_samples"
 TEST_EFFECTIVE = "test_samples.effective"
 VALIDATION_SAMPLES = "validation_samples"

@@ -32,6 +32,7 @@ __all__ = [
     "ENTRY_POINTS",
     "HEADS",
     "KINDS",
+    "SERVED",
     "WAYS",
     "Constant",
     "Cosine",
@@ -64,6 +65,8 @@ KINDS: dict[str, type[Head]] = {
     **fleet.KINDS,
 }
 """All kinds; those not in HEADS need extras of a release."""
+SERVED = "served"
+"""In the key `heads` of a recipe: the head that a device serves, whatever its kind."""
 ADAPTED = {Logistic.kind, Cosine.kind}
 """Kinds in whose place the fleet's head is adapted, if the release has one."""
 

@@ -47,7 +47,8 @@ STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
 USUAL, USUAL_DIRECTED = 3.0, 0.3
 DECAY = 1.0
-"""The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the prior; an infinite λ counts as 30."""
+"""The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the
+prior. An infinite λ counts as 30."""
 DOUBT = 0.1
 """Probability that a label is any class: a head may be certain and wrong now and then."""
 OWN_PRIOR = -5.0

@@ -116,7 +116,8 @@ def _require_heads(recipe: Recipe) -> None:
             f"heads = {recipe.heads} with source {recipe.source!r}: expected simulated clients; a device's head is configured on the device"
         )
     for name in recipe.heads:
-        heads.resolve(name)
+        if name != heads.SERVED:
+            heads.resolve(name)
 
 
 @dataclass(frozen=True)

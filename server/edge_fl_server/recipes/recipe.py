@@ -201,7 +201,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
 
     `engine` selects how simulated clients are trained (`edge_fl_server.training.engines`), `precision` the number format of their networks.
     `input` is the extractor's input; by default that of the backbone, or of the dataset's images.
-    `heads` are kinds of personal heads (`edge_fl.heads`, or `package.module:Class`) that simulated clients fit on the final extractor, too.
+    `heads` are kinds of personal heads (`edge_fl.heads`, or `package.module:Class`) that simulated clients fit on the final extractor, too,
+    from their own data alone; "served": the head that a device serves, also of clients that never train.
     """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,63}\Z")] = "run"
