@@ -90,8 +90,11 @@ def mean(values: NDArray[np.bool_] | NDArray[np.float32], groups: Groups) -> flo
     return float(np.average(values.astype(np.float64), weights=weights(groups, len(values))))
 
 
-def interval(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any."""
+def interval(share: float, count: float) -> tuple[float, float]:
+    """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any.
+
+    A share of groups that are not independent has fewer than there are, which need not be a whole number.
+    """
     if not count:
         return 0.0, 1.0
     spread = Z90**2 / count
