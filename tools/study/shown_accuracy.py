@@ -48,11 +48,12 @@ class Extractor:
 
 @dataclass(frozen=True)
 class Draw:
-    """What one device shows and what is true, in 0..1; fleet: the same of the fleet's head unchanged, NaN without one."""
+    """What one device shows and what is true, in 0..1; width: of the interval; fleet: shown and true of the fleet's head, or NaN."""
 
     shown: float
     true: float
     covered: bool
+    width: float
     error: float
     fleet_shown: float
     fleet_true: float
@@ -150,6 +151,7 @@ def draw(found: Extractor, plan: HeadPlan, classes: int, labels: int, rng: np.ra
         choice.calibration.accuracy,
         true,
         low <= true <= high,
+        high - low,
         calibration_error(probabilities.max(axis=1), right),
         np.nan if shown is None else shown,
         np.nan if shown is None else float(fleets[:UNSEEN].mean()),
