@@ -103,7 +103,10 @@ def effective(groups: Groups, n: int, importance: Importance | None = None) -> f
 
 
 def interval(share: float, count: float) -> tuple[float, float]:
-    """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any."""
+    """Wilson's 90 % interval of a share that was measured on `count` independent groups; (0, 1) without any.
+
+    A share of groups that are not independent has fewer than there are, which need not be a whole number.
+    """
     if not count:
         return 0.0, 1.0
     spread = Z90**2 / count

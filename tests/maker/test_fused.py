@@ -14,6 +14,8 @@ import pytest
 from edge_fl.cli import main
 from edge_fl.errors import ArtefactError, InputError
 from edge_fl.heads import HEADS, KINDS, Head, HeadPlan
+from edge_fl.heads.class_statistics import sums
+from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.head import Features, Graph, TrainingSet
 from edge_fl.release.manifests import scale
 from edge_fl.release.onnx_form import IMAGE, PROBABILITIES
@@ -37,14 +39,27 @@ EXTRAS = {
     },
 }
 OWN = tuple(HEADS)
+ADAPTED = {"fleet": "logistic", "fleet-mlp": "mlp", "fleet-cosine": "logistic"}
+"""Kinds that a device makes of the fleet's head, and the kind that it is configured for."""
+
+
+def of_fleet(kind: str) -> dict[str, object]:
+    """Plan and extras of a release with a fleet's head on features, or one of class statistics on directions."""
+    if kind != "fleet-cosine":
+        return {"plan": HeadPlan(fleet="head"), "extras": EXTRAS}
+    z = np.abs(scale(X).reshape(12, -1) @ graphs.WEIGHTS)
+    statistics = sums.of(z.astype(np.float32), Y, 2).arrays()
+    return {"plan": HeadPlan("cosine", fleet=PRIOR), "extras": {PRIOR: statistics}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_exported_model_answers_as_the_pair_does(kind: str, folder: Path, tmp_path: Path) -> None:
     if kind in OWN:
         refit(folder, kind, np.ones_like(Y) if kind == "constant" else Y)
+    elif kind in ADAPTED:
+        refit(folder, ADAPTED[kind], **of_fleet(kind))
     else:  # found as the release's method finds it
-        refit(folder, "logistic", plan=HeadPlan(kind, "head"), extras=EXTRAS)
+        refit(folder, "logistic", plan=HeadPlan(kind, start="head"), extras=EXTRAS)
     (stored,) = Store(folder).heads()
     Store(folder).keep_head(replace(stored, calibration=calibrated(temperature=1.7)))
     predictor, file = Predictor(folder), tmp_path / "fused.onnx"
