@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,8 @@ class Adapted(Head):
     directed: ClassVar[bool]
 
     @classmethod
-    def fit(cls, data: TrainingSet) -> Head:  # type: ignore[override]
-        from edge_fl.heads import served
-
-        return served.fit(data).head
+    def fit(cls, data: TrainingSet) -> Self:
+        raise NotImplementedError("fitted by edge_fl.heads.estimated")
 
     def logits(self, z: Features) -> Features:
         require_features(z, self.weights.shape[1], self.kind)
