@@ -19,6 +19,7 @@ from edge_fl.config import PrivacyConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ConfigError, ConnectError
+from edge_fl.heads import HeadPlan
 from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import ADDED, Statistics
@@ -93,7 +94,7 @@ def run(
         }
         return replace(recipe, **fields | changes)
 
-    return site.run("fedavg", edit=edit)
+    return site.run("fedrep", edit=edit)
 
 
 def kept(site: Site) -> list[Manifest]:
@@ -117,6 +118,9 @@ def labels(devices: Any, samples: int) -> np.ndarray:
     return np.asarray(sum(np.bincount(labelled(samples, name).train.y, minlength=3) for name in devices))
 
 
+PLAN = HeadPlan("cosine", fleet=PRIOR)
+
+
 def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
     """The served head is the one with the other devices' part of the prior, not with all of it or with nothing."""
     data = site.data(name)
@@ -129,7 +133,7 @@ def require_shrunk(site: Site, name: str, served: ServedModel) -> None:
     rows = class_statistics.uncounted(class_statistics.keys_of(z), y, {})
     others = {PRIOR: total.without(class_statistics.of(z, y, 3, rows)).addends()}
     for given, same in ((others, True), (extras, False), ({}, False)):
-        head = heads.fit("cosine", z, y, 3, unit_norm=False, extras=given)
+        head = heads.fit("cosine", z, y, 3, unit_norm=False, plan=PLAN, extras=given)
         assert np.allclose(head.logits(z), served.stored.head.logits(z), atol=1e-3) is same
 
 
@@ -346,9 +350,10 @@ def test_without_certificates_nothing_is_collected_and_nothing_is_said(site: Sit
 @pytest.mark.parametrize(
     ("method", "identity", "sums"),
     [
-        ("fedavg", "ids", "masked"),
+        ("repper", "ids", "masked"),
         ("fedrep", "ids", "masked"),
-        ("fedavg", "", "none"),
+        ("fedrep", "", "none"),
+        ("fedavg", "ids", "none"),
         ("fed-rod", "ids", "none"),
         ("fedavg-all", "ids", "none"),
     ],
@@ -365,7 +370,7 @@ def test_the_default_is_masked_where_it_is_possible(method: str, identity: str, 
 
 def test_under_differential_privacy_the_default_is_no_sum_without_noise() -> None:
     privacy, identity = PrivacyConfig(noise_multiplier=1.0, clip=1.0), BrokerConfig(identity="ids")
-    built = replace_fields(toy.method("fedavg"), privacy=privacy)
+    built = replace_fields(toy.method("fedrep"), privacy=privacy)
     recipe = Recipe(broker=identity, privacy=privacy)
     assert settings_of(recipe, built).sums == "none"
     noisy = StatisticsConfig(clip=1.0, noise_multiplier=4.0)
@@ -503,7 +508,7 @@ def test_sums_that_no_device_takes_part_in_are_rejected_before_the_run(
 
 def test_a_method_with_a_head_of_its_own_is_rejected_before_the_run(tmp_path: Path) -> None:
     site = Site(None, tmp_path)
-    with pytest.raises(ConfigError, match="Fed-RoD has a head of its own or no extractor"):
+    with pytest.raises(ConfigError, match="Fed-RoD shares a head or no extractor"):
         site.run("fed-rod", edit=lambda recipe: replace(recipe, statistics=StatisticsConfig("plain")))
 
 
@@ -535,7 +540,7 @@ def test_full_devices_of_the_run_add_their_training_pictures_under_the_released_
         return FullWorker(name, store, *arguments, verifies=trust, **options)
 
     with site.fleet(FULL, DEVICES, other=dict.fromkeys(FULL, verifying)):  # type: ignore[arg-type]
-        results = site.run("fedavg", 2, edit=edit)
+        results = site.run("fedrep", 2, edit=edit)
         record = results.sum()
         assert record and record.masked and record.devices == tuple(sorted([*FULL, *DEVICES]))
         assert counted(site, kept(site)[-1]).tolist() == labels([*FULL, *DEVICES], 12).tolist()

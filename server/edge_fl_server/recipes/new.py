@@ -19,6 +19,10 @@ RECIPE = """\
 #
 # What happens: the server has no pictures and trains nothing. It exports the network [model] as it is, signs it and sends
 # it to your devices. Each device fits a personal classifier of its own pictures on it. Pictures never leave a device.
+#
+# How devices help each other: the network alone has no classifier, so the first devices need labelled pictures of each
+# class. Where five or more devices with certificates have labels, the sum of their class statistics becomes the fleet's
+# head of the next release: a new device predicts with it at once, without labels, and adapts it to its own.
 
 name = "{name}"
 source = "none"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from edge_fl.console.progress import Progress
+from edge_fl_devices.agent.state import Phase
 from edge_fl_devices.doctor import status
 from edge_fl_devices.features import child_loader
 from edge_fl_devices.features.child_loader import ReadingProgress
@@ -75,7 +76,9 @@ def test_the_status_shows_it(tmp_path: Path, clock: Clock) -> None:
 def test_the_agent_prints_a_line_a_minute(
     reading: ReadingProgress, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agent = SimpleNamespace(name="pi-1", fetching=None, state=SimpleNamespace(published=None))
+    agent = SimpleNamespace(
+        name="pi-1", fetching=None, state=SimpleNamespace(published=None, phase=Phase.UP, work=None)
+    )
     display = StatusDisplay(agent, Progress(live=False), reading)  # type: ignore[arg-type]
     reading.begin("features")
     for done in range(1, 131):

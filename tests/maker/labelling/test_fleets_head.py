@@ -200,7 +200,9 @@ def test_every_third_picture_is_drawn_at_random_and_the_agent_weights_as_the_pag
     agents = Predictor(home)
     assert agents.immediate is None
     assert sorted(agents.calibration.importance) == pytest.approx(sorted(page.calibration.importance))
-    assert agents.accuracy.accuracy == pytest.approx(page.accuracy.accuracy, abs=0.02)
+    assert agents.accuracy.accuracy == pytest.approx(
+        page.accuracy.accuracy, abs=0.03
+    )  # the page's head also knows the class shares of the pool
     stored = Store(home).head(agents.head.extractor)
     assert stored
     found = stored.parcel.report.metrics

@@ -16,7 +16,7 @@ from tools.study import day_zero, day_zero_cells
 from tools.study import day_zero_training as training
 from tools.study.day_zero import LABELS, Line, Score
 from tools.study.day_zero_cells import About, Cell
-from tools.study.day_zero_heads import FLEET, OWN, SERVED, Linear, fleet
+from tools.study.day_zero_heads import FLEET, OWN, SERVED, Fitted, fleets_head
 from tools.study.day_zero_training import Place, Sizes
 from tools.study.predictions import DOMAINS
 
@@ -66,9 +66,9 @@ def test_a_cell_is_read_as_it_was_written(head: str, tmp_path: Path) -> None:
 def test_labels_of_a_device_grow_from_its_first_and_no_head_sees_a_test_image() -> None:
     cell, seen = made(), dict[tuple[int, int], set[bytes]]()
 
-    def recording(z: Array, y: Array, cell: Cell) -> Linear:
+    def recording(z: Array, y: Array, cell: Cell) -> Fitted:
         seen[len(seen) // len(LABELS), len(y)] = {row.tobytes() for row in z}
-        return Linear(cell.weight, cell.bias)
+        return fleets_head(z, y, cell)
 
     scores = [*day_zero.evaluate(cell, {OWN: recording})]
     assert [(score.labels, score.count) for score in scores[: len(LABELS)]] == [
@@ -96,7 +96,7 @@ def test_the_heads_of_a_cell_without_with_few_and_with_many_labels() -> None:
 
 def test_without_a_shared_head_the_fleets_head_is_fitted_on_the_full_devices() -> None:
     cell = made("")
-    predicted = fleet(cell.z[:0], cell.y[:0], cell).logits(cell.z).argmax(1)
+    predicted = fleets_head(cell.z[:0], cell.y[:0], cell).logits(cell.z).argmax(1)
     assert (predicted == cell.y).mean() > 0.8
 
 
