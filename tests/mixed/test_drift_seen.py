@@ -41,7 +41,10 @@ __all__ = ["folder"]
 
 
 class Idle(Worker):
-    """A worker that does nothing."""
+    """A worker that does nothing, and whose device has no release to fit on."""
+
+    def installed(self) -> int:
+        return 0
 
     def perform(self, job: Job, material: Mapping[str, bytes] | bytes | None) -> Event:
         raise AssertionError(job)
