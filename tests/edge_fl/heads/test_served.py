@@ -61,7 +61,9 @@ def test_class_shares_are_those_of_the_labels_with_some_of_the_fleets() -> None:
     expected = (counts + served.PSEUDO_COUNT * CLASSES * fleets) / (7 + served.PSEUDO_COUNT * CLASSES)
     data = given(rows, plan=HeadPlan(fleet="head", shares=SHARES))
     assert served.fit(data).shares == pytest.approx(expected)
-    assert served.fit(given(rows)).shares == pytest.approx((counts + 0.5) / 12)
+    assert served.fit(given(rows)).shares == pytest.approx(
+        (counts + served.PSEUDO_COUNT) / (7 + 10 * served.PSEUDO_COUNT)
+    )
 
 
 def test_balanced_has_equal_class_shares_whatever_the_labels_and_the_fleets() -> None:

@@ -24,7 +24,9 @@ def test_a_device_shows_what_is_true(release: str, labels: int, extractors: Sequ
     # of 20 draws: three points and twice the mean's standard error; 16 intervals or more
     assert abs(np.mean(off)) < 0.03 + 2 * np.std(off) / DRAWS**0.5
     assert sum(draw.covered for draw in found) >= 0.8 * DRAWS
-    assert np.mean([draw.width for draw in found]) < 5.5 * np.std(off)  # 3.3 for a normal distribution
+    assert np.mean([draw.width for draw in found]) < 7 * np.std(
+        off
+    )  # 3.3 for a normal distribution; of 20 draws std is 16 % off
     assert np.mean([draw.error for draw in found]) <= shown_accuracy.ERROR
     assert np.mean([draw.true for draw in found]) > 0.8
 
