@@ -203,15 +203,15 @@ def test_every_third_picture_is_drawn_at_random_and_the_agent_weights_as_the_pag
 
 
 def test_labels_that_contradict_the_fleet_are_named(config: DeviceConfig) -> None:
-    """What the fleet calls banana is carrot here."""
+    """What the fleet calls banana is carrot here, and what it calls carrot is banana."""
     truth = fill(config, 6)
-    named = {name: "carrot" if each == "banana" else each for name, each in truth.items()}
+    swapped = {"banana": "carrot", "carrot": "banana"}
+    named = {name: swapped.get(each, each) for name, each in truth.items()}
     with desk(config) as site:
         site.learned()
         label(site, named, 30)
         until_s = time.monotonic() + 20
         while not (contradiction := site.session.view("me").contradiction) and time.monotonic() < until_s:
             time.sleep(0.1)
-        assert contradiction.startswith(
-            "labels contradict the fleet's head: most of 'carrot' is 'banana' to it"
-        )
+        assert contradiction.startswith("labels contradict the fleet's head: most of ")
+        assert "'carrot' is 'banana' to it" in contradiction
