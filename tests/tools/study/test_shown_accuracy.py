@@ -8,12 +8,12 @@ import pytest
 from tools.study import shown_accuracy
 from tools.study.shown_accuracy import CLASSES, RELEASES, Extractor
 
-DRAWS = 20
+DRAWS = 40
 
 
 @pytest.fixture(scope="module")
 def extractors() -> Sequence[Extractor]:
-    return [shown_accuracy.extractor(seed) for seed in range(2)]
+    return [shown_accuracy.extractor(seed) for seed in range(4)]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -21,7 +21,7 @@ def extractors() -> Sequence[Extractor]:
 def test_a_device_shows_what_is_true(release: str, labels: int, extractors: Sequence[Extractor]) -> None:
     found = [*shown_accuracy.draws(extractors, RELEASES[release], CLASSES, labels, DRAWS)]
     off = [draw.shown - draw.true for draw in found]
-    # of 20 draws: three points and twice the mean's standard error; 16 intervals or more
+    # of 40 draws: three points and twice the mean's standard error; 32 intervals or more
     assert abs(np.mean(off)) < 0.03 + 2 * np.std(off) / DRAWS**0.5
     assert sum(draw.covered for draw in found) >= 0.8 * DRAWS
     assert np.mean([draw.width for draw in found]) < 7 * np.std(
