@@ -27,7 +27,7 @@ from edge_fl.heads.linear import Doubles, direction
 FLEET = "fleet"
 """Name of the extra with a head that the server computed."""
 SCALE = "scale"
-"""Name of an extra with a factor on logits (FedETF)."""
+"""Name of an extra with a factor on the logits of the method's head (FedETF)."""
 SHRINKAGE = 1.0
 """Share of the mean variance that is added to every variance of a covariance within classes (docs/personal-heads.md)."""
 
@@ -136,7 +136,9 @@ def received(data: TrainingSet) -> FleetHead | None:
         raise _unfit(plan.fleet, arrays, f"weight [{classes}, {dim}], bias and class shares [{classes}]")
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise _unfit(plan.fleet, arrays, "finite numbers")
-    factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)
+    factor = 1.0
+    if plan.fleet != FLEET:
+        factor = plan.times * (float(data.extras[SCALE]["s"]) if SCALE in data.extras else 1.0)
     more = classes - len(weight)
     if not len(shares):
         shares = np.ones(len(weight))

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from edge_fl import heads, metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.heads import fleet
+from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.head import Extras, Head, TrainingSet
 from edge_fl.heads.plan import PLAIN, HeadPlan
 from edge_fl.learn.tree import Parts, to_arrays
@@ -81,10 +82,10 @@ def fitted(
 def release_of(
     method: Method, shared: Parts, clients: Mapping[str, ClientData], device: str
 ) -> tuple[HeadPlan, Extras]:
-    """The plan and the extras of a release of the method's extractor, with the fleet's head that `clients` make if it shares none."""
+    """The plan and the extras of a release of the method's extractor, with the fleet's head of these `clients`."""
     extras = to_arrays({name: shared[name] for name in method.head_tier.extras if shared.get(name)})
     plan = head_plan(method, 1, collect=False)
-    if plan.fleet in extras:
+    if plan.fleet == PRIOR:
         return plan, extras
     computed = fleet_head.compute(method, shared, clients.values(), method.net.classes, device)
     plan = replace(plan, fleet=fleet.FLEET, shares=computed.shares)

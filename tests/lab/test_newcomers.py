@@ -222,8 +222,10 @@ def test_a_cohort_of_drawn_size_stays_within_its_share() -> None:
     assert {len(cohorts.draw(clients, fixed, 0, number)) for number in range(1, 20)} == {10}
 
 
-def test_newcomers_serve_the_fleets_head_adapted_to_their_labels() -> None:
-    settings = ["data.clients=12", "data.unseen=4", "data.max_train=10", "rounds=8", "method.name=fedrep"]
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedetf"])
+def test_newcomers_serve_the_fleets_head_adapted_to_their_labels(method: str) -> None:
+    """Also where the shared head is under-trained (fedavg), or has a factor of its own (fedetf)."""
+    settings = ["data.clients=12", "data.unseen=4", "data.max_train=10", "rounds=8", f"method.name={method}"]
     heads = 'heads=["served","logistic"]'
     found = simulate(
         studies.prepare(with_settings(Recipe(name="tiny"), [*settings, heads])), RoundsSeen()

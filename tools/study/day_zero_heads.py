@@ -55,16 +55,16 @@ HEADS: Mapping[str, Fit] = {OWN: own, FLEET: fleets_head, SERVED: served}
 
 @lru_cache(maxsize=1)
 def release(cell: Cell) -> tuple[HeadPlan, Extras]:
-    """The plan and the extras of a release: the method's head, else one from the full devices' features, or from class statistics."""
+    """The plan and the extras of a release: the fleet's head of a simulated source, or class statistics where nothing was trained."""
     about = cell.about
-    if about.head:
-        return replace(about.plan, fleet=about.head), cell.extras
     each = [cell.fleet_device == device for device in np.unique(cell.fleet_device)]
     if about.method == PRETRAINED:
         found = [_statistics(cell.fleet_z[rows], cell.fleet_y[rows], about.classes) for rows in each]
         prior = sums.from_flat(np.sum([one.flat for one in found], axis=0), found[0].shape)
         return replace(about.plan, fleet=PRIOR), {PRIOR: prior.arrays()}
-    extra = fleet_head.of_features(((cell.fleet_z[rows], cell.fleet_y[rows]) for rows in each), about.classes)
+    features = ((cell.fleet_z[rows], cell.fleet_y[rows]) for rows in each)
+    method = replace(about.plan, fleet=about.head)
+    extra = fleet_head.of_features(features, about.classes, method, cell.extras)
     plan = replace(about.plan, fleet=fleet.FLEET, shares=extra.shares)
     return plan, tensors.unpack(extra.payload)
 

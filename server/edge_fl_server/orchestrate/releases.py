@@ -9,6 +9,7 @@ from edge_fl.console.progress import Progress
 from edge_fl.console.units import counted
 from edge_fl.errors import shortened
 from edge_fl.files import atomic
+from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.learn.tree import Parts
 from edge_fl.methods.contract import tiers
 from edge_fl.methods.contract.method import Method
@@ -70,7 +71,7 @@ class RunReleases:
         self._name(self._missing())
         setup, run_id, journal = self._setup, self._results.id, self._server.journal
         fleet = None
-        if setup.study and not tiers.fleets_head(method.head_tier):
+        if setup.study and tiers.fleets_head(method.head_tier) != PRIOR:
             clients = setup.study.data().values()
             fleet = fleet_head.compute(method, shared, clients, len(setup.spec.classes), setup.device)
         manifest = self.rollout.release(

@@ -146,8 +146,8 @@ def release(
 ) -> tuple[Manifest, dict[str, bytes]]:
     """Make a release -> its manifest, and its payloads by sha256: the extractor, its variants, and each extra part.
 
-    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant. `fleet` is the fleet's
-    head of a method that shares none; `serves` as of HeadPlan.
+    With `collect` the manifest requests head updates from devices; `quantiser` makes the extractor's int8 variant. `fleet` is the
+    fleet's head that the server computed, instead of the method's; `serves` as of HeadPlan.
     """
     exported = export(method, shared)
     extras = {
@@ -159,7 +159,7 @@ def release(
     plan = description.heads
     if plan.fleet not in extras:  # of a round before the method has one
         plan = msgspec.structs.replace(plan, fleet="")
-    if fleet and not plan.fleet:
+    if fleet:
         extras[FLEET] = fleet.payload
         plan = msgspec.structs.replace(plan, fleet=FLEET, shares=fleet.shares)
     return assemble(exported, description._replace(heads=plan), origin, extras, quantiser=quantiser)
