@@ -333,7 +333,7 @@ def test_device_files_are_made_with_the_owner_of_their_folder() -> None:
         "agent_update/launcher.py": "runs as the agent; imports only Python",
         "agent_update/environment.py": "runs in the agent",
         "doctor/folder_probe.py": "runs as the agent; imports only Python",
-        "labelling/feature_rows.py": "appends to a file made with open_private",
+        "features/feature_rows.py": "appends to a file made with open_private",
     }
     devices = Path(str(edge_fl_devices.__file__)).parent
     found = [

@@ -25,6 +25,8 @@ from edge_fl_devices.storage import read_json
 MB = 2**20
 CAPTURE_SOURCE = re.compile(r"camera:\d+|(rtsps?|https?)://\S+|watch:/.+")
 FOLDER, SETTINGS = "device", "settings.json"
+POOL = "unlabelled"
+"""In a device's folder: the pictures without a label."""
 
 
 class CaptureConfig(Struct, frozen=True, forbid_unknown_fields=True):

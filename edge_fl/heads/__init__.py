@@ -19,7 +19,7 @@ from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
 from edge_fl.heads import fleet, residual, served
 from edge_fl.heads.class_statistics import prior
-from edge_fl.heads.head import Array, Extras, Head, TrainingSet
+from edge_fl.heads.head import Array, Extras, FittableHead, Head, TrainingSet
 from edge_fl.heads.linear import Constant, Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
 from edge_fl.heads.plan import PLAIN, HeadPlan, Way
@@ -37,6 +37,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Ensemble",
+    "FittableHead",
     "Gated",
     "Head",
     "HeadPlan",
@@ -58,7 +59,9 @@ __all__ = [
 
 MAX_CLASSES = 10**6
 ENTRY_POINTS = "edge_fl.heads"
-HEADS: dict[str, type[Head]] = {head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Cosine, Constant)}
+HEADS: dict[str, type[FittableHead]] = {
+    head.kind: head for head in (Logistic, Svm, Mlp, Nearest, Cosine, Constant)
+}
 KINDS: dict[str, type[Head]] = {
     **HEADS,
     **{head.kind: head for head in (Tuned, Gated, Ensemble, residual.FleetMlp)},
@@ -87,7 +90,7 @@ def names() -> list[str]:
     return list(dict.fromkeys([*HEADS, *plugins.names(ENTRY_POINTS)]))
 
 
-def find(kind: str) -> type[Head]:
+def find(kind: str) -> type[FittableHead]:
     """Return the class of a kind; also searches the entry point group `edge_fl.heads`. Raises ConfigError."""
     if kind in HEADS:
         return HEADS[kind]
@@ -96,13 +99,15 @@ def find(kind: str) -> type[Head]:
     raise ConfigError(f"head {kind!r} is unknown{nearest(kind, names())}")
 
 
-def resolve(name: str) -> type[Head]:
+def resolve(name: str) -> type[FittableHead]:
     """Return the class of a kind or of `package.module:Class`, for commands that a person starts. Raises ConfigError."""
     if ":" not in name:
         return find(name)
     found = plugins.imported(name, "head", ConfigError)
-    if not (isinstance(found, type) and issubclass(found, Head) and hasattr(found, "kind")):
-        raise ConfigError(f"head {name!r}: {found!r}, expected a subclass of edge_fl.heads.Head with a kind")
+    if not (isinstance(found, type) and issubclass(found, FittableHead) and hasattr(found, "kind")):
+        raise ConfigError(
+            f"head {name!r}: {found!r}, expected a subclass of edge_fl.heads.FittableHead with a kind"
+        )
     return found
 
 
@@ -226,7 +231,9 @@ def from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> Hea
         raise ArtefactError(
             f"{kind.kind} head: classes {present.tolist()}, expected ascending ids below {classes}"
         )
-    return kind(classes, metadata.get("extractor", ""), **{name: arrays[name] for name in kind.shapes})
+    return kind.of_arrays(
+        classes, metadata.get("extractor", ""), {name: arrays[name] for name in kind.shapes}
+    )
 
 
 def _known(kind: str) -> type[Head] | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,10 +66,6 @@ class Adapted(Head):
 
     shapes: ClassVar[Mapping[str, str]] = {"weights": "kd", "bias": "k", "present": "k"}
     directed: ClassVar[bool]
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> Self:
-        raise NotImplementedError("edge_fl.heads.served.fit makes these heads")
 
     def logits(self, z: Features) -> Features:
         require_features(z, self.weights.shape[1], self.kind)

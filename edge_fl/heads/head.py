@@ -1,8 +1,9 @@
-"""The interface of personal heads: features to logits. A head is fitted on one client's samples and valid for one extractor.
+"""The interfaces of personal heads: features to logits (`Head`), and kinds that are fitted to samples alone (`FittableHead`).
 
-A head is a small frozen value: prediction needs NumPy only, and it is saved as arrays and strings, without pickle. It never leaves the
-client. Its operations are also plain data (`Graph`), from which an export makes ONNX nodes: a device has no package onnx. Operators and
-attributes are those of ONNX from opset 7 to `edge_fl.release.onnx_form.OPSET`, so that a graph can be added to any extractor.
+A head is a small frozen value, valid for one extractor: prediction needs NumPy only, and it is saved as arrays and strings, without pickle.
+It never leaves the client. Its operations are also plain data (`Graph`), from which an export makes ONNX nodes: a device has no package
+onnx. Operators and attributes are those of ONNX from opset 7 to `edge_fl.release.onnx_form.OPSET`, so that a graph can be added to any
+extractor.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class TrainingSet:
 
 @dataclass(frozen=True, eq=False)
 class Head(ABC):
-    """A head for C = `classes` classes; `extractor` is the sha256 of the extractor that it was fitted for ("" for none)."""
+    """What serves: a head for C = `classes` classes; `extractor` is the sha256 of the extractor that it was fitted for ("" for none)."""
 
     classes: int
     extractor: str
@@ -147,9 +148,9 @@ class Head(ABC):
     """Arrays by field name, each with a letter per dimension; equal letters are equal sizes, C is `classes`, 1 is one."""
 
     @classmethod
-    @abstractmethod
-    def fit(cls, data: TrainingSet) -> Self:
-        """Fit the head to `data`, which has two or more classes except for the constant head."""
+    def of_arrays(cls, classes: int, extractor: str, arrays: Mapping[str, Array]) -> Self:
+        """The head with these arrays, which have the names and `shapes` of `to_arrays()`."""
+        return cls(classes, extractor, **arrays)
 
     @abstractmethod
     def logits(self, z: Features) -> Features:
@@ -182,6 +183,16 @@ class Head(ABC):
     def to_arrays(self) -> dict[str, Array]:
         """Arrays by name; with `describe()` they define the head (`edge_fl.heads.from_arrays` is the inverse)."""
         return {name: getattr(self, name) for name in self.shapes}
+
+
+@dataclass(frozen=True, eq=False)
+class FittableHead(Head):
+    """A kind of head that its class fits to labelled samples, and to the extras of a release where its plan names them."""
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, data: TrainingSet) -> Self:
+        """Fit the head to `data`, which has two or more classes except for the constant head."""
 
 
 def require_features(z: Array, dim: int, kind: str) -> None:

@@ -20,8 +20,8 @@ from edge_fl.heads.head import (
     SHORTEST,
     Array,
     Features,
+    FittableHead,
     Graph,
-    Head,
     TrainingSet,
     identity_scaling,
     over_all,
@@ -37,7 +37,7 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(Head, ABC):
+class Linear(FittableHead, ABC):
     """weights [k, d] and bias [k] for the k classes `present` (ascending ids), on features standardised by mean and std [d]."""
 
     weights: Features
@@ -118,7 +118,7 @@ class Nearest(Linear):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Cosine(Head):
+class Cosine(FittableHead):
     """Ridge regression of the one-hot labels on directions of features: for frozen backbones, with few labels in many dimensions.
 
     weights [k, d] and bias [k] for the k classes `present`. A closed form; needs no scikit-learn.
@@ -224,7 +224,7 @@ def _solve(model: Any, data: TrainingSet, mean: Features, std: Features) -> tupl
 
 @final
 @dataclass(frozen=True, eq=False)
-class Constant(Head):
+class Constant(FittableHead):
     """The most frequent class; any kind becomes this one for a client with a single class.
 
     present int64 [1]; accepts features of any width.

@@ -6,8 +6,9 @@ divided by sqrt(d), to about that length (unscaled features of 512 dimensions do
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self, final
 
 import numpy as np
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from edge_fl.heads.descent import probabilities
 from edge_fl.heads.head import (
+    Array,
     Features,
+    FittableHead,
     Graph,
     Head,
     TrainingSet,
@@ -33,7 +36,7 @@ Weights = list[Features]
 
 @final
 @dataclass(frozen=True, eq=False)
-class Mlp(Head):
+class Mlp(FittableHead):
     """A hidden layer of 256 units with ReLU, trained by SGD.
 
     hidden_weights [h, d], hidden_bias [h], weights [C, h], bias [C]; mean and std [d]. Covers all C classes.
@@ -87,6 +90,10 @@ class Mlp(Head):
         hidden_weights, hidden_bias, weights, bias = layers
         return cls(data.classes, data.extractor, hidden_weights, hidden_bias, weights, bias, mean, std)
 
+    def times(self, factor: float) -> Mlp:
+        """The head with its logits multiplied by `factor`."""
+        return replace(self, weights=self.weights * np.float32(factor), bias=self.bias * np.float32(factor))
+
     def logits(self, z: Features) -> Features:
         require_features(z, len(self.mean), self.kind)
         u = (z - self.mean) / self.std
@@ -99,6 +106,23 @@ class Mlp(Head):
         u = graph.standardised(z, self.mean, self.std)
         hidden = graph.node("Relu", graph.affine(u, self.hidden_weights, self.hidden_bias))
         return graph.affine(hidden, self.weights, self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class WithMlp(Head, ABC):
+    """A head of which `mlp` is a part; the arrays of both are stored side by side: `shapes` contains those of an MLP."""
+
+    mlp: Mlp
+
+    @classmethod
+    def of_arrays(cls, classes: int, extractor: str, arrays: Mapping[str, Array]) -> Self:
+        mlp = Mlp.of_arrays(classes, extractor, {name: arrays[name] for name in Mlp.shapes})
+        others = {name: array for name, array in arrays.items() if name not in Mlp.shapes}
+        return cls(classes, extractor, mlp=mlp, **others)
+
+    def to_arrays(self) -> dict[str, Array]:
+        others = {name: getattr(self, name) for name in self.shapes if name not in Mlp.shapes}
+        return {**self.mlp.to_arrays(), **others}
 
 
 def _layer(inputs: int, outputs: int, rng: np.random.Generator) -> tuple[Features, Features]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, final
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from edge_fl.heads.descent import probabilities
 from edge_fl.heads.fleet import Adapted
 from edge_fl.heads.head import Features, Graph, Head, TrainingSet, require_features
 from edge_fl.heads.linear import Doubles, direction
-from edge_fl.heads.mlp import Mlp
+from edge_fl.heads.mlp import Mlp, WithMlp
 from edge_fl.heads.served import DOUBT, Estimate, Rows
 
 SHARES = (0.0, 0.5, 1.0)
@@ -33,35 +33,20 @@ LOWEST = -30.0
 
 @final
 @dataclass(frozen=True, eq=False)
-class FleetMlp(Head):
-    """The sum of an adapted fleet's head, `linear` [C, d] and `linear_bias` [C] on features or directions (`directed`), and an MLP."""
+class FleetMlp(WithMlp):
+    """The sum of an adapted fleet's head, `linear` [C, d] and `linear_bias` [C] on features or directions (`directed`), and `mlp`."""
 
     linear: Features
     linear_bias: Features
     directed: Features
-    hidden_weights: Features
-    hidden_bias: Features
-    weights: Features
-    bias: Features
-    mean: Features
-    std: Features
 
     kind: ClassVar[str] = "fleet-mlp"
     shapes: ClassVar[Mapping[str, str]] = {
+        **Mlp.shapes,
         "linear": "Cd",
         "linear_bias": "C",
         "directed": "1",
-        **Mlp.shapes,
     }
-
-    @classmethod
-    def fit(cls, data: TrainingSet) -> Self:
-        raise NotImplementedError("edge_fl.heads.residual.fit makes these heads")
-
-    @property
-    def mlp(self) -> Mlp:
-        """The residual."""
-        return Mlp(self.classes, self.extractor, **{name: getattr(self, name) for name in Mlp.shapes})
 
     def logits(self, z: Features) -> Features:
         require_features(z, self.linear.shape[1], self.kind)
@@ -113,18 +98,13 @@ def _mlp(data: TrainingSet, base: Features, head: Adapted) -> tuple[Logits, Mlp]
 def _with_mlp(head: Adapted, found: object, share: float) -> Head:
     assert isinstance(found, Mlp)
     linear, bias = head.over_all()
-    arrays = {
-        **found.to_arrays(),
-        "weights": found.weights * np.float32(share),
-        "bias": found.bias * np.float32(share),
-    }
     return FleetMlp(
         head.classes,
         head.extractor,
+        mlp=found.times(share),
         linear=linear,
         linear_bias=np.maximum(bias, LOWEST).astype(np.float32),
         directed=np.array([head.directed], np.float32),
-        **arrays,
     )
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from edge_fl.errors import ArtefactError
 from edge_fl.failures import Failure
 from edge_fl.heads.descent import Weights, descend, probabilities, received
-from edge_fl.heads.head import Array, Features, Graph, Head, TrainingSet, require_features
-from edge_fl.heads.mlp import Mlp
+from edge_fl.heads.head import Array, Features, FittableHead, Graph, TrainingSet, require_features
+from edge_fl.heads.mlp import Mlp, WithMlp
 
 POLICY = "policy"
 EPSILON = 1e-5  # as in torch's LayerNorm
@@ -28,7 +28,7 @@ TINY = np.float32(1e-30)
 
 @final
 @dataclass(frozen=True, eq=False)
-class Gated(Head):
+class Gated(FittableHead):
     """weights, bias of the personal head; theirs, theirs_bias of the global one; context v [d]; the policy d -> 2d -> (2, d)."""
 
     weights: Features
@@ -117,15 +117,9 @@ def _policy(data: TrainingSet) -> dict[str, Array]:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Ensemble(Head):
-    """The arrays of an MLP head, and theirs [C, d], theirs_bias [C] of the global classifier."""
+class Ensemble(WithMlp, FittableHead):
+    """The personal `mlp`, and theirs [C, d], theirs_bias [C] of the global classifier."""
 
-    hidden_weights: Features
-    hidden_bias: Features
-    weights: Features
-    bias: Features
-    mean: Features
-    std: Features
     theirs: Features
     theirs_bias: Features
 
@@ -136,18 +130,7 @@ class Ensemble(Head):
     def fit(cls, data: TrainingSet) -> Self:
         theirs = received(data, data.plan.start)
         bias = np.zeros(data.classes, np.float32) if theirs.bias is None else theirs.bias
-        return cls(
-            data.classes,
-            data.extractor,
-            **Mlp.fit(data).to_arrays(),
-            theirs=theirs.weight,
-            theirs_bias=bias,
-        )
-
-    @property
-    def mlp(self) -> Mlp:
-        """The personal part."""
-        return Mlp(self.classes, self.extractor, **{name: getattr(self, name) for name in Mlp.shapes})
+        return cls(data.classes, data.extractor, mlp=Mlp.fit(data), theirs=theirs.weight, theirs_bias=bias)
 
     def logits(self, z: Features) -> Features:
         """Logarithm of the mean of both probabilities."""

@@ -68,14 +68,27 @@ SUMS = {
 """Content of the vectors that a device may add to a sum over devices, by the sum's subject."""
 
 
-def sharing(uploads: bool) -> str:
-    """What leaves a device by default for the sake of the others, or with its owner's `uploads` off, and how to change that."""
+def sharing(
+    device: str = "this device", *, uploads: bool = True, minimum: int = 5, masked: bool = True
+) -> tuple[str, str]:
+    """What leaves a device for the sake of the others, as a title and a sentence, which also says how to change it.
+
+    `uploads` and `minimum` are its owner's settings: whether it takes part in sums, and in those of how many devices at least. masked:
+    whether it has a certificate; without one it takes part in other sums only.
+    """
     if not uploads:
-        return "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
-    return (
-        "class statistics, in masked sums over at least 5 devices; never a picture, or the features of one by themselves."
-        " uploads = false in its settings switches this off"
-    )
+        said = "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
+    elif masked:
+        said = (
+            f"class statistics, in masked sums over at least {minimum} devices; never a picture, or the features of one by themselves."
+            " uploads = false in its settings switches this off"
+        )
+    else:
+        said = (
+            f"class statistics, in sums over at least {minimum} devices that are not masked, if its server asks for them: the server sees"
+            " those of each device. uploads = false in its settings switches this off"
+        )
+    return f"what leaves {device} for others", said
 
 
 ANSWERS = {what: kind.__struct_fields__ for what, kind in QUERY_ANSWERS.items()}

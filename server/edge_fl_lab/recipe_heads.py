@@ -9,7 +9,7 @@ from edge_fl import heads, metrics
 from edge_fl.data.samples import ClientData
 from edge_fl.heads import fleet
 from edge_fl.heads.class_statistics.prior import PRIOR
-from edge_fl.heads.head import Extras, Head, TrainingSet
+from edge_fl.heads.head import Extras, FittableHead, Head, TrainingSet
 from edge_fl.heads.plan import PLAIN, HeadPlan
 from edge_fl.learn.tree import Parts, to_arrays
 from edge_fl.methods.contract.method import Method
@@ -118,5 +118,5 @@ def served(
     return metrics.accuracy(head.predict(test), data.test.y)
 
 
-def _fit(kind: type[Head], training: TrainingSet) -> Head:
+def _fit(kind: type[FittableHead], training: TrainingSet) -> Head:
     return (kind if len(training.present) > 1 else heads.Constant).fit(training)

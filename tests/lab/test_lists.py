@@ -164,7 +164,7 @@ def test_a_recipe_names_heads(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ("svn", r"did you mean 'svm'"),
         ("own_extension:No", "cannot be imported"),
         ("no_such_module:Own", "cannot be imported"),
-        ("own_extension:Method", r"expected a subclass of edge_fl\.heads\.Head"),
+        ("own_extension:Method", r"expected a subclass of edge_fl\.heads\.FittableHead"),
         (":x", "cannot be imported"),
     ],
 )

@@ -14,6 +14,7 @@ from edge_fl_devices.agent.effects import Fit
 from edge_fl_devices.config import CaptureConfig, DeviceConfig
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.storage.store import ImmediateHead, Store
@@ -23,7 +24,6 @@ from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.http_server import Service
-from edge_fl_maker.labelling.feature_rows import file_key
 from edge_fl_maker.labelling.learner import Learner
 from tests.devices.images import X, Y
 from tests.maker.test_http_server import ask, png

@@ -151,7 +151,7 @@ def enrol_new(names: list[str], home: Path) -> None:
 def _state_sharing() -> None:
     from edge_fl.wire.egress import sharing
 
-    print_status(f"what leaves a device for others: {sharing(True)}")
+    print_status(": ".join(sharing("a device")))
 
 
 def certificates(home: Home = DEFAULT_HOME, format: FormatOption = Format.TABLE) -> None:

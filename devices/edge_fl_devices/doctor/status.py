@@ -73,7 +73,8 @@ def _sum_rows(store: Store) -> dict[str, object]:
     config, record = remembered(store.folder), store.sums()
     floors, uploads = (config.sums, config.uploads) if config else (DEFAULT, True)
     rows: dict[str, object] = {"takes part in sums of": str(floors) if uploads else "none: uploads = false"}
-    rows["leaves this device for others"] = sharing(uploads)
+    masked = bool(config and config.broker.identity)
+    rows |= [sharing(uploads=uploads, minimum=floors.minimum, masked=masked)]
     if record.id:
         rows["last sum"] = record.id
     if record.declined:

@@ -59,7 +59,7 @@ class ClientFeatures:
         )
 
 
-def unlabelled(dim: int) -> ClientFeatures:
+def no_labels(dim: int) -> ClientFeatures:
     """The features of a device without labelled images."""
     none = FeatureSet(np.empty((0, dim), np.float32), np.empty(0, np.int64))
     return ClientFeatures(none, none, none)

@@ -164,7 +164,8 @@ def flash(
         if keys:
             from edge_fl.wire.egress import sharing
 
-            print_status(f"what leaves {device} for others: {sharing(config.uploads)}")
+            said = sharing(device, uploads=config.uploads, minimum=config.sums.minimum)
+            print_status(": ".join(said))
 
 
 def _target(boot: Path | None, ssh: str, out: Path | None, python: str) -> Target:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.blob import digest
@@ -17,12 +19,13 @@ from edge_fl.heads.auto import AUTO, Choice, HeldOut
 from edge_fl.heads.head import Array
 from edge_fl.heads.tuned import OWN
 from edge_fl.release.manifests import Manifest
+from edge_fl_devices.features import feature_rows
 from edge_fl_devices.features.client_features import (
     ClientFeatures,
     FeatureLoader,
     FeatureSet,
     LoadedFeatures,
-    unlabelled,
+    no_labels,
 )
 from edge_fl_devices.serving.served_model import ServedModel, serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
@@ -54,6 +57,7 @@ class FitSettings:
 class Inputs:
     """Inputs of one fit: the release, its features, and the served model with its own features for the comparison.
 
+    unlabelled float32 [m, d]: features of pictures without a label, for a fleet's head; none for other heads.
     `pooled`: the images are too few to set some apart, so the head is fitted on all of them and measured by cross-validation.
     """
 
@@ -66,6 +70,7 @@ class Inputs:
     served: ServedModel | None
     served_features: ClientFeatures | None
     pooled: bool
+    unlabelled: NDArray[np.float32]
 
     @property
     def manifest(self) -> Manifest:
@@ -100,6 +105,11 @@ class Fits:
         extras = self._read_extras(installed)
         if served and isinstance(served.stored.head, Tuned):
             extras[OWN] = served.stored.head.raw().arrays()
+        manifest, unlabelled = installed.manifest, no_labels(installed.manifest.feature_dim).train.z
+        if self.uses_fleet(manifest):
+            unlabelled = feature_rows.of_pool(
+                self.store.folder, manifest.extractor.sha256, manifest.feature_dim, loaded.bits
+            )
         return Inputs(
             installed=installed,
             features=features,
@@ -110,6 +120,7 @@ class Fits:
             served=served,
             served_features=loaded.by_extractor[-1] if served else None,
             pooled=features.scenes < max(self.settings.cross_validate_below, 1),
+            unlabelled=unlabelled,
         )
 
     def uses_fleet(self, manifest: Manifest) -> bool:
@@ -125,7 +136,7 @@ class Fits:
             if not self.uses_fleet(releases[0].manifest):
                 raise
             log.info("%s; the fleet's head serves alone", error.message)
-            nothing = tuple(unlabelled(release.manifest.feature_dim) for release in releases)
+            nothing = tuple(no_labels(release.manifest.feature_dim) for release in releases)
             return LoadedFeatures(nothing, "no labelled images")
 
     def fleets_head(self, inputs: Inputs) -> Head | None:
@@ -133,7 +144,7 @@ class Fits:
         manifest = inputs.manifest
         if inputs.pooled or not self.uses_fleet(manifest):
             return None
-        none = unlabelled(manifest.feature_dim).train
+        none = no_labels(manifest.feature_dim).train
         spec = replace(self._spec(manifest), kind=Logistic.kind, calibrate=False)
         return self.fitter(spec, FitData(none.z, none.y, inputs.extras)).head
 
@@ -151,7 +162,9 @@ class Fits:
         held = NOTHING_HELD_OUT if inputs.pooled else HeldOut(validation.z, validation.y, validation.groups)
         return self.fitter(
             spec,
-            FitData(fitted.z, fitted.y, inputs.extras, held, fitted.groups, importance=fitted.importance),
+            FitData(
+                fitted.z, fitted.y, inputs.extras, held, fitted.groups, inputs.unlabelled, fitted.importance
+            ),
         ), fit_key
 
     def fit_as_served(self, served: ServedModel, inputs: Inputs, data: FeatureSet) -> Choice:
@@ -187,8 +200,9 @@ class Fits:
 
 
 def _fit_key(spec: FitSpec, inputs: Inputs) -> str:
-    """A hash of everything that a head follows from."""
+    """A hash of everything that a head follows from; of pictures without a label only how many there are, to a factor of two."""
     extras = sorted(blob.sha256 for blob in inputs.manifest.extras.values())
+    more = [f"-{len(inputs.unlabelled).bit_length()}"] if len(inputs.unlabelled) else []
     return digest(
-        msgspec.json.encode((spec, inputs.pooled)) + "".join([inputs.fingerprint, *extras]).encode()
+        msgspec.json.encode((spec, inputs.pooled)) + "".join([inputs.fingerprint, *extras, *more]).encode()
     )

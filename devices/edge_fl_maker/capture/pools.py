@@ -41,7 +41,7 @@ from edge_fl_devices.config import MB, CaptureConfig
 SIDE = 8
 MAX_DIFFERENT_BITS = 1
 GRID = InputSpec((1, SIDE, SIDE + 1), resize="stretch")
-FOLDER, INDEX = "unlabelled", "index.jsonl"
+INDEX = "index.jsonl"
 STARTS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n": ".png"}
 REMEMBERED = 5000
 SLACK = 0.05

@@ -32,10 +32,10 @@ from edge_fl.heads.head import Array
 from edge_fl.heads.linear import direction
 from edge_fl.seeds import generator
 from edge_fl_devices.child import decode, encode, serve
+from edge_fl_devices.features import feature_rows
 from edge_fl_devices.workers import head_updates
 from edge_fl_devices.workers.class_statistics import StatisticsOffers
 from edge_fl_devices.workers.head_fitting import FitData, FitSpec, FittedHead, fit_here
-from edge_fl_maker.labelling import feature_rows
 
 MOST_COVERED = 1000
 """Pictures whose cover is computed, a sample of more."""

@@ -44,6 +44,7 @@ from edge_fl_devices.data.first_guesses import FirstGuesses
 from edge_fl_devices.data.picture_index import origin
 from edge_fl_devices.data.spec import DataSpec
 from edge_fl_devices.features.extractor import Extractor
+from edge_fl_devices.features.feature_rows import MOST_UNLABELLED, FeatureRows, file_key
 from edge_fl_devices.serving.predict import Prediction, Predictor
 from edge_fl_devices.storage.slots import InstalledRelease
 from edge_fl_devices.storage.store import ImmediateHead, Store
@@ -51,7 +52,6 @@ from edge_fl_devices.workers.head_fitting import FitSpec, FittedHead
 from edge_fl_maker.capture.pools import Pool
 from edge_fl_maker.current_model import CurrentModel
 from edge_fl_maker.labelling import immediate
-from edge_fl_maker.labelling.feature_rows import FeatureRows, file_key
 from edge_fl_maker.labelling.immediate import Grouping, ImmediateFit, Ordering
 from edge_fl_maker.labelling.moves import FOLDER
 
@@ -66,8 +66,6 @@ MOST_ORDERED = 4000
 """Pictures of the pool that are ordered at a time, the first by name, which is random: memory of the child grows with them."""
 LEAST = 2
 """Labelled pictures without which no head is fitted, as by the agent, unless the release has a fleet's head."""
-MOST_UNLABELLED = 1000
-"""Pictures without a label from which class shares are estimated, the first by name, which is random."""
 Files = dict[bytes, Path]
 """Pictures by the keys of their files."""
 

@@ -32,12 +32,11 @@ from edge_fl.files.paths import text
 from edge_fl.untrusted import NOT_JSON
 from edge_fl.wire.host_names import is_loopback
 from edge_fl.wire.transport import JSON
-from edge_fl_devices.config import DeviceConfig
+from edge_fl_devices.config import POOL, DeviceConfig
 from edge_fl_devices.data import location
 from edge_fl_devices.serving.show import print_model, print_threshold
 from edge_fl_maker import access
 from edge_fl_maker.access import COOKIE, HttpAccess
-from edge_fl_maker.capture import pools
 from edge_fl_maker.capture.capture import Capture
 from edge_fl_maker.capture.pools import Pool, Why
 from edge_fl_maker.http_server import HttpAnswer, HttpRequest, Route, Routes, Service, picture_in
@@ -191,7 +190,7 @@ def serving(
 def labelling(service: Service, config: DeviceConfig) -> Iterator[LabelSession]:
     """Add the label page to a service, and capture and learn until the block ends."""
     folder, data = Path(config.folder), Path(location.parsed(config.data)[1])
-    pool = Pool(folder / pools.FOLDER, config.capture)
+    pool = Pool(folder / POOL, config.capture)
     learner = Learner(config, data, service.model, pool, service.lock)
     pool.order = learner.order
     moves = Moves(pool, data, folder)

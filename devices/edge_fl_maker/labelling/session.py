@@ -22,9 +22,9 @@ from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl_devices.data.first_guesses import FirstGuess
 from edge_fl_devices.data.record import MOST_NAMED
+from edge_fl_devices.features.feature_rows import file_key
 from edge_fl_devices.serving.predict import ClassCandidate
 from edge_fl_maker.capture.pools import Pool
-from edge_fl_maker.labelling.feature_rows import file_key
 from edge_fl_maker.labelling.learner import Learner
 from edge_fl_maker.labelling.moves import NOTHING, Moves, shortened
 

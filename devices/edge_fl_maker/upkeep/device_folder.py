@@ -16,7 +16,7 @@ from edge_fl.errors import InputError
 from edge_fl.files.paths import text
 from edge_fl_devices.agent.effects import Memory, without_server
 from edge_fl_devices.board.installation import settings_file
-from edge_fl_devices.config import DeviceConfig, from_options, remembered
+from edge_fl_devices.config import POOL, DeviceConfig, from_options, remembered
 from edge_fl_devices.data import decoding_marker
 from edge_fl_devices.storage import listed
 from edge_fl_devices.storage.slots import Slots
@@ -57,8 +57,6 @@ identity starts anew.
 
 OF_SERVER = ("tuf", "remote.json", "outbox")
 """What binds a device to one server: the keys that it trusts, settings from the operator, and reports on its assignments."""
-
-UNLABELLED = "unlabelled"
 
 
 @contextmanager
@@ -109,7 +107,7 @@ def plan_reset(folder: Path, *, labels: bool = False, identity: bool = False) ->
     names = [*LEARNED, *RECORDS, *(LEDGERS if identity else ())]
     paths = [folder / name for name in names]
     if labels:
-        paths += [folder / UNLABELLED, *_pictures(_required(settings, folder, "--labels"))]
+        paths += [folder / POOL, *_pictures(_required(settings, folder, "--labels"))]
     if identity and (where := _required(settings, folder, "--identity").broker.identity):
         paths += sorted(path for path in Path(where).glob("*") if path.is_file())
     return ResetPlan(tuple(path for path in paths if path.exists()), settings)

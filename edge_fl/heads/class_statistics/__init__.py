@@ -1,1 +1,1 @@
-"""Class statistics: what a head-only device may add to a sum over devices, and the prior that the sum gives to every device's head."""
+"""Class statistics: what a device may add to a sum over devices, and the prior that the sum gives to all of them."""

@@ -2,6 +2,8 @@
 
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from edge_fl.blob import describe
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.inputs import InputSpec
@@ -93,13 +95,7 @@ def none_of(kind: type, found: tuple[effects.Effect, ...]) -> bool:
 
 
 def train(version: int = 1, round: int = 1, attempt: int = 0, **changes: Any) -> Assignment:
-    return replaced(Assignment(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
-
-
-def replaced(assignment: Assignment, **changes: Any) -> Assignment:
-    return Assignment(
-        **{**{name: getattr(assignment, name) for name in assignment.__struct_fields__}, **changes}
-    )
+    return replace(Assignment(version, "train", "t", round, f"t-{round}-{attempt}", DOWN), **changes)
 
 
 def serve(version: int = 1, release: int = 3) -> Assignment:
@@ -124,3 +120,15 @@ def head_device_reporting() -> Agent:
     device.on(events.Refreshed(MANIFEST, installed=True))
     device.on(events.Finished(report("rel-3", "head", release=3)))
     return device
+
+
+def head_device_serving() -> Agent:
+    """A device whose head on release 3 is acknowledged."""
+    device = head_device_reporting()
+    device.receive(Ack("rel-3", "accepted"))
+    return device
+
+
+def new_data(device: Agent, **changes: Any) -> tuple[effects.Effect, ...]:
+    """Tell the device that its data changed, with `changes` of its capability."""
+    return device.on(events.DataChanged(replace(device.state.capability, **changes)))

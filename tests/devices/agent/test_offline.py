@@ -18,6 +18,8 @@ from tests.devices.agent.agents import (
     ONNX,
     Agent,
     head_device_reporting,
+    head_device_serving,
+    new_data,
     none_of,
     only,
     report,
@@ -26,10 +28,6 @@ from tests.devices.agent.agents import (
 
 DAY_S = 86_400.0
 LATE_S = LIMITS.offline_s + 1
-
-
-def new_data(device: Agent) -> tuple[effects.Effect, ...]:
-    return device.on(events.DataChanged(device.state.capability))
 
 
 def fitted(device: Agent, fit: effects.Fit, **changes: object) -> None:
@@ -42,8 +40,7 @@ def waiting(device: Agent) -> list[str]:
 
 def unplugged() -> Agent:
     """A device with an acknowledged head on release 3, without a broker for some seconds."""
-    device = head_device_reporting()
-    device.receive(Ack("rel-3", "accepted"))
+    device = head_device_serving()
     device.on(Disconnected("gone"))
     device.now_s += LATE_S
     return device

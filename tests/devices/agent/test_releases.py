@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ from edge_fl.blob import describe
 from edge_fl.failures import Failure
 from edge_fl.wire.messages import (
     Ack,
-    Capability,
     Command,
     DeviceState,
     Log,
@@ -26,6 +24,8 @@ from tests.devices.agent.agents import (
     ONNX,
     Agent,
     head_device_reporting,
+    head_device_serving,
+    new_data,
     none_of,
     only,
     report,
@@ -149,7 +149,7 @@ def test_new_data_begin_a_release_again_whose_child_was_killed(acknowledged: boo
     killed(device)
     if acknowledged:
         device.receive(Ack("rel-3", "accepted"))
-    device.on(events.DataChanged(device.state.capability))
+    new_data(device)
     device.receive(device.echo())
     assert any(isinstance(effect, effects.Refresh) for effect in device.done[-6:])
     assert not device.state.outbox and device.state.work and killed(device) == LIMITS.max_kills
@@ -178,7 +178,7 @@ def test_a_refit_whose_child_is_killed_waits_for_new_data() -> None:
     assert killed(device) == LIMITS.max_kills
     assert not device.state.outbox and device.state.reason == "killed"
     assert wake_at(device.state) == math.inf
-    device.on(events.DataChanged(device.state.capability))
+    new_data(device)
     device.receive(device.echo())
     assert device.state.work and device.state.work.activity == "fitting"
 
@@ -194,9 +194,8 @@ def test_a_refit_that_waits_does_not_keep_a_full_device_awake() -> None:
 
 def refitting() -> Agent:
     """A device that serves a release and fits another head because its data changed."""
-    device = head_device_reporting()
-    device.receive(Ack("rel-3", "accepted"))
-    device.on(events.DataChanged(device.state.capability))
+    device = head_device_serving()
+    new_data(device)
     device.receive(device.echo())
     assert device.state.work and device.state.work.activity == "fitting"
     return device
@@ -252,14 +251,13 @@ def test_new_data_give_a_device_without_a_head_another_chance() -> None:
     device.receive(serve())
     device.on(events.Failed(Failure.NO_DATA))
     device.receive(Ack("rel-3", "accepted"))
-    device.on(events.DataChanged(replace_capability(device.state.capability, samples=8)))
+    new_data(device, samples=8)
     assert only(effects.Refresh, device.sleep_until_woken()).release == 3
 
 
 def test_new_data_refit_the_head_of_the_release_that_serves() -> None:
-    device = head_device_reporting()
-    device.receive(Ack("rel-3", "accepted"))
-    device.on(events.DataChanged(replace_capability(device.state.capability, samples=8)))
+    device = head_device_serving()
+    new_data(device, samples=8)
     assert device.statuses()[-1] == "init"  # a new capability is published with a birth
     fit = only(effects.Fit, device.sleep_until_woken())
     assert fit.assignment.release == 3 and fit.assignment.id.startswith("refit-boot-1-")
@@ -267,15 +265,8 @@ def test_new_data_refit_the_head_of_the_release_that_serves() -> None:
     assert none_of(effects.Fit, device.on(events.Tick(), after_s=1.0))
 
 
-def replace_capability(capability: Capability, **changes: Any) -> Capability:
-    return Capability(
-        **{**{name: getattr(capability, name) for name in capability.__struct_fields__}, **changes}
-    )
-
-
 def test_drift_causes_one_refit_within_the_budget() -> None:
-    device = head_device_reporting()
-    device.receive(Ack("rel-3", "accepted"))
+    device = head_device_serving()
     device.on(events.BudgetChanged("budget: processor"))
     assert none_of(effects.Fit, device.on(events.Drifted(0.8)))
     assert only(effects.Fit, device.on(events.BudgetChanged(""))).assignment.release == 3

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.secure.floors import SumFloors
-from edge_fl_devices.config import DeviceConfig, remember
+from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.doctor import status
 from edge_fl_devices.storage.store import SUMS, SumRecord
 
@@ -17,13 +17,18 @@ def shown(folder: Path) -> dict[str, object]:
 def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp_path: Path) -> None:
     floors = "takes part in sums of"
     assert shown(tmp_path)[floors] == "at least 5 devices, of which 66.7% must remain"
-    config = DeviceConfig("pi-1", "folder:/srv", folder=str(tmp_path), sums=SumFloors(8, 0.75, 2.0, 1.0))
+    broker = DeviceBroker(identity=str(tmp_path / "identity"))
+    config = DeviceConfig(
+        "pi-1", "folder:/srv", folder=str(tmp_path), sums=SumFloors(8, 0.75, 2.0, 1.0), broker=broker
+    )
     remember(config)
     demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
     assert shown(tmp_path)[floors] == demanded
-    leaves = "leaves this device for others"
-    assert str(shown(tmp_path)[leaves]).startswith("class statistics, in masked sums over at least 5 devices")
+    leaves = "what leaves this device for others"
+    assert str(shown(tmp_path)[leaves]).startswith("class statistics, in masked sums over at least 8 devices")
     assert str(shown(tmp_path)[leaves]).endswith("uploads = false in its settings switches this off")
+    remember(msgspec.structs.replace(config, broker=DeviceBroker()))
+    assert "at least 8 devices that are not masked" in str(shown(tmp_path)[leaves])
     remember(msgspec.structs.replace(config, uploads=False))
     assert str(shown(tmp_path)[leaves]).startswith("numbers about its own head alone; uploads = false")
     assert shown(tmp_path)[floors] == "none: uploads = false"

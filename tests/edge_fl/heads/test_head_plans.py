@@ -254,6 +254,17 @@ def test_a_descent_that_diverges_is_an_error_and_not_a_head() -> None:
         )
 
 
+def test_an_ensemble_is_stored_as_in_earlier_releases() -> None:
+    """Devices keep their heads: the file holds the MLP's arrays and the classifier's side by side, under these names."""
+    found = fitted(plan(way="ensemble"))
+    mlp = ["hidden_weights", "hidden_bias", "weights", "bias", "mean", "std"]
+    assert list(found.to_arrays()) == [*mlp, "theirs", "theirs_bias"]
+    stored = {"mean": np.zeros(Z.shape[1], np.float32), "theirs": np.zeros_like(WEIGHT)}
+    again = heads.from_arrays({**found.to_arrays(), **stored}, found.describe())
+    assert isinstance(again, heads.Ensemble) and again.mlp.mean is stored["mean"]
+    assert again.theirs is stored["theirs"] and again.mlp.extractor == found.extractor
+
+
 @pytest.mark.parametrize("way", ["tuned", "mixed", "ridge", "gated", "ensemble"])
 def test_a_method_s_head_survives_the_disk_and_the_order_of_samples(way: str) -> None:
     found = fitted(plan(way=way, batch_size=4, epochs=2))

@@ -175,6 +175,15 @@ def test_a_head_survives_bytes_bit_for_bit(kind: str) -> None:
     assert again.describe() == head.describe() == {"kind": kind, "extractor": EXTRACTOR, "classes": "10"}
 
 
+def test_a_kind_that_can_be_chosen_is_fitted_by_its_class_and_one_that_only_serves_cannot_be_chosen() -> None:
+    serving = {kind for kind, head in heads.KINDS.items() if not hasattr(head, "fit")}
+    assert serving == {"fleet", "fleet-cosine", "fleet-mlp"}
+    assert all(issubclass(heads.find(kind), heads.FittableHead) for kind in heads.names())
+    for place in ("edge_fl.heads.fleet:Fleet", "edge_fl.heads.residual:FleetMlp"):
+        with pytest.raises(ConfigError, match="expected a subclass of"):
+            heads.resolve(place)
+
+
 def test_a_head_refuses_every_extractor_but_its_own() -> None:
     head = fit("nearest")
     head.require(EXTRACTOR)

@@ -17,7 +17,7 @@ from edge_fl import threads
 from edge_fl.errors import ConfigError
 from edge_fl.fleet.remote_settings import Budget
 from edge_fl_devices.board.usage import Usage, today
-from edge_fl_devices.config import CaptureConfig, convert
+from edge_fl_devices.config import POOL, CaptureConfig, convert
 from edge_fl_maker.capture import capture as captures
 from edge_fl_maker.capture import pools
 from edge_fl_maker.capture.camera import CameraLimits
@@ -42,7 +42,7 @@ def capturing(
     folder: Path, source: str, notes: list[str] | None = None, budget: Budget | None = None
 ) -> Iterator[Capture]:
     config = CaptureConfig(source, every_s=EVERY_S)
-    pool = Pool(folder / pools.FOLDER, config)
+    pool = Pool(folder / POOL, config)
     notify = (notes if notes is not None else []).append
     capture = Capture(config, pool, budget or Budget(), notify, QUICK)
     capture.start()
@@ -194,8 +194,8 @@ def test_frames_of_a_stream_are_captured_at_the_rate_of_the_settings(tmp_path: P
             status, frames = capture.status(), seen(capture)
         assert frames <= 1 + (time.monotonic() - started_s) / EVERY_S
         assert status["since_start"]["added"] >= 1  # type: ignore[index]
-        (name, *_) = Pool(tmp_path / pools.FOLDER, CaptureConfig()).names()
-        with Image.open(tmp_path / pools.FOLDER / name) as picture:
+        (name, *_) = Pool(tmp_path / POOL, CaptureConfig()).names()
+        with Image.open(tmp_path / POOL / name) as picture:
             assert picture.format == "JPEG" and np.asarray(picture).shape == (64, 64, 3)
 
 
@@ -212,7 +212,7 @@ def test_an_interrupted_stream_is_waited_for_and_stopping_does_not_hang(tmp_path
             stream.stopped.set()
             wait_until(is_in(capture, "waiting"))
     assert any("interrupted; trying again" in note for note in notes) and "secret" not in str(notes)
-    index = (tmp_path / pools.FOLDER / pools.INDEX).read_text()
+    index = (tmp_path / POOL / pools.INDEX).read_text()
     assert "secret" not in index and address in index
 
 

@@ -25,6 +25,7 @@ from edge_fl_devices.data.decoding_marker import FATAL
 from edge_fl_devices.data.load import streamer
 from edge_fl_devices.data.picture_index import Origin
 from edge_fl_devices.features.extractor import runtime
+from edge_fl_devices.features.feature_rows import FeatureRows, read, read_groups
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
 from edge_fl_devices.serving.predict import Predictor
 from edge_fl_devices.serving.served_model import serving
@@ -34,7 +35,6 @@ from edge_fl_devices.workers.fits import FitSettings
 from edge_fl_devices.workers.head import HeadWorker
 from edge_fl_devices.workers.head_fitting import fit_here
 from edge_fl_maker.labelling import learner
-from edge_fl_maker.labelling.feature_rows import FeatureRows, read, read_groups
 from edge_fl_maker.labelling.immediate import immediate_kind
 from tests.devices.deadly import deadly
 from tests.devices.scripted import eventually

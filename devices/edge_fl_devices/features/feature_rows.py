@@ -1,8 +1,9 @@
 """Features of picture files from one extractor, and the groups of pictures that belong together, in an append-only file.
 
-It is FOLDER/labelling/*.rows. A row is found by inode, size and time of the picture's file, so a labelled picture keeps its row when it
-moves to the folder of its class, and no picture has to be decoded again at a start, unlike with those of the agent
-(`edge_fl_devices.features.local_loader`), whose keys are pixels. Children read the file themselves, so no process has to hold all features.
+It is FOLDER/labelling/*.rows, which the label page writes; a fit of the agent reads the features of the pool from it. A row is found by
+inode, size and time of the picture's file, so a labelled picture keeps its row when it moves to the folder of its class, and no picture has
+to be decoded again at a start, unlike with those of the agent (`edge_fl_devices.features.local_loader`), whose keys are pixels. Children
+read the file themselves, so no process has to hold all features.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,7 @@ from edge_fl.files import atomic
 from edge_fl.files.disk import reporting
 from edge_fl.files.paths import raw, text
 from edge_fl.files.shared import make_folder, open_private
+from edge_fl_devices.config import POOL
 from edge_fl_devices.data import location
 from edge_fl_devices.data.picture_index import Origin, PictureFacts, groups_of
 
@@ -31,6 +35,11 @@ NO_RECORDING = bytes(KEY_BYTES)
 VERSION = 2
 SPARE_ROWS = 500
 """Rows of files that are gone, beyond as many as are in use, before the file is written anew."""
+LABELLING = "labelling"
+"""What the label page keeps in a device's folder."""
+POOL_SUFFIXES = (".jpg", ".png")
+MOST_UNLABELLED = 300
+"""Pictures of the pool from which class shares are estimated, the first by name, which is random."""
 
 Features = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -43,8 +52,7 @@ class FeatureRows:
     """
 
     def __init__(self, folder: Path, extractor: str, dim: int, bits: int = 0) -> None:
-        scaled = f"-{bits}" if 0 < bits < FULL_BITS else ""
-        self.path, self._dim = folder / f"{extractor}-v{VERSION}{scaled}.rows", dim
+        self.path, self._dim = _path(folder, extractor, bits), dim
         with reporting(text(self.path)):
             make_folder(folder, 0o700)
             for other in folder.glob("*.rows"):
@@ -55,14 +63,8 @@ class FeatureRows:
             os.truncate(
                 self.path, self.path.stat().st_size // size * size
             )  # a power cut may leave part of a row
-        with (
-            reporting(text(self.path)),
-            self.path.open("rb") as file,
-        ):  # not mapped, which would count as memory
-            self._index = {
-                os.pread(file.fileno(), KEY_BYTES, start): start // size
-                for start in range(0, self.path.stat().st_size, size)
-            }
+        with reporting(text(self.path)), self.path.open("rb") as file:
+            self._index = _index(file, size)
         self._lock = threading.Lock()
 
     def __contains__(self, key: bytes) -> bool:
@@ -113,6 +115,24 @@ def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
     return z
 
 
+def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
+    """Features [m, d] of pictures in the pool of the device in `folder`, as far as the label page has computed them; m may be 0."""
+    size, none = _record(dim).itemsize, np.empty((0, dim), np.float32)
+    try:
+        names = sorted(path.name for path in (folder / POOL).iterdir() if path.suffix in POOL_SUFFIXES)
+        with _path(folder / LABELLING, extractor, bits).open("rb") as file:
+            index = _index(file, size)
+            rows = list[bytes]()
+            for name in names:
+                with suppress(FileNotFoundError):  # labelled or dropped at this moment
+                    row = index.get(file_key(folder / POOL / name))
+                    if row is not None and len(rows) < MOST_UNLABELLED:
+                        rows.append(os.pread(file.fileno(), size, row * size))
+    except OSError:
+        return none
+    return np.frombuffer(b"".join(rows), _record(dim))["z"].copy() if rows else none
+
+
 def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
     """Read which pictures of these rows belong together: groups [n], empty if all are alone."""
     facts = []
@@ -127,6 +147,17 @@ def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
 def file_key(path: Path) -> bytes:
     """Return the key of a file. Raises OSError."""
     return location.file_key(path.stat())
+
+
+def _path(folder: Path, extractor: str, bits: int) -> Path:
+    scaled = f"-{bits}" if 0 < bits < FULL_BITS else ""
+    return folder / f"{extractor}-v{VERSION}{scaled}.rows"
+
+
+def _index(file: BinaryIO, size: int) -> dict[bytes, int]:
+    """The rows by key of a file of records of `size` bytes; not mapped, which would count as memory. A torn last row is left out."""
+    whole = os.fstat(file.fileno()).st_size // size
+    return {os.pread(file.fileno(), KEY_BYTES, row * size): row for row in range(whole)}
 
 
 def _digest(content: bytes) -> bytes:
