@@ -17,7 +17,14 @@ from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.options import CONNECTION, FOLDERS, ConnectionOptions, YesOption, argument, option
 from edge_fl_devices.board.installation import ACCOUNT, settings_file
-from edge_fl_devices.options import DEVICE_FOLDER, ConfigOption, ExistingFolder, FolderOrThatOfSettings, IdOption, PredictionOptions
+from edge_fl_devices.options import (
+    DEVICE_FOLDER,
+    ConfigOption,
+    ExistingFolder,
+    FolderOrThatOfSettings,
+    IdOption,
+    PredictionOptions,
+)
 from edge_fl_devices.serving.show import print_threshold
 
 if TYPE_CHECKING:

@@ -68,10 +68,18 @@ SUMS = {
 """Content of the vectors that a device may add to a sum over devices, by the sum's subject."""
 
 
-def sharing(uploads: bool) -> str:
-    """What leaves a device by default for the sake of the others, or with its owner's `uploads` off, and how to change that."""
+def sharing(uploads: bool, *, certified: bool = True) -> str:
+    """What leaves a device by default for the sake of the others, or with its owner's `uploads` off, and how to change that.
+
+    certified: whether the device has a certificate, without which only a recipe that says so collects sums.
+    """
     if not uploads:
         return "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
+    if not certified:
+        return (
+            "numbers about its own head alone, since it has no certificate; class statistics only where a recipe asks for them without"
+            ' ([statistics] sums = "plain" or "masked"). uploads = false in its settings keeps it out of these, too'
+        )
     return (
         "class statistics, in masked sums over at least 5 devices; never a picture, or the features of one by themselves."
         " uploads = false in its settings switches this off"

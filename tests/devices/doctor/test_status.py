@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from edge_fl.secure.floors import SumFloors
-from edge_fl_devices.config import DeviceConfig, remember
+from edge_fl_devices.config import DeviceBroker, DeviceConfig, remember
 from edge_fl_devices.doctor import status
 from edge_fl_devices.storage.store import SUMS, SumRecord
 
@@ -22,6 +22,11 @@ def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp
     demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
     assert shown(tmp_path)[floors] == demanded
     leaves = "leaves this device for others"
+    assert str(shown(tmp_path)[leaves]).startswith(
+        "numbers about its own head alone, since it has no certificate"
+    )
+    config = msgspec.structs.replace(config, broker=DeviceBroker(identity=str(tmp_path / "identity")))
+    remember(config)
     assert str(shown(tmp_path)[leaves]).startswith("class statistics, in masked sums over at least 5 devices")
     assert str(shown(tmp_path)[leaves]).endswith("uploads = false in its settings switches this off")
     remember(msgspec.structs.replace(config, uploads=False))

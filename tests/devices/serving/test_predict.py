@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -208,6 +210,22 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
     assert rows["skipped files"] == "1 content is not a picture: dog/broken.png; 1 not a picture file"
+
+
+def test_without_labels_the_status_of_the_fleets_head_names_no_failure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "images" / "cat").mkdir(parents=True)
+    config = DeviceConfig("pi-1", str(folder / "images"), folder=str(folder))
+    with pytest.raises(DataError):
+        load.count_for(config, UNKNOWN)
+    (stored,) = Store(folder).heads()
+    report = msgspec.structs.replace(stored.parcel.report, samples=0)
+    Store(folder).keep_head(replace(stored, parcel=msgspec.structs.replace(stored.parcel, report=report)))
+    assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert "no_data" not in rows
+    assert rows["images"].startswith("no label yet, the fleet's head serves without")
 
 
 def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
