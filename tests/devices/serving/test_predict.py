@@ -17,6 +17,9 @@ from PIL import Image
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
+from edge_fl.heads.fleet import Fleet
+from edge_fl.heads.probability_calibration import class_means
+from edge_fl.release.manifests import scale
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import cli
 from edge_fl_devices.config import DeviceConfig
@@ -141,6 +144,20 @@ def test_a_distant_picture_is_unknown(folder: Path) -> None:
     unknown = [each for each in found if each.status == "unknown"]
     assert len(unknown) > 6 and all(each.label is None and each.distance > 0.95 for each in unknown)
     assert all(each.status == "answered" for each in Predictor(folder, false_alarm=0).predictions(X))
+
+
+@pytest.mark.parametrize("present", [[0, 1], [0]])
+def test_classes_that_only_the_fleets_head_knows_are_answered(folder: Path, present: list[int]) -> None:
+    (stored,) = Store(folder).heads()
+    z, rows = scale(X).reshape(12, -1) @ graphs.WEIGHTS, np.array(present)
+    weights = class_means(z, Y)[rows]
+    head = Fleet(2, stored.head.extractor, weights, np.zeros(len(rows), np.float32), rows)
+    labelled = replace(
+        calibrated(furthest=1e-6), means=class_means(z[Y == 0], Y[Y == 0]), fleet=np.ones(40, np.bool_)
+    )
+    Store(folder).keep_head(StoredHead(head, 1, stored.parcel, calibration=labelled))
+    unknown = [each for each in Predictor(folder).predictions(X) if each.status == "unknown"]
+    assert bool(unknown) == (present == [0])
 
 
 def test_every_format_has_the_same_fields(
