@@ -31,6 +31,16 @@ ExistingFolder = Annotated[
         readable=False,  # who may read it is said when it is read
     ),
 ]
+FolderOrThatOfSettings = Annotated[
+    Path | None,
+    option(
+        "--dir FOLDER",
+        "Folder of the device [that of --config, else device].",
+        FOLDERS,
+        envvar="EDGE_FL_DIR",
+        readable=False,
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

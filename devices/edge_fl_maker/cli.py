@@ -17,7 +17,14 @@ from edge_fl.files.paths import text
 from edge_fl.files.user_text import EncodingError
 from edge_fl.options import CONNECTION, FOLDERS, ConnectionOptions, YesOption, argument, option
 from edge_fl_devices.board.installation import ACCOUNT, settings_file
-from edge_fl_devices.options import DEVICE_FOLDER, ConfigOption, ExistingFolder, IdOption, PredictionOptions
+from edge_fl_devices.options import (
+    DEVICE_FOLDER,
+    ConfigOption,
+    ExistingFolder,
+    FolderOrThatOfSettings,
+    IdOption,
+    PredictionOptions,
+)
 from edge_fl_devices.serving.show import print_threshold
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ def export(
 
 
 def serve(
-    folder: ExistingFolder = DEVICE_FOLDER,
+    folder: FolderOrThatOfSettings = None,
     config: Annotated[
         Path | None, option("--config FILE", "The device's settings [those of the last device run].")
     ] = None,
@@ -84,10 +91,11 @@ def serve(
     from edge_fl_devices.board.installation import settings_file
     from edge_fl_maker.labelling.serve import serving
 
-    known = None if config else settings.remembered(folder)
+    known = None if config else settings.remembered(folder or DEVICE_FOLDER)
     if known is None and (file := config or settings_file()):
         known = settings.from_options(file, {"folder": folder})
-    with serving(folder, known, host, port, answers.values) as service:
+    place = Path(known.folder) if known else folder or DEVICE_FOLDER
+    with serving(place, known, host, port, answers.values) as service:
         service.run()
 
 

@@ -69,24 +69,25 @@ SUMS = {
 
 
 def sharing(
-    device: str = "this device", *, uploads: bool = True, minimum: int = 5, masked: bool = True
+    device: str = "this device", *, uploads: bool = True, minimum: int = 5, certified: bool = True
 ) -> tuple[str, str]:
     """What leaves a device for the sake of the others, as a title and a sentence, which also says how to change it.
 
-    `uploads` and `minimum` are its owner's settings: whether it takes part in sums, and in those of how many devices at least. masked:
-    whether it has a certificate; without one it takes part in other sums only.
+    `uploads` and `minimum` are its owner's settings: whether it takes part in sums, and in those of how many devices at least. certified:
+    whether the device has a certificate, without which only a recipe that says so collects sums.
     """
     if not uploads:
         said = "numbers about its own head alone; uploads = false in its settings keeps it out of all sums"
-    elif masked:
+    elif certified:
         said = (
             f"class statistics, in masked sums over at least {minimum} devices; never a picture, or the features of one by themselves."
             " uploads = false in its settings switches this off"
         )
     else:
         said = (
-            f"class statistics, in sums over at least {minimum} devices that are not masked, if its server asks for them: the server sees"
-            " those of each device. uploads = false in its settings switches this off"
+            "numbers about its own head alone, since it has no certificate; class statistics only where a recipe asks for them without"
+            f' ([statistics] sums = "plain" or "masked"), in sums over at least {minimum} devices. uploads = false in its settings'
+            " keeps it out of these, too"
         )
     return f"what leaves {device} for others", said
 

@@ -1,4 +1,7 @@
-"""Head-only devices from day zero over mosquitto: without labels they serve the fleet's head, with ten they are above their own heads."""
+"""Head-only devices from day zero over mosquitto: without labels they serve the fleet's head, with ten they are above their own heads.
+
+The server trains on other images than those of the devices, so no device is tested on an image that the fleet's head has seen.
+"""
 
 import json
 import subprocess
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 from paho.mqtt.client import Client, MQTTMessage, MQTTProtocolVersion
 from paho.mqtt.enums import CallbackAPIVersion
+from sklearn.datasets import load_digits
 
 from edge_fl.wire.messages import Report, decode
 from edge_fl.wire.topics import Topics
@@ -22,8 +26,9 @@ from edge_fl_lab.recommend import difference
 DEVICES = 24
 MOST_S = 5.0
 DATA = ["data.partition=dirichlet-clients", "data.beta=1.0"]
+SERVERS = 700  # of 1,797 images
 RUN = (
-    """source=simulated method.name=fedavg data.dataset=digits data.clients=4 rounds=6 evaluate_every=0""".split()
+    """source=simulated method.name=fedavg data.dataset=servers data.clients=4 rounds=6 evaluate_every=0""".split()
     + DATA
 )
 
@@ -59,6 +64,16 @@ class Watch:
         self._client.disconnect()
 
 
+def divide_digits(folder: Path) -> None:
+    """Write two data sets without a common image: the server's and the devices'."""
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    order = np.random.default_rng(0).permutation(len(labels))
+    folder.mkdir(exist_ok=True)
+    for name, rows in ("servers", order[:SERVERS]), ("devices", order[SERVERS:]):
+        np.savez(folder / f"{name}.npz", x=pixels[rows], y=labels[rows])
+
+
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "edge_fl", *arguments]
 
@@ -67,6 +82,7 @@ def command(*arguments: str) -> list[str]:
 def fleet(folder: Path, port: int, name: str, labels: int) -> Iterator[None]:
     """A fleet of head-only devices with so many labels each; ends with the server."""
     given = ["--head", str(DEVICES), "--heads", "logistic", "--own-labels", str(labels), "--until-idle"]
+    given += ["--dataset", "devices"]
     given += [
         "--port",
         str(port),
@@ -92,6 +108,7 @@ def fleet(folder: Path, port: int, name: str, labels: int) -> Iterator[None]:
 
 def run(folder: Path, mosquitto: Mosquitto, name: str, labels: int, *settings: str) -> Watch:
     """A run whose releases such a fleet serves -> what its devices reported."""
+    divide_digits(folder / ".data")
     watch = Watch(mosquitto.endpoint.port, name)
     options = [each for setting in (*RUN, *settings) for each in ("--set", setting)]
     served = [

@@ -11,6 +11,7 @@ from edge_fl.files.paths import text
 from edge_fl.heads import wording
 from edge_fl.secure.floors import DEFAULT
 from edge_fl.wire.egress import sharing
+from edge_fl.wire.endpoint import has_login
 from edge_fl_devices.board import usage
 from edge_fl_devices.config import remembered
 from edge_fl_devices.data import record
@@ -45,7 +46,9 @@ def read(folder: Path) -> list[dict[str, object]]:
     rows |= _trust_rows(folder)
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
-    rows |= _data_rows(record.read(folder))
+    rows |= _data_rows(
+        record.read(folder), fleet_alone=bool(served and not served.stored.parcel.report.samples)
+    )
     if reading := child_loader.read_progress(folder):
         rows["under way"] = str(reading)
     if moved := drift.measured(folder):
@@ -72,9 +75,9 @@ def _sum_rows(store: Store) -> dict[str, object]:
     """The owner's floors of secure sums, the last sum, and why the device took no part in a later one."""
     config, record = remembered(store.folder), store.sums()
     floors, uploads = (config.sums, config.uploads) if config else (DEFAULT, True)
+    certified = config is None or _has_certificate(config.broker.identity)
     rows: dict[str, object] = {"takes part in sums of": str(floors) if uploads else "none: uploads = false"}
-    masked = bool(config and config.broker.identity)
-    rows |= [sharing(uploads=uploads, minimum=floors.minimum, masked=masked)]
+    rows |= [sharing(uploads=uploads, minimum=floors.minimum, certified=certified)]
     if record.id:
         rows["last sum"] = record.id
     if record.declined:
@@ -82,8 +85,22 @@ def _sum_rows(store: Store) -> dict[str, object]:
     return rows
 
 
-def _data_rows(known: DataRecord) -> dict[str, object]:
-    """The last count of the data, and the reason and remedy if it failed."""
+def _has_certificate(identity: str) -> bool:
+    """Whether an identity folder holds a certificate, or a claim that becomes one, and not a login alone."""
+    from edge_fl.wire import (
+        identity as identities,
+    )  # here: its cryptography takes longer to import than all else
+
+    try:
+        return bool(identity) and (
+            (Path(identity) / identities.CERT_FILE).exists() or not has_login(Path(identity))
+        )
+    except OSError:  # another account's
+        return True
+
+
+def _data_rows(known: DataRecord, *, fleet_alone: bool) -> dict[str, object]:
+    """The last count of the data, and the reason and remedy if it failed. fleet_alone: the served head needs no labels."""
     data, rows = known.report, dict[str, object]()
     if data.samples:
         rows["images"] = f"{data.samples}: {data.per_class}"[:400]
@@ -97,7 +114,9 @@ def _data_rows(known: DataRecord) -> dict[str, object]:
         "classes that lost their images": ", ".join(data.disappeared),
     }
     rows |= {what: line for what, line in lines.items() if line}
-    if known.why:
+    if known.why == Failure.NO_DATA and fleet_alone:
+        rows["images"] = f"no label yet, the fleet's head serves without ({known.problem})"
+    elif known.why:
         word = Failure.of(known.why)
         found = filter(None, (known.problem, word and word.explanation, "see docs/failure-words.md"))
         rows[known.why] = "; ".join(found)

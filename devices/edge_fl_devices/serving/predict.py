@@ -24,6 +24,9 @@ from edge_fl.errors import DataError, InputError
 from edge_fl.files.folder import unusable, walk
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
+from edge_fl.heads.fleet import Adapted
+from edge_fl.heads.head import Head
+from edge_fl.heads.probability_calibration import Calibration
 from edge_fl.inputs import InputSpec
 from edge_fl.threads import ahead
 from edge_fl_devices.data.record import Skipped, named
@@ -112,6 +115,8 @@ class Predictor:
         self.min_precision = answers.min_precision if min_precision is None else min_precision
         self.threshold = self.calibration.threshold(self.min_precision)
         self._furthest = 1 - (answers.false_alarm if false_alarm is None else false_alarm)
+        if _knows_more_than_the_labels(self.head, self.calibration):
+            self._furthest = 1.0
         if extractor is None or extractor.sha256 != self.manifest.extractor.sha256:
             extractor = Extractor(self.extractor_path, self.manifest)
         self.extractor = extractor
@@ -203,6 +208,14 @@ class Predictor:
         if distance > self._furthest:
             return "unknown"
         return "answered" if probability >= self.threshold.probability else "unsure"
+
+
+def _knows_more_than_the_labels(head: Head, calibration: Calibration) -> bool:
+    """Whether the fleet's head knows classes without own labels, whose pictures are far from the labelled ones, and right all the same."""
+    if not len(calibration.fleet):
+        return False
+    possible = len(head.present) if isinstance(head, Adapted) else head.classes
+    return possible > len(calibration.means)
 
 
 class _Batch(NamedTuple):

@@ -25,10 +25,14 @@ def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp
     demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
     assert shown(tmp_path)[floors] == demanded
     leaves = "what leaves this device for others"
+    assert str(shown(tmp_path)[leaves]).startswith(
+        "numbers about its own head alone, since it has no certificate"
+    )
+    assert "in sums over at least 8 devices" in str(shown(tmp_path)[leaves])
+    config = msgspec.structs.replace(config, broker=DeviceBroker(identity=str(tmp_path / "identity")))
+    remember(config)
     assert str(shown(tmp_path)[leaves]).startswith("class statistics, in masked sums over at least 8 devices")
     assert str(shown(tmp_path)[leaves]).endswith("uploads = false in its settings switches this off")
-    remember(msgspec.structs.replace(config, broker=DeviceBroker()))
-    assert "at least 8 devices that are not masked" in str(shown(tmp_path)[leaves])
     remember(msgspec.structs.replace(config, uploads=False))
     assert str(shown(tmp_path)[leaves]).startswith("numbers about its own head alone; uploads = false")
     assert shown(tmp_path)[floors] == "none: uploads = false"

@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,6 +17,9 @@ from PIL import Image
 from edge_fl import heads
 from edge_fl.cli import main
 from edge_fl.errors import DataError, InputError
+from edge_fl.heads.fleet import Fleet
+from edge_fl.heads.probability_calibration import class_means
+from edge_fl.release.manifests import scale
 from edge_fl_broker.mosquitto import Mosquitto
 from edge_fl_devices import cli
 from edge_fl_devices.config import DeviceConfig
@@ -141,6 +146,20 @@ def test_a_distant_picture_is_unknown(folder: Path) -> None:
     assert all(each.status == "answered" for each in Predictor(folder, false_alarm=0).predictions(X))
 
 
+@pytest.mark.parametrize("present", [[0, 1], [0]])
+def test_classes_that_only_the_fleets_head_knows_are_answered(folder: Path, present: list[int]) -> None:
+    (stored,) = Store(folder).heads()
+    z, rows = scale(X).reshape(12, -1) @ graphs.WEIGHTS, np.array(present)
+    weights = class_means(z, Y)[rows]
+    head = Fleet(2, stored.head.extractor, weights, np.zeros(len(rows), np.float32), rows)
+    labelled = replace(
+        calibrated(furthest=1e-6), means=class_means(z[Y == 0], Y[Y == 0]), fleet=np.ones(40, np.bool_)
+    )
+    Store(folder).keep_head(StoredHead(head, 1, stored.parcel, calibration=labelled))
+    unknown = [each for each in Predictor(folder).predictions(X) if each.status == "unknown"]
+    assert bool(unknown) == (present == [0])
+
+
 def test_every_format_has_the_same_fields(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -208,6 +227,22 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
     assert rows["images"] == "3: cat 0, dog 3" and "no_data" not in rows
     assert rows["skipped files"] == "1 content is not a picture: dog/broken.png; 1 not a picture file"
+
+
+def test_without_labels_the_status_of_the_fleets_head_names_no_failure(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "images" / "cat").mkdir(parents=True)
+    config = DeviceConfig("pi-1", str(folder / "images"), folder=str(folder))
+    with pytest.raises(DataError):
+        load.count_for(config, UNKNOWN)
+    (stored,) = Store(folder).heads()
+    report = msgspec.structs.replace(stored.parcel.report, samples=0)
+    Store(folder).keep_head(replace(stored, parcel=msgspec.structs.replace(stored.parcel, report=report)))
+    assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+    rows = {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    assert "no_data" not in rows
+    assert rows["images"].startswith("no label yet, the fleet's head serves without")
 
 
 def test_the_status_names_misspelt_folders_and_classes_that_lost_their_images(
