@@ -117,20 +117,22 @@ def read(path: Path, dim: int, rows: Sequence[int] | Rows) -> Features:
 
 def of_pool(folder: Path, extractor: str, dim: int, bits: int = 0) -> Features:
     """Features [m, d] of pictures in the pool of the device in `folder`, as far as the label page has computed them; m may be 0."""
-    size, none = _record(dim).itemsize, np.empty((0, dim), np.float32)
+    record = _record(dim)
+    z, found = np.empty((MOST_UNLABELLED, dim), np.float32), 0
     try:
         names = sorted(path.name for path in (folder / POOL).iterdir() if path.suffix in POOL_SUFFIXES)
         with _path(folder / LABELLING, extractor, bits).open("rb") as file:
-            index = _index(file, size)
-            rows = list[bytes]()
+            index = _index(file, record.itemsize)
             for name in names:
                 with suppress(FileNotFoundError):  # labelled or dropped at this moment
                     row = index.get(file_key(folder / POOL / name))
-                    if row is not None and len(rows) < MOST_UNLABELLED:
-                        rows.append(os.pread(file.fileno(), size, row * size))
+                    if row is not None and found < MOST_UNLABELLED:
+                        content = os.pread(file.fileno(), record.itemsize, row * record.itemsize)
+                        z[found] = np.frombuffer(content, record)["z"][0]
+                        found += 1
     except OSError:
-        return none
-    return np.frombuffer(b"".join(rows), _record(dim))["z"].copy() if rows else none
+        return z[:0]
+    return z[:found]
 
 
 def read_groups(path: Path, dim: int, rows: Rows) -> Groups:
