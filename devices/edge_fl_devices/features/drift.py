@@ -5,7 +5,8 @@
 
 The score is the root mean square, over the features, of the shift of the mean in standard deviations of the fit. Variances are shrunk
 towards their mean over the features, because few images say little about a feature that rarely responds. Images of the same distribution
-score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN images is drift.
+score about sqrt(1/n + 1/m) for n fitted and m seen ones; a score above THRESHOLD over at least MIN_SEEN images is drift, unless the fit had
+fewer than MIN_FITTED, of which a few always look different from the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edge_fl_devices.storage import read_json, write_json
 
 FITTED, SEEN = "fitted.json", "seen.json"
 THRESHOLD = 0.5
-MIN_SEEN = 30
+MIN_SEEN, MIN_FITTED = 30, 10
 PRIOR_IMAGES = 30
 """Number of images with the mean variance that are added to those of the fit."""
 
@@ -59,7 +60,9 @@ def joined(old: Moments | None, new: Moments) -> Moments:
 
 
 def score(fitted: Moments, seen: Moments) -> float:
-    """Return the drift score; 0 when the two are not comparable or fewer than MIN_SEEN images were seen."""
+    """Return the drift score; 0 when the two are not comparable, or of fewer than MIN_SEEN or MIN_FITTED images."""
+    if fitted.count < MIN_FITTED:
+        return 0.0
     if fitted.extractor != seen.extractor or seen.count < MIN_SEEN or len(fitted.mean) != len(seen.mean):
         return 0.0
     variance = np.asarray(fitted.variance)

@@ -105,7 +105,11 @@ def of_dataset(recipe: Recipe, dataset: Dataset, given: split_file.Rows | None =
 
 
 def method_spec(recipe: Recipe, input: InputSpec, classes: Sequence[str]) -> MethodSpec:
-    """The specification from which any process builds the recipe's method for this input and these classes."""
+    """The specification from which any process builds the recipe's method for this input and these classes. Raises ConfigError."""
+    if recipe.method.name == PRETRAINED and recipe.source != "none":
+        raise ConfigError(
+            f'method {PRETRAINED!r} with source {recipe.source!r}: it trains nothing; expected source = "none", or another method'
+        )
     return MethodSpec(
         model=models.with_pinned_weights(recipe.model),
         input=input,

@@ -20,6 +20,12 @@ def test_images_of_the_same_kind_are_no_drift_and_others_are() -> None:
     assert drift.score(fitted, drift.moments("other", Z + 30)) == 0.0
 
 
+def test_a_fit_on_a_few_images_says_nothing_about_the_kind() -> None:
+    seen = drift.moments("e", Z[100:])
+    assert [drift.score(drift.moments("e", Z[row : row + 2]), seen) for row in range(0, 60, 2)] == [0.0] * 30
+    assert drift.score(drift.moments("e", Z[:10]), drift.moments("e", Z[100:] + 6)) > drift.THRESHOLD
+
+
 def test_features_that_hardly_varied_in_the_fit_do_not_count() -> None:
     """A frozen backbone has features that are almost always 0 on a few pictures of one kind."""
     rare = np.where(RNG.random((200, 1)) < 0.01, 1.0, 0.0).astype(np.float32)
