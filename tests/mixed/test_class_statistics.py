@@ -422,7 +422,8 @@ def test_devices_of_a_large_fleet_are_in_groups_whose_sums_are_added(
     site.data = partial(labelled, 12)
     identity = str(folder / "pi-00") if folder else ""
     with site.fleet((), many):
-        results = run(site, "masked" if masked else "plain", identity=identity)
+        everybody = ReleaseConfig(heads=len(many), wait_s=60.0)
+        results = run(site, "masked" if masked else "plain", identity=identity, release=everybody)
         for name in many:
             store = Store(site.folder / name)
             served = serving(store, Slots(store.folder / "release"))
@@ -468,12 +469,13 @@ def test_a_server_between_runs_collects_what_is_new_and_releases_only_then(
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A sum needs all six devices: of five the sixth's pictures would wait until four others have new ones."""
     caplog.set_level(logging.INFO)
     identity = with_certificates(tmp_path, monkeypatch, DEVICES) / "pi-0"
     labelled_now = 8
     site.data = lambda name: labelled(labelled_now, name)
     with site.fleet((), DEVICES):
-        run(site, "auto", identity=str(identity), every_s=0.3)
+        run(site, "auto", minimum=6, identity=str(identity), every_s=0.3)
         assert [manifest.release for manifest in kept(site)] == [1, 2]
 
         def looks() -> int:
@@ -567,7 +569,9 @@ def test_full_devices_of_the_run_add_their_training_pictures_under_the_released_
 
     def edit(recipe: Recipe) -> Recipe:
         identity = BrokerConfig(identity=str(folder / "full-0"))
-        return replace(recipe, broker=identity, release=ReleaseConfig(every=1, wait_s=60.0, heads=6))
+        everybody = CohortConfig(min_devices=len(FULL), wait_s=60.0, deadline_s=90.0)
+        release = ReleaseConfig(every=1, wait_s=60.0, heads=len(DEVICES))
+        return replace(recipe, broker=identity, cohort=everybody, release=release)
 
     def verifying(name: str, store: Store, *arguments: Any, **options: Any) -> FullWorker:
         trust = Trust(store.folder / "tuf", trust_on_first_use=True)
