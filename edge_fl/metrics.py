@@ -36,6 +36,9 @@ PERSONAL_VALIDATION_BEFORE = "personal.validation_acc.before"
 PERSONAL_VALIDATION_AFTER = "personal.validation_acc.after"
 LOCAL_ONLY = "local_only.test_acc"
 FLEET = "fleet.test_acc"
+FLEET_LOST = "fleet.test_samples.lost"
+FLEET_GAINED = "fleet.test_samples.gained"
+"""As TEST_LOST and TEST_GAINED, by the fleet's heads of two releases alone."""
 OWN_WEIGHT = "served.own_weight"
 """How far a served head follows from a device's own labels alone rather than from the fleet's head, 0..1."""
 UNSEEN_TEST = "unseen.test_acc"
@@ -76,6 +79,8 @@ COUNTS = frozenset(
         TEST_GAINED,
         VALIDATION_LOST,
         VALIDATION_GAINED,
+        FLEET_LOST,
+        FLEET_GAINED,
     }
 )
 """Counts of samples, which are not summarised over the fleet."""

@@ -30,6 +30,8 @@ NUMBERS = (
     metrics.PERSONAL_AFTER,
     metrics.PERSONAL_LOCAL,
     metrics.FLEET,
+    metrics.FLEET_LOST,
+    metrics.FLEET_GAINED,
     metrics.OWN_WEIGHT,
     metrics.PERSONAL_VALIDATION_BEFORE,
     metrics.PERSONAL_VALIDATION_AFTER,

@@ -59,6 +59,7 @@ def test_a_disk_that_fills_up_during_an_update_is_reported_while_an_agent_serves
         store = Store(board.home)
         store.keep_privacy_spent(b"spent")
         eventually(lambda: store.memory().done and not store.outbox(), "the report is acknowledged")
+        eventually(lambda: store.memory().key, "a verified assignment")
         before, kept = classes(board), own_files(board.home)
         wheel = agents.wheel(tmp_path, "0.2.0")
         site.commands.roll_out_agent([str(wheel)], AT_ONCE, downgrade=False)()

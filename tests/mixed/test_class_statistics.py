@@ -274,7 +274,7 @@ def test_a_prior_that_a_panel_of_devices_objects_to_is_withdrawn_and_not_inherit
 
     def worse(fits: Fits, choice: Any, inputs: Any) -> Any:
         found = compare(fits, choice, inputs)
-        return replace_fields(found, lost=7) if PRIOR in inputs.manifest.extras else found
+        return replace_fields(found, lost=7, gained=0) if PRIOR in inputs.manifest.extras else found
 
     monkeypatch.setattr(comparison, "compare", worse)
     many = {f"pi-{number}": "logistic" for number in range(8)}
@@ -300,6 +300,40 @@ def test_a_prior_that_a_panel_of_devices_objects_to_is_withdrawn_and_not_inherit
         run(site, release=ReleaseConfig(heads=8, wait_s=60.0))
     assert "release 2: aborted in stage 1 of 2 (" in capsys.readouterr().err
     assert {manifest.release: manifest.extras for manifest in kept(site)}[3] == {}
+
+
+@pytest.mark.slow
+def test_a_prior_that_makes_the_fleets_head_worse_is_withdrawn_although_labels_correct_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second sum has the means of other classes; every device with labels serves a head that is as good as before."""
+    many = {f"pi-{number}": "logistic" for number in range(8)}
+    site.data = partial(labelled, 12)
+    with site.fleet((), many):
+        run(site, release=ReleaseConfig(heads=8, wait_s=60.0))
+    honest = kept(site)[-1]
+    assert honest.release == 2 and PRIOR in honest.extras
+
+    def of_other_classes(found: Statistics) -> Statistics:
+        counts, sums = np.roll(found.counts, 1), np.roll(found.sums, 1, axis=0)
+        return Statistics(counts, sums, found.moment, found.centre)
+
+    for name in many:
+        lying(monkeypatch, name, of_other_classes)
+    site.data = partial(labelled, 40)
+    with site.fleet((), many):
+        run(site, release=ReleaseConfig(heads=8, wait_s=60.0))
+
+        def have_the_honest_prior() -> bool:
+            stores = [Store(site.folder / name) for name in many]
+            found = [serving(store, Slots(store.folder / "release")) for store in stores]
+            return all(each and each.installed.manifest.extras == honest.extras for each in found)
+
+        assert eventually(have_the_honest_prior)
+    with closing(Database.open(site.folder / "server" / "registry.sqlite")) as db:
+        record = rollouts.listed(db, "main")[0]
+    assert record.state == "aborted"
+    assert record.reason.startswith("fleet: with the fleet's head alone accuracy changed by -")
 
 
 def test_below_the_minimum_nothing_is_sent_and_nothing_changes(site: Site, capsys: Any) -> None:
@@ -388,7 +422,8 @@ def test_devices_of_a_large_fleet_are_in_groups_whose_sums_are_added(
     site.data = partial(labelled, 12)
     identity = str(folder / "pi-00") if folder else ""
     with site.fleet((), many):
-        results = run(site, "masked" if masked else "plain", identity=identity)
+        everybody = ReleaseConfig(heads=len(many), wait_s=60.0)
+        results = run(site, "masked" if masked else "plain", identity=identity, release=everybody)
         for name in many:
             store = Store(site.folder / name)
             served = serving(store, Slots(store.folder / "release"))
@@ -434,12 +469,13 @@ def test_a_server_between_runs_collects_what_is_new_and_releases_only_then(
     capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A sum needs all six devices: of five the sixth's pictures would wait until four others have new ones."""
     caplog.set_level(logging.INFO)
     identity = with_certificates(tmp_path, monkeypatch, DEVICES) / "pi-0"
     labelled_now = 8
     site.data = lambda name: labelled(labelled_now, name)
     with site.fleet((), DEVICES):
-        run(site, "auto", identity=str(identity), every_s=0.3)
+        run(site, "auto", minimum=6, identity=str(identity), every_s=0.3)
         assert [manifest.release for manifest in kept(site)] == [1, 2]
 
         def looks() -> int:
@@ -533,7 +569,9 @@ def test_full_devices_of_the_run_add_their_training_pictures_under_the_released_
 
     def edit(recipe: Recipe) -> Recipe:
         identity = BrokerConfig(identity=str(folder / "full-0"))
-        return replace(recipe, broker=identity, release=ReleaseConfig(every=1, wait_s=60.0, heads=6))
+        everybody = CohortConfig(min_devices=len(FULL), wait_s=60.0, deadline_s=90.0)
+        release = ReleaseConfig(every=1, wait_s=60.0, heads=len(DEVICES))
+        return replace(recipe, broker=identity, cohort=everybody, release=release)
 
     def verifying(name: str, store: Store, *arguments: Any, **options: Any) -> FullWorker:
         trust = Trust(store.folder / "tuf", trust_on_first_use=True)

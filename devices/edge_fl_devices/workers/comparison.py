@@ -12,6 +12,7 @@ from edge_fl.data import grouping
 from edge_fl.data.grouping import Groups
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
+from edge_fl.release.manifests import Manifest
 from edge_fl_devices.features.client_features import ClientFeatures, FeatureSet
 from edge_fl_devices.serving.served_model import ServedModel
 from edge_fl_devices.workers.fits import Fits, Inputs
@@ -22,40 +23,74 @@ AFTER = (metrics.PERSONAL_AFTER, metrics.PERSONAL_VALIDATION_AFTER)
 
 
 @dataclass(frozen=True)
+class FleetsComparison:
+    """The fleet's head of the new release alone, and what it loses and gains against that of the served one (None: not compared)."""
+
+    head: Head | None = None
+    changes: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class BroadcastComparison:
     """Images that only the served model classifies correctly, those that only the new one does, and whether the new one is worse.
 
-    `old` is the head that was compared with the new one, unless by cross-validation.
+    `old` is the head that was compared with the new one, unless by cross-validation. `fleets`: the same for the fleet's heads alone.
     """
 
     lost: int = 0
     gained: int = 0
     worse: bool = False
     old: Head | None = None
+    fleets: FleetsComparison = FleetsComparison()
 
 
 def compare(fits: Fits, choice: Choice, inputs: Inputs) -> BroadcastComparison:
     """Compare the new model with the served one on images that neither was fitted on."""
     served, features = inputs.served, inputs.served_features
+    fleets = _compare_fleets(fits, inputs)
     if served is None or features is None:
-        return BroadcastComparison()
+        return BroadcastComparison(fleets=fleets)
     if inputs.pooled:
         lost, gained = _compare_out_of_fold(fits, choice, inputs, served, features.pool)
-        return BroadcastComparison(lost, gained, is_significant(lost, gained))
+        return BroadcastComparison(lost, gained, is_significant(lost, gained), fleets=fleets)
     old, new = served.stored.head, choice.head
     if served.installed.manifest.input != inputs.manifest.input:
         old = fits.fit_as_served(served, inputs, features.train).head
     lost, gained = disagreements(old, features.test, new, inputs.features.test)
-    return BroadcastComparison(lost, gained, is_worse(old, features, new, inputs.features), old)
+    return BroadcastComparison(lost, gained, is_worse(old, features, new, inputs.features), old, fleets)
+
+
+def _compare_fleets(fits: Fits, inputs: Inputs) -> FleetsComparison:
+    """Compare the fleet's heads of both releases alone: devices without labels serve them, and own labels hide what they lose.
+
+    No own label is in them, so with few images all are used.
+    """
+    served, old_features, classes = inputs.served, inputs.served_features, len(inputs.manifest.classes)
+    before = (
+        served.installed if served and not _is_same_fit(served.installed.manifest, inputs.manifest) else None
+    )
+    if not len(inputs.fitted) or (inputs.pooled and before is None):
+        return FleetsComparison()
+    new = fits.fleets_head(inputs.installed, classes)
+    old = fits.fleets_head(before, classes) if new and before else None
+    if new is None or old is None or old_features is None:
+        return FleetsComparison(new)
+    sets = [features.pool if inputs.pooled else features.test for features in (old_features, inputs.features)]
+    if len(sets[0]) != len(sets[1]):
+        return FleetsComparison(new)
+    return FleetsComparison(new, disagreements(old, sets[0], new, sets[1]))
+
+
+def _is_same_fit(one: Manifest, other: Manifest) -> bool:
+    """Whether heads follow from the same on both releases."""
+    return (one.extractor, one.extras, one.heads) == (other.extractor, other.extras, other.heads)
 
 
 def _compare_out_of_fold(
     fits: Fits, choice: Choice, inputs: Inputs, served: ServedModel, old: FeatureSet
 ) -> tuple[int, int]:
     """Cross-validate a head as on the served release too, on the same images and folds; return losses and gains."""
-    before, now = served.installed.manifest, inputs.manifest
-    same = (before.extractor, before.extras, before.heads) == (now.extractor, now.extras, now.heads)
-    if same or len(old) != len(inputs.fitted):
+    if _is_same_fit(served.installed.manifest, inputs.manifest) or len(old) != len(inputs.fitted):
         return 0, 0
     right = fits.fit_as_served(served, inputs, old).calibration.right
     right_now = choice.calibration.right
@@ -64,9 +99,7 @@ def _compare_out_of_fold(
     return changed(right, right_now, choice.calibration.groups)
 
 
-def measure(
-    choice: Choice, inputs: Inputs, compared: BroadcastComparison, fleets_head: Head | None
-) -> dict[str, float]:
+def measure(choice: Choice, inputs: Inputs, compared: BroadcastComparison) -> dict[str, float]:
     """Numbers of groups, and accuracies and latency of the new model and, where comparable, of the served one and of the fleet's head.
 
     Of a few labels there is no accuracy (`edge_fl.heads.probability_calibration.LEAST_MEASURED`).
@@ -91,14 +124,17 @@ def measure(
             numbers[metrics.TEST_EFFECTIVE] = found.effective
     else:
         numbers |= _accuracies(choice.head, features, AFTER)
-        if fleets_head:
-            numbers |= _accuracies(fleets_head, features, (metrics.FLEET, ""))
+        if compared.fleets.head:
+            numbers |= _accuracies(compared.fleets.head, features, (metrics.FLEET, ""))
         if len(features.test.importance):
             numbers[metrics.TEST_EFFECTIVE] = grouping.effective(
                 features.test.groups, len(features.test), features.test.importance
             )
     if len(choice.calibration.fleet):
         numbers[metrics.OWN_WEIGHT] = choice.calibration.own_weight
+    if compared.fleets.changes is not None:
+        lost, gained = compared.fleets.changes
+        numbers |= {metrics.FLEET_LOST: float(lost), metrics.FLEET_GAINED: float(gained)}
     if old is None or old_features is None:
         return numbers
     if compared.old:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edge_fl import heads
 from edge_fl.blob import digest
-from edge_fl.errors import DataError
+from edge_fl.errors import ArtefactError, DataError
 from edge_fl.heads import Head, Logistic, Tuned
 from edge_fl.heads.auto import AUTO, Choice, HeldOut
 from edge_fl.heads.head import Array
@@ -139,14 +139,18 @@ class Fits:
             nothing = tuple(no_labels(release.manifest.feature_dim) for release in releases)
             return LoadedFeatures(nothing, "no labelled images")
 
-    def fleets_head(self, inputs: Inputs) -> Head | None:
-        """The fleet's head alone, to be compared with the served one; None without one, or where it serves alone."""
-        manifest = inputs.manifest
-        if inputs.pooled or not self.uses_fleet(manifest):
+    def fleets_head(self, installed: InstalledRelease, classes: int) -> Head | None:
+        """The fleet's head of a release alone, for so many classes, as a device without labels serves it; None without one that fits."""
+        manifest = installed.manifest
+        if not self.uses_fleet(manifest):
             return None
         none = no_labels(manifest.feature_dim).train
-        spec = replace(self._spec(manifest), kind=Logistic.kind, calibrate=False)
-        return self.fitter(spec, FitData(none.z, none.y, inputs.extras)).head
+        spec = replace(self._spec(manifest), kind=Logistic.kind, calibrate=False, classes=classes)
+        try:
+            return self.fitter(spec, FitData(none.z, none.y, self._read_extras(installed))).head
+        except ArtefactError as error:
+            log.warning("release %d: %s", manifest.release, error.message)
+            return None
 
     def fit(self, inputs: Inputs) -> tuple[Choice, str]:
         """Return the head and the key of its fit. A head with the same key is reused: it follows from the same inputs."""

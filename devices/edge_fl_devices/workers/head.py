@@ -144,7 +144,7 @@ class HeadWorker(Worker):
             job.boot,
             len(inputs.fitted),
             {
-                **comparison.measure(choice, inputs, compared, self._fits.fleets_head(inputs)),
+                **comparison.measure(choice, inputs, compared),
                 **choice.numbers,
             },
             release=inputs.manifest.release,

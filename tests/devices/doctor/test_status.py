@@ -17,10 +17,7 @@ def shown(folder: Path) -> dict[str, object]:
 def test_the_floors_of_secure_sums_are_shown_and_why_the_device_took_no_part(tmp_path: Path) -> None:
     floors = "takes part in sums of"
     assert shown(tmp_path)[floors] == "at least 5 devices, of which 66.7% must remain"
-    broker = DeviceBroker(identity=str(tmp_path / "identity"))
-    config = DeviceConfig(
-        "pi-1", "folder:/srv", folder=str(tmp_path), sums=SumFloors(8, 0.75, 2.0, 1.0), broker=broker
-    )
+    config = DeviceConfig("pi-1", "folder:/srv", folder=str(tmp_path), sums=SumFloors(8, 0.75, 2.0, 1.0))
     remember(config)
     demanded = "at least 8 devices, of which 75.0% must remain, clip at most 2, noise_multiplier at least 1"
     assert shown(tmp_path)[floors] == demanded

@@ -86,7 +86,11 @@ def test_a_likelihood_ratio_while_nothing_is_wrong_is_a_supermartingale(images: 
     """Ville's inequality only requires a mean of at most 1 after every report."""
     rng = np.random.default_rng(images)
     drawn = [outcome(rng, images, rng.normal(0, spread)) for _ in range(4000)]
-    for name in ("mean", "decile", "latency", gates.POOLED):
+    drawn = [
+        replace(each, fleet_images=each.images, fleet_lost=each.lost, fleet_gained=each.gained)
+        for each in drawn
+    ]
+    for name in ("mean", "decile", "latency", "fleet", gates.POOLED):
         grown = np.exp([gates.TESTS[name](found, GATES) for found in drawn]).mean(axis=1)
         assert grown.mean() - 3 * grown.std() / math.sqrt(len(grown)) <= 1.0
 
@@ -104,6 +108,7 @@ def test_the_likelihood_ratio_of_failures_has_a_mean_of_one_at_the_normal_rate()
         ([Outcome("", 200, 22, 2), FINE, FINE, FINE, FINE] * 5, "decile"),
         ([Outcome("", 0, 0, 0, 4.0)] * 5, "latency"),
         ([Outcome("", 400, 16, 0)] * 12, "mean"),
+        ([replace(FINE, fleet_images=200, fleet_lost=20)] * 4, "fleet"),
     ],
 )
 def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
@@ -132,6 +137,10 @@ def test_each_gate_detects_its_harm(outcomes: list[Outcome], gate: str) -> None:
             [Outcome("", 400, 16, 0), Outcome("", 400, 12, 0), Outcome("", 400, 20, 0)] * 4,
             "mean: accuracy changed by -4.0 points, in the bottom decile of 12 devices by -5.0",
         ),
+        (
+            [*[replace(FINE, fleet_images=20, fleet_lost=12, fleet_gained=2)] * 4, FINE],
+            "fleet: with the fleet's head alone accuracy changed by -50.0 points, in the bottom decile of 4 devices by -50.0",
+        ),
     ],
 )
 def test_the_reason_of_an_abort_names_the_gate_and_what_it_saw(outcomes: list[Outcome], reason: str) -> None:
@@ -144,7 +153,7 @@ def test_the_ratio_starts_at_one_and_each_report_multiplies_it() -> None:
     assert all(gates.ratio(gates.START, name) == 0 for name in gates.TESTS)
     assert once == {name: pytest.approx(test(fine, GATES)) for name, test in gates.TESTS.items()}
     twice = gates.updated(once, failed, GATES)
-    assert twice["failures"] == pytest.approx((once["failures"][0] + math.log(6),))
+    assert twice["failures"] == pytest.approx((once["failures"][0] + math.log(20 / 3),))
 
 
 def test_no_single_device_can_end_a_roll_out() -> None:
@@ -163,7 +172,7 @@ def test_two_devices_outside_the_stage_do_not_abort_a_roll_out_of_500() -> None:
 
 
 def test_reports_of_two_devices_of_a_stage_do_not_abort_a_roll_out() -> None:
-    lie, strict = Outcome("", 10**6, 10**6, 0, 100.0), GateConfig(false_abort=0.5)
+    lie, strict = Outcome("", 10**6, 10**6, 0, 100.0, 10**6, 10**6), GateConfig(false_abort=0.5)
     assert not objection([lie] * 2)
     assert objection([lie] * 3)
     evidence = gates.updated(gates.updated(gates.START, lie, strict), lie, strict)
@@ -179,10 +188,18 @@ def reports_until_abort(outcomes: Iterable[Outcome]) -> int:
     raise AssertionError("no abort")
 
 
-LIE = Outcome("", 10**6, 0, 10**6, 1e-6)
+LIE = Outcome("", 10**6, 0, 10**6, 1e-6, 10**6, 0, 10**6)
+
+
+def of_the_fleets_head(found: Outcome) -> Outcome:
+    """Labels correct what the fleet's head loses: the served head is the same."""
+    return Outcome("", found.images, 0, 0, 0.0, found.images, found.lost, found.gained)
+
+
 HARMS: dict[str, Callable[[np.random.Generator], Outcome]] = {
     "failures": lambda rng: Outcome("canary_failed"),
     "accuracy": lambda rng: outcome(rng, 200, -0.1),
+    "fleet's head": lambda rng: of_the_fleets_head(outcome(rng, 200, -0.1)),
     "latency": lambda rng: Outcome("", 0, 0, 0, float(np.exp(rng.normal(math.log(4), 0.2)))),
 }
 
@@ -292,7 +309,9 @@ def test_every_stage_has_at_least_three_devices_of_a_small_fleet(release: int) -
 
 COUNTS = st.integers(0, 50)
 OUTCOMES = st.builds(
-    lambda failed, lost, gained, same, slower: Outcome(failed, lost + gained + same, lost, gained, slower),
+    lambda failed, lost, gained, same, slower: Outcome(
+        failed, lost + gained + same, lost, gained, slower, lost + gained + same, gained, lost
+    ),
     st.sampled_from(["", "", "canary_failed"]), COUNTS, COUNTS, COUNTS, st.floats(0, 100),
 )  # fmt: skip
 
@@ -391,6 +410,8 @@ def test_an_outcome_is_read_from_a_report() -> None:
     found = {metrics.TEST_SAMPLES: 40.0, metrics.TEST_LOST: 3.0, metrics.TEST_GAINED: 1.0}
     found |= {metrics.LATENCY_BEFORE: 2.0, metrics.LATENCY_AFTER: 5.0}
     assert outcome_of("", found) == Outcome("", 40, 3, 1, 2.5)
+    alone = {metrics.FLEET_LOST: 30.0, metrics.FLEET_GAINED: 20.0}
+    assert outcome_of("", found | alone) == Outcome("", 40, 3, 1, 2.5, 50, 30, 20)
     assert outcome_of("canary_failed", found) == Outcome("canary_failed")
     assert outcome_of("", {}) == Outcome()
 
@@ -406,7 +427,12 @@ def test_latencies_below_a_millisecond_count_as_one(before: float, after: float,
 
 @pytest.mark.parametrize(
     "lies",
-    [{"test_samples": 1e300}, {"test_samples": 1.0, "test_samples.lost": 1e18}, {"latency_ms.after": -1.0}],
+    [
+        {"test_samples": 1e300},
+        {"test_samples": 1.0, "test_samples.lost": 1e18},
+        {"test_samples": 1.0, "fleet.test_samples.lost": 1e18},
+        {"latency_ms.after": -1.0},
+    ],
 )
 def test_false_reports_of_one_device_add_bounded_evidence(lies) -> None:
     liar = outcome_of("", lies)

@@ -16,11 +16,20 @@ SPREAD, FALSE_ABORT = 0.02, 0.02
 LOSSES = {
     "mean": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
     "decile": 0.1 ** np.array([1, 2 / 3, 1 / 3, 0]),
+    "fleet": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
     "pooled": 0.03 ** np.array([1, 2 / 3, 1 / 3, 0]),
 }
-SHARE = {"mean": 0.5, "decile": 0.1, "pooled": 0.9}
-LIMIT = {"mean": np.log(200), "decile": np.log(200), "pooled": np.log(50)}
-LARGEST = {"mean": 0.45 * np.log(200), "decile": 0.45 * np.log(200), "pooled": 0.65 * np.log(50)}
+SHARE = {"mean": 0.5, "decile": 0.1, "fleet": 0.5, "pooled": 0.9}
+GATE = np.log(250)
+LIMIT = {"mean": GATE, "decile": GATE, "fleet": GATE, "pooled": np.log(50)}
+LARGEST = {"mean": 0.45 * GATE, "decile": 0.45 * GATE, "fleet": 0.45 * GATE, "pooled": 0.65 * np.log(50)}
+
+
+def outcome_for(test: str, images: int, lost: int, gained: int) -> Outcome:
+    """The outcome of a device that reports these numbers to a test."""
+    if test == "fleet":
+        return Outcome(fleet_images=images, fleet_lost=int(lost), fleet_gained=int(gained))
+    return Outcome("", images, int(lost), int(gained))
 
 
 def tilts(test: str, images: int) -> np.ndarray:
@@ -55,8 +64,7 @@ def probability(images: int, lost: np.ndarray, gained: np.ndarray, lose: float, 
 def test_the_gates_add_what_the_formula_says_for_every_possible_report(test: str, images: int) -> None:
     lost, gained = possible(images)
     found = [
-        gates.added(test, Outcome("", images, int(a), int(b)), GATES)
-        for a, b in zip(lost, gained, strict=True)
+        gates.added(test, outcome_for(test, images, a, b), GATES) for a, b in zip(lost, gained, strict=True)
     ]
     assert np.exp(found) == pytest.approx(ratios(test, images, lost, gained))
 
@@ -90,10 +98,7 @@ def test_the_mean_of_what_a_harmless_report_multiplies_by_is_at_most_one(
     points, weights = np.polynomial.hermite_e.hermegauss(31)
     lost, gained = possible(images)
     found = np.exp(
-        [
-            gates.added(test, Outcome("", images, int(a), int(b)), GATES)
-            for a, b in zip(lost, gained, strict=True)
-        ]
+        [gates.added(test, outcome_for(test, images, a, b), GATES) for a, b in zip(lost, gained, strict=True)]
     )
     mean = sum(
         weight
@@ -127,10 +132,9 @@ def test_simulated_roll_outs_reach_a_limit_at_most_as_often_as_ville_says(
             np.concatenate([np.arange(100), *(np.flatnonzero(found)[:50] for found in over.values())])
         )
         for run in chosen:
-            reports = [
-                Outcome("", images, int(a), int(b)) for a, b in zip(lost[run], gained[run], strict=True)
-            ]
+            pairs = [*zip(lost[run], gained[run], strict=True)]
             for test in SHARE:
+                reports = [outcome_for(test, images, a, b) for a, b in pairs]
                 assert product_crosses(test, reports) == over[test][run], (run, test)
     for test, count in reached.items():
         bound = np.exp(-LIMIT[test])

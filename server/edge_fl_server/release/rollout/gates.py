@@ -9,6 +9,7 @@ of looks. `false_abort` is divided among the gates (Bonferroni).
     decile    10 % of the devices lose `decile_loss` or more, the others nothing: the fleet's bottom decile falls
     latency   half of the devices need `slower` times as long for an image; less than `SHORTEST_MS` counts as that
     failures  `FAILURE_RATE` of the devices cannot run the release, compared with `NORMAL_FAILURE_RATE`
+    fleet     as mean, of the fleet's head alone, which devices without labels serve; where labels correct it, mean and decile see nothing
     pooled    most of the devices lose accuracy, `mean_loss` or more: no gate, but no stage completes while `doubt` objects
 
 Accuracy is compared on the same test images of the same device, image by image (McNemar). Of the `lost` + `gained` images with another
@@ -40,7 +41,7 @@ from edge_fl_server.recipes.recipe import GateConfig
 HALF, DECILE, MOST = 0.5, 0.1, 0.9
 LOSSES = 4
 USUAL_CHANGED = 0.06  # share of a device's predictions that a harmless release changes; sets the power of the gates, not their error
-FAILURE_RATE, NORMAL_FAILURE_RATE = 0.3, 0.05
+FAILURE_RATE, NORMAL_FAILURE_RATE = 1 / 3, 0.05  # three devices that all fail abort
 LATENCY_SPREAD = 0.35  # of the logarithm of a ratio of two short measurements on a busy machine
 SHORTEST_MS = 1.0  # shorter latencies count as this long: below it a ratio is noise of the scheduler
 MAX_LOG_RATIO = math.log(8)
@@ -56,13 +57,25 @@ POOLED = "pooled"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The effect of a release on one device: why it `failed`, or `lost` and `gained` of its test `images`, and latency ratio `slower`."""
+    """The effect of a release on one device: why it `failed`, or `lost` and `gained` of its test `images`, and latency ratio `slower`.
+
+    `fleet_images`, `fleet_lost`, `fleet_gained`: the same images by the fleet's heads of both releases alone; 0 where these were not
+    compared.
+    """
 
     failed: str = ""
     images: int = 0
     lost: int = 0
     gained: int = 0
     slower: float = 0.0
+    fleet_images: int = 0
+    fleet_lost: int = 0
+    fleet_gained: int = 0
+
+    @property
+    def of_fleets_head(self) -> "Outcome":
+        """The outcome with the fleet's head alone in the place of the served one."""
+        return Outcome(images=self.fleet_images, lost=self.fleet_lost, gained=self.fleet_gained)
 
 
 def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
@@ -70,13 +83,19 @@ def outcome_of(error: str, values: Mapping[str, float]) -> Outcome:
     if error:
         return Outcome(failed=error)
     before, after = values.get(metrics.LATENCY_BEFORE, 0.0), values.get(metrics.LATENCY_AFTER, 0.0)
-    numbers = (
-        values.get(name, 0.0) for name in (metrics.TEST_SAMPLES, metrics.TEST_LOST, metrics.TEST_GAINED)
+    names = (
+        metrics.TEST_SAMPLES,
+        metrics.TEST_LOST,
+        metrics.TEST_GAINED,
+        metrics.FLEET_LOST,
+        metrics.FLEET_GAINED,
     )
-    images, lost, gained = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
+    numbers = (values.get(name, 0.0) for name in names)
+    images, lost, gained, *of_fleet = (int(min(max(number, 0.0), MAX_IMAGES)) for number in numbers)
     measured = min(before, after) > 0
     slower = max(after, SHORTEST_MS) / max(before, SHORTEST_MS) if measured else 0.0
-    return Outcome(images=max(images, lost + gained), lost=lost, gained=gained, slower=slower)
+    fleet_images = max(images, sum(of_fleet)) if metrics.FLEET_LOST in values else 0
+    return Outcome("", max(images, lost + gained), lost, gained, slower, fleet_images, *of_fleet)
 
 
 def updated(evidence: Evidence, outcome: Outcome, gates: GateConfig) -> Evidence:
@@ -171,6 +190,10 @@ def _accuracy_summary(outcomes: list[Outcome]) -> str:
     return f"accuracy changed by {100 * mean:+.1f} points, in the bottom decile of {len(changes)} devices by {100 * decile:+.1f}"
 
 
+def _fleet_summary(outcomes: list[Outcome]) -> str:
+    return f"with the fleet's head alone {_accuracy_summary([each.of_fleets_head for each in outcomes])}"
+
+
 def _latency_summary(outcomes: list[Outcome]) -> str:
     ratios = sorted(outcome.slower for outcome in outcomes if outcome.slower)
     return f"an image takes {ratios[len(ratios) // 2]:.2f} times as long"
@@ -186,6 +209,7 @@ GATES: Mapping[str, Callable[[Outcome, GateConfig], Ratios]] = {
     "decile": lambda outcome, gates: _worse(outcome, DECILE, gates.decile_loss, gates.spread),
     "latency": _latency,
     "failures": _failures,
+    "fleet": lambda outcome, gates: _worse(outcome.of_fleets_head, HALF, gates.mean_loss, gates.spread),
 }
 """The evidence that one outcome adds to each gate."""
 TESTS = {**GATES, POOLED: lambda outcome, gates: _worse(outcome, MOST, gates.mean_loss, gates.spread)}
@@ -197,4 +221,5 @@ SUMMARIES: Mapping[str, Callable[[list[Outcome]], str]] = {
     "decile": _accuracy_summary,
     "latency": _latency_summary,
     "failures": _failure_summary,
+    "fleet": _fleet_summary,
 }
