@@ -267,8 +267,8 @@ def of_estimate(estimate: Estimate, data: TrainingSet) -> Calibration:
 
 def _kept(y: Labels, scenes: Groups) -> float:
     """The share of the groups of a sample's class that are left without the sample's own, at least a half."""
-    _, first = np.unique(scenes, return_index=True)
-    counts = np.bincount(y[first])[y]
+    pairs = np.unique(np.column_stack([y, scenes if len(scenes) else np.arange(len(y))]), axis=0)
+    counts = np.bincount(pairs[:, 0])[y]
     return float(np.mean(np.maximum(1 - 1 / counts, 0.5)))
 
 

@@ -168,7 +168,7 @@ class _Fit:
         shares = weights[chosen] / weights[chosen].sum()
         heads = [self._whole(candidates[k], designs) for k in chosen]
         linear = [np.tensordot(shares, np.stack(parts), 1) for parts in zip(*heads, strict=True)]
-        held, own = self._held_out(candidates, priors, losses, total, folds)
+        held, own = self._held_out(candidates, priors, losses, total, folds, self.y[rows])
         around_zero = np.array([not each.design.around_fleet for each in candidates])
         alone = self._fleet_alone(rows)
         return Estimate(
@@ -290,6 +290,7 @@ class _Fit:
         losses: Doubles,
         total: Doubles,
         folds: Sequence[Rows],
+        y: Rows,
     ) -> tuple[Doubles, Doubles]:
         """Logits [m, K] of each sample by the mean of all candidates, and of those around zero, whose weights know nothing of its fold."""
         zero = np.array([not each.design.around_fleet for each in candidates])
@@ -299,8 +300,8 @@ class _Fit:
             score = priors - (total - losses[:, fold].sum(axis=1))
             held[fold] = np.tensordot(_normalised(score), logits[:, fold], 1)
             own[fold] = np.tensordot(_normalised(score[zero]), logits[zero][:, fold], 1)
-        half = self._half_shares(self.y[np.concatenate(folds)] if folds else self.y)
         order = np.concatenate(folds)
+        half = self._half_shares(y[order])
         held[order] += half
         own[order] += half
         return held, own
