@@ -38,14 +38,14 @@ from edge_fl.heads.linear import Doubles
 
 log = logging.getLogger(__name__)
 
-PSEUDO_COUNT = 1.0
+PSEUDO_COUNT = 2.0
 """α: labels of each class that a device is assumed to have besides its own."""
-UNLABELLED_COUNT, UNLABELLED_PSEUDO = 0.5, 2.0
-"""What a sample without a label counts as, and α while a device has no labels."""
-STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
+UNLABELLED_COUNT = 0.5
+"""What a sample without a label counts as."""
+STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
 """λ around the fleet's head."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
-USUAL, USUAL_DIRECTED = 3.0, 0.3
+USUAL, USUAL_DIRECTED = 3.0, 0.1
 DECAY = 1.0
 """The λ with the highest prior, for features and for their directions, and what each factor √10 from it takes off the logarithm of the
 prior. An infinite λ counts as 30."""
@@ -190,8 +190,7 @@ class _Fit:
             uniform = np.full(len(prior), 1 / len(prior))
             return -np.log(prior * len(prior)), uniform
         counts = np.bincount(self.y, self.group_weights, minlength=len(prior))
-        pseudo = PSEUDO_COUNT if len(self.y) else UNLABELLED_PSEUDO
-        own = counts + pseudo * len(prior) * prior
+        own = counts + PSEUDO_COUNT * len(prior) * prior
         if len(data.unlabelled) and self.has_fleet:
             u = self.fleet.space(data.unlabelled)
             likely = _softmax(u @ self.fleet.weights.T + self.fleet.bias) / prior

@@ -49,7 +49,7 @@ PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
 RIDGE = 0.005
 DISCRIMINANT_RIDGE = 0.015
-STEADY = 2.0
+STEADY = 4.0
 """Classes with labels at which the device's centre is half its own and half the fleet's."""
 LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
