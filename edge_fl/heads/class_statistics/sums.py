@@ -36,6 +36,8 @@ NUMBER_BYTES = 6
 """Bytes of one number in a secure sum (48-bit fixed point)."""
 PROJECTED = 128
 LEAST_PROJECTED = 8
+NAMES = 350
+"""Numbers of 2 bytes that the names and sizes in an extra, and its description in a manifest, take."""
 LEAST_WIDTH = 16
 MOST_PER_CLASS = 32
 """Pictures of a class that one device counts, so that none outweighs the others (docs/class-statistics.md)."""
@@ -75,13 +77,17 @@ class Shape:
 
 
 def shape_of(classes: int, dim: int) -> Shape:
-    """The sizes for features of `dim` dimensions, within MAX_BYTES, so that an extra has at most 4 bytes for each class and dimension.
+    """The sizes for features of `dim` dimensions, within MAX_BYTES.
+
+    An extra adds at most 4 bytes for each class and dimension to a release; of small networks, where the second moment would lose more than
+    half, its names and its description come on top.
 
     Raises StatisticsError for too many classes or dimensions.
     """
     spare = (
         classes * dim - dim - 2 * classes
     )  # numbers of 2 bytes, after the means, the centre and the counts
+    spare -= NAMES if spare > 2 * NAMES else 0
     fitting = int((np.sqrt(max(8 * spare + 1, 1)) - 1) / 2)
     projected = min(PROJECTED, dim, max(fitting, LEAST_PROJECTED))
     width = (MAX_BYTES // NUMBER_BYTES - _triangle(projected) - dim) // classes - 1
