@@ -24,7 +24,7 @@ from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import Array, Images, Indices, Samples, class_ids
-from edge_fl.errors import DataError, shortened
+from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
@@ -119,7 +119,7 @@ class LabelledFolder:
     depth: Depth = UNKNOWN_DEPTH
 
     def require(self, usable: int, spec: DataSpec) -> None:
-        """Raise DataError for no usable picture or too many."""
+        """Raise DataError for no usable picture or too many; NoLabelsError for fewer than two if no other file or folder is there."""
         if usable > spec.limits.max_images:
             raise DataError(
                 f"{text(self.root)}: more than {spec.limits.max_images} images; at most {spec.limits}"
@@ -128,9 +128,10 @@ class LabelledFolder:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
             where = shortened(self.classes, 10) or "a folder per class"
             hints = "".join(f"; {hint}" for hint in self.hints)
-            raise DataError(
-                f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
-            )
+            message = f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
+            raise DataError(message) if self.skipped or self.hints else NoLabelsError(message)
+        if usable == 1 and not (self.skipped or self.hints):
+            raise NoLabelsError(f"{text(self.root)}: 1 usable image, expected 2 or more")
 
 
 def scan(location: str, spec: DataSpec) -> LabelledFolder:
