@@ -122,9 +122,9 @@ def watch(
 
     import msgspec
 
+    from edge_fl_devices import config as settings
     from edge_fl_maker.capture.camera import Camera
     from edge_fl_maker.current_model import CurrentModel
-    from edge_fl_devices import config as settings
     from edge_fl_maker.watch import watch as predictions
 
     if folder is None:
