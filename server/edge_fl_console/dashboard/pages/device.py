@@ -194,7 +194,7 @@ def summary(page: DevicePage) -> str:
             **({"90 % interval": found.range} if found.range else {}),
             **({"Fleet's head on the same, %": share(found.fleet)} if found.fleet is not None else {}),
             "Before, %": share(newest.before if newest else None),
-            "Test images": number(found.n or None),
+            "Test images" if able.get("tier") == "full" else "Scenes measured": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
