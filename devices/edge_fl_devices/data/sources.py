@@ -5,6 +5,7 @@ To add a source: one function (location, spec -> SourceData) in SOURCES, and its
 
 from __future__ import annotations
 
+import filecmp
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,7 @@ from edge_fl_devices.data.split import hashed, position, require_two
 
 RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
+IN_TWO = "also in the folder of another class"
 BATCH = 32
 NO_GROUPS = np.empty(0, "U1")
 
@@ -250,11 +252,12 @@ def _usable(
     wants: Wants = lambda key: False,
     progress: Progress = ignore,
 ) -> Iterator[_Picture]:
-    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped.
+    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped, and so does a copy of a
+    picture in the folder of another class, once its pixels are known.
 
     wants: whether to read a picture with this key although it is known. Raises DataError at the end as `LabelledFolder.require`.
     """
-    usable = 0
+    usable, seen = 0, dict[bytes, tuple[Path, int]]()
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
@@ -265,11 +268,24 @@ def _usable(
         if facts.reason:
             found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
+        first = seen.setdefault(facts.key, (path, label)) if facts.key else (path, label)
+        if first[1] != label and _are_same(first[0], path):
+            other = text(first[0].relative_to(found.root))
+            found.skipped.add(path, IN_TWO, f"the same as {other}, which counts", root=found.root)
+            continue
         usable += 1
         if usable > spec.limits.max_images:
             break
         yield _Picture(path, label, pixels, structs.replace(facts, file=_file_key(path)))
     found.require(usable, spec)
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Whether two files have the same content."""
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:  # deleted since it was listed
+        return False
 
 
 def _decoded(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Picture]:
