@@ -1,8 +1,8 @@
 """How a device's head and its accuracy are put in words, on the device and on the server: every page, table and command calls these.
 
-An accuracy is shown with the number of scenes it was measured on, with its 90 % interval if these are few, and with that of the fleet's
-head on the same ones; below LEAST_MEASURED scenes it is not measured. These are fewer than the labels: pictures that belong together are one
-scene, and without a fleet's head a class with a single scene cannot be measured.
+An accuracy is shown with the number of scenes it was measured on, with its 90 % interval if these are few, and with that of the
+fleet's head on the same ones; below LEAST_MEASURED scenes it is not measured. These are fewer than the labels: pictures that belong
+together are one scene, and without a fleet's head a class with a single scene cannot be measured.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ FEW_SCENES = 200
 
 
 class MeasuredAccuracy(NamedTuple):
-    """An accuracy on `n` scenes (of a full device: test images), None if it is not measured; of the fleet's head on the same ones, None without one.
+    """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
-    effective: how many scenes that all count alike would be as certain (`edge_fl.data.grouping.effective`).
+    Of a full device `n` are test images. effective: how many scenes that all count alike would be as certain
+    (`edge_fl.data.grouping.effective`).
     """
 
     accuracy: float | None

@@ -135,7 +135,7 @@ def devices(
 
 
 def _fitted(report: ReportRecord | None) -> dict[str, object]:
-    """What the newest head of a device is, in place of the configured kind, and what its accuracy was measured on; a head without enough labels has none."""
+    """What the newest head of a device is, in place of the configured kind, and what its accuracy was measured on."""
     if report is None:
         return {"labels": 0, "interval": "", "fleet": None}
     found = MeasuredAccuracy.of_report(report.metrics)
