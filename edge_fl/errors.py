@@ -148,6 +148,10 @@ class DataError(InputError):
     """Invalid images, labels, folders or splits."""
 
 
+class NoLabelsError(DataError):
+    """Too few labelled images, and nothing wrong: nobody has labelled any yet."""
+
+
 class MethodError(InputError):
     """An invalid method or hyper-parameter, or a model that does not support the method."""
 

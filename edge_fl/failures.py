@@ -14,12 +14,13 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Stated:
-    """A device states the word about `subject`. final: it does not try that again on its own."""
+    """A device states the word about `subject`. final: it does not try that again on its own. calm: it is no fault, and no alert."""
 
     subject: str
     meaning: str
     remedy: str = ""
     final: bool = False
+    calm: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ def states(
     remedy: str = "",
     *,
     final: bool = False,
+    calm: bool = False,
     rejection: Rejection | None = None,
 ) -> tuple[str, Stated, Rejection | None]:
     """A word that a device states; `rejection`: what a server means by it."""
-    return word, Stated(subject, meaning, remedy, final), rejection
+    return word, Stated(subject, meaning, remedy, final, calm), rejection
 
 
 class Failure(StrEnum):
@@ -187,6 +189,14 @@ class Failure(StrEnum):
         "fewer than two usable images, or none of the release's classes",
         "put pictures into one folder per class, named exactly as the class",
         final=True,
+    )
+    NO_LABELS = states(
+        "no_labels",
+        "computation",
+        "no labelled pictures yet, or only one, and the release has no fleet's head: nothing is served",
+        "label some, on the label page or in one folder per class",
+        final=True,
+        calm=True,
     )
     OUT_OF_MEMORY = states(
         "out_of_memory",
@@ -345,10 +355,17 @@ class Failure(StrEnum):
         return self.stated is not None and self.stated.final
 
     @property
+    def calm(self) -> bool:
+        """Whether it is no fault of a device, which is not in alert then."""
+        return self.stated is not None and self.stated.calm
+
+    @property
     def explanation(self) -> str:
         """What a device means by the word, and the remedy."""
         return ": ".join(filter(None, (self.stated.meaning, self.stated.remedy))) if self.stated else ""
 
 
+UNLABELLED = frozenset({Failure.NO_DATA, Failure.NO_LABELS})
+"""What a device reports that has nothing to fit a head on: it says nothing about the release."""
 SIGNATURE = (Failure.FORGED, Failure.UNSIGNED, Failure.REPLAYED)
 """Rejections of messages that somebody else may have sent in the name of a device."""

@@ -115,6 +115,7 @@ def test_only_what_cannot_succeed_again_is_final() -> None:
         Failure.BLOCKED,
         Failure.REJECTED,
         Failure.NO_DATA,
+        Failure.NO_LABELS,
         Failure.BUDGET_EXHAUSTED,
         Failure.DIVERGED,
         Failure.UNSUPPORTED_TIER,

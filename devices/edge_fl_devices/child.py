@@ -32,6 +32,7 @@ from edge_fl.errors import (
     DataError,
     DeadlineError,
     KilledError,
+    NoLabelsError,
     RunError,
     StoppedError,
     brief,
@@ -51,6 +52,7 @@ ERRORS: tuple[type[Exception] | None, ...] = (
     ArtefactError,
     MemoryError,
     ChildError,
+    NoLabelsError,
 )
 PROGRESS = len(ERRORS)
 MAPPING_FAILED = "failed to map segment"  # in the error of an import that does not fit into the memory
@@ -303,7 +305,8 @@ def _attempt(what: str, respond: Callable[[bytes], bytes], request: bytes) -> tu
     try:
         return 0, respond(request)
     except (DataError, RunError) as error:
-        kind, message, why = (DataError if isinstance(error, DataError) else RunError), error.message, None
+        kind = next(known for known in (NoLabelsError, DataError, RunError) if isinstance(error, known))
+        message, why = error.message, None
     except ArtefactError as error:
         kind, message, why = ArtefactError, error.message, error.why
     except MemoryError as error:

@@ -103,7 +103,7 @@ def watch(
     camera: Annotated[
         str, option("--camera CAMERA", "Number of a camera, an rtsp:// or http:// address, or a video file.")
     ] = "0",
-    folder: ExistingFolder = DEVICE_FOLDER,
+    folder: FolderOrThatOfSettings = None,
     interval: Annotated[
         float, option("--interval SECONDS", "Shortest time between predictions, in seconds.", min=0)
     ] = 0.0,
@@ -122,10 +122,13 @@ def watch(
 
     import msgspec
 
+    from edge_fl_devices import config as settings
     from edge_fl_maker.capture.camera import Camera
     from edge_fl_maker.current_model import CurrentModel
     from edge_fl_maker.watch import watch as predictions
 
+    if folder is None:
+        folder = Path(settings.from_options(config, {}).folder) if config else DEVICE_FOLDER
     with ExitStack() as stack:
         model = CurrentModel(folder, **answers.values)
         print_threshold(model.current())

@@ -147,7 +147,7 @@ class _Fit:
         self.group_weights = grouping.weights(data.groups, len(data.y))
         self.y = np.searchsorted(self.kept, data.y)
         self.v = fleet.space(data.z)
-        self.offset, self.shares = self._class_shares()
+        self.counts, self.offset, self.shares = self._class_shares()
 
     def estimate(self) -> Estimate:
         if not len(self.y):
@@ -183,12 +183,12 @@ class _Fit:
             self._contradicted(alone, rows) if self.has_fleet else (),
         )
 
-    def _class_shares(self) -> tuple[Doubles, Doubles]:
-        """The offsets o [K] and the shares q [K]."""
+    def _class_shares(self) -> tuple[Doubles, Doubles, Doubles]:
+        """The counts [K] of assumed, own and unlabelled samples, the offsets o [K] and the shares q [K]."""
         data, prior = self.data, self.fleet.shares
         if data.balanced:
             uniform = np.full(len(prior), 1 / len(prior))
-            return -np.log(prior * len(prior)), uniform
+            return uniform, -np.log(prior * len(prior)), uniform
         counts = np.bincount(self.y, self.group_weights, minlength=len(prior))
         own = counts + PSEUDO_COUNT * len(prior) * prior
         if len(data.unlabelled) and self.has_fleet:
@@ -196,7 +196,7 @@ class _Fit:
             likely = _softmax(u @ self.fleet.weights.T + self.fleet.bias) / prior
             own = _with_unlabelled(likely, own)
         shares = own / own.sum()
-        return np.log(shares / prior), shares
+        return own, np.log(shares / prior), shares
 
     def _weighed(self) -> Rows:
         """The samples on which candidates are weighed, as many of each class as possible."""
@@ -312,8 +312,8 @@ class _Fit:
         return self._shares_without(y, 0.5) - self.offset
 
     def _shares_without(self, y: Rows, part: float) -> Doubles:
-        counts = np.bincount(self.y, self.group_weights, minlength=len(self.kept))
-        own = np.tile(counts + PSEUDO_COUNT * len(counts) * self.fleet.shares, (len(y), 1))
+        """The offsets [m, K] without this part of each sample's own label; unlabelled samples keep what they were counted as."""
+        own = np.tile(self.counts, (len(y), 1))
         own[np.arange(len(y)), y] -= part
         own = np.maximum(own, 1e-3)
         return np.asarray(np.log(own / own.sum(axis=1, keepdims=True) / self.fleet.shares))

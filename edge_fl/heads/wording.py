@@ -1,7 +1,8 @@
 """How a device's head and its accuracy are put in words, on the device and on the server: every page, table and command calls these.
 
-An accuracy is shown with the number of labels it was measured on, with its 90 % interval if these are few, and with that of the fleet's
-head on the same ones; below LEAST_MEASURED labels it is not measured.
+An accuracy is shown with the number of scenes it was measured on, with its 90 % interval if these are few, and with that of the
+fleet's head on the same ones; below LEAST_MEASURED scenes it is not measured. These are fewer than the labels: pictures that belong
+together are one scene, and without a fleet's head a class with a single scene cannot be measured.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from edge_fl.heads import fleet, residual
 from edge_fl.heads.probability_calibration import LEAST_MEASURED, Calibration
 
 NOT_MEASURED = "not measured yet"
+COUNTED = "scenes"
+"""What an accuracy is measured on."""
 NOT_PERSONAL = "fleet's head, not personal yet"
 WITH_LABELS = "fleet's head with own labels"
 OWN = "own head (the fleet's contradicts these labels)"
@@ -24,14 +27,15 @@ FROM_FLEET = {*fleet.KINDS, residual.FleetMlp.kind}
 """Kinds of heads that are adapted from the fleet's."""
 OWN_ABOVE = 0.5
 """Weight of a device's own labels above which its head is called its own."""
-FEW_LABELS = 200
-"""Labels below which the interval is shown."""
+FEW_SCENES = 200
+"""Scenes below which the interval is shown."""
 
 
 class MeasuredAccuracy(NamedTuple):
-    """An accuracy on `n` labels, None if it is not measured; of the fleet's head on the same ones, None without one.
+    """An accuracy on `n` scenes, None if it is not measured; of the fleet's head on the same ones, None without one.
 
-    effective: how many labels that all count alike would be as certain (`edge_fl.data.grouping.effective`).
+    Of a full device `n` are test images. effective: how many scenes that all count alike would be as certain
+    (`edge_fl.data.grouping.effective`).
     """
 
     accuracy: float | None
@@ -41,7 +45,7 @@ class MeasuredAccuracy(NamedTuple):
 
     @classmethod
     def of(cls, accuracy: float | None, n: int, fleet: float | None, effective: float | None = None) -> Self:
-        """An accuracy that a device reported; below LEAST_MEASURED labels it is not measured."""
+        """An accuracy that a device reported; below LEAST_MEASURED scenes it is not measured."""
         if accuracy is None or 0 < n < LEAST_MEASURED:
             return cls(None, n)
         return cls(accuracy, n, fleet, float(n) if effective is None else effective)
@@ -65,8 +69,8 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 90 % interval of an accuracy that was measured on few labels; None if it is not measured, or on many."""
-        if self.accuracy is None or math.isnan(self.accuracy) or not 0 < self.n < FEW_LABELS:
+        """The 90 % interval of an accuracy that was measured on few scenes; None if it is not measured, or on many."""
+        if self.accuracy is None or math.isnan(self.accuracy) or not 0 < self.n < FEW_SCENES:
             return None
         return grouping.interval(self.accuracy, self.effective or self.n)
 
@@ -78,19 +82,19 @@ class MeasuredAccuracy(NamedTuple):
 
     @property
     def gain(self) -> str:
-        """The fleet's head on the same labels and the gain over it; "" without one."""
+        """The fleet's head on the same scenes and the gain over it; "" without one."""
         if self.accuracy is None or self.fleet is None:
             return ""
         return f"fleet's head {percent(self.fleet)} on the same, {points(self.accuracy - self.fleet)}"
 
     @property
     def words(self) -> str:
-        """Like "83.0 % of 60 labels (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
+        """Like "83.0 % of 60 scenes (90 % interval 74 to 89 %; fleet's head 76.0 % on the same, +7.0 points)", or why there is none."""
         if self.accuracy is None:
             if 0 < self.n < LEAST_MEASURED:
-                return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} labels)"
+                return f"{NOT_MEASURED} ({self.n} of {LEAST_MEASURED} {COUNTED})"
             return NOT_MEASURED
-        of = f" of {self.n:,} labels" if self.n else ""
+        of = f" of {self.n:,} {COUNTED}" if self.n else ""
         reach = f"90 % interval {self.range}" if self.range else ""
         rest = "; ".join(filter(None, (reach, self.gain)))
         return f"{percent(self.accuracy)}{of}" + (f" ({rest})" if rest else "")

@@ -176,7 +176,7 @@ def test_an_agent_that_never_met_a_broker_fits_on_an_installed_release(
     server.release(Repository(tmp_path / "server"), release, payload)
     with board.agent():
         server.assignment(DEVICE, "serve", run_id="toy", round=1, id="rel-1", release=1)
-        assert server.wait_for(DEVICE, "rpt").error == "no_data"
+        assert server.wait_for(DEVICE, "rpt").error == "no_labels"
         server.ack(DEVICE, "rel-1")
         eventually(lambda: not board.outbox(), "the acknowledgement")
     server.leave()

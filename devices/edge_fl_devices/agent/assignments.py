@@ -206,8 +206,11 @@ def failed(context: StepContext, event: events.Failed) -> None:
     tries, limits, id = state.tries + 1, state.limits, work.assignment.id
     refit = work.assignment.version == 0
     context.update(why=event.reason, tries=tries)
-    cause = f"{event.reason} ({event.signal})" if event.signal else event.reason
-    context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {cause}")
+    if event.reason.calm:
+        context.log("info", f"{id}: {event.reason.explanation}")
+    else:
+        cause = f"{event.reason} ({event.signal})" if event.signal else event.reason
+        context.log("warning", f"{work.assignment.mode} for {id} failed, try {tries}: {cause}")
     if event.reason.final or (tries >= limits.max_tries and work.assignment.mode != "serve"):
         _give_up(context, work.assignment, event.reason)
     elif event.reason == Failure.KILLED and tries >= limits.max_kills:

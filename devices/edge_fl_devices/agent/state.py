@@ -60,6 +60,7 @@ class AgentLimits:
 
 
 LIMITS = AgentLimits()
+CALM = frozenset(word for word in Failure if word.calm)
 
 
 class Phase(Enum):
@@ -149,7 +150,8 @@ class AgentState:
             return "disconnected"
         if self.phase is not Phase.UP:
             return "init"
-        return "alert" if self.why or self.data_problem or self.impaired else "ready"
+        fault = self.why and self.why not in CALM
+        return "alert" if fault or self.data_problem or self.impaired else "ready"
 
     @property
     def reason(self) -> str:

@@ -15,7 +15,7 @@ from edge_fl.data import grouping, pictures
 from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import LIMITS
 from edge_fl.data.samples import Array, ClientData, Labels, Samples
-from edge_fl.errors import ArtefactError, DataError
+from edge_fl.errors import ArtefactError, DataError, NoLabelsError
 from edge_fl.failures import Failure
 from edge_fl.inputs import InputSpec
 from edge_fl_devices.board.capabilities import version
@@ -104,7 +104,8 @@ class ImageStream:
             train, validation, test = np.split(np.arange(sum(content.sizes)), np.cumsum(content.sizes)[:2])
             self.sets = train, validation, test
         if not len(self.labels):
-            raise DataError(f"{self._where}no labelled samples on this device")
+            kind = DataError if content.skipped else NoLabelsError
+            raise kind(f"{self._where}no labelled samples on this device")
         classes = len(content.classes)
         if self.labels.max() >= classes:
             raise DataError(f"{self._where}labels up to {self.labels.max()}, expected {classes} classes")
@@ -144,7 +145,8 @@ def usable(data: ClientData, classes: Sequence[str], input: InputSpec, where: st
     `where` begins the message, `taker` names what uses the data.
     """
     if not len(data.train):
-        raise DataError(f"{where}no training samples on this device")
+        nothing = not len(data.validation) and not len(data.test)
+        raise (NoLabelsError if nothing else DataError)(f"{where}no training samples on this device")
     for samples in (data.train, data.validation, data.test):
         if len(samples) and samples.y.max() >= len(classes):
             raise DataError(f"{where}labels up to {samples.y.max()}, {taker} takes {len(classes)} classes")
@@ -204,7 +206,8 @@ def recording(config: DeviceConfig) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        record.remember_problem(Path(config.folder), Failure.NO_DATA, error.message)
+        why = Failure.NO_LABELS if isinstance(error, NoLabelsError) else Failure.NO_DATA
+        record.remember_problem(Path(config.folder), why, error.message)
         raise
 
 

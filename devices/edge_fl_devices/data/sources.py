@@ -5,6 +5,7 @@ To add a source: one function (location, spec -> SourceData) in SOURCES, and its
 
 from __future__ import annotations
 
+import filecmp
 import importlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from edge_fl.data.grouping import Groups
 from edge_fl.data.limits import UNKNOWN_DEPTH, Depth
 from edge_fl.data.pictures import PictureError
 from edge_fl.data.samples import Array, Images, Indices, Samples, class_ids
-from edge_fl.errors import DataError, shortened
+from edge_fl.errors import DataError, NoLabelsError, shortened
 from edge_fl.files.folder import UNREADABLE, unusable, walk
 from edge_fl.files.paths import raw, text
 from edge_fl.inputs import InputSpec
@@ -39,6 +40,7 @@ from edge_fl_devices.data.split import hashed, position, require_two
 
 RESERVOIR = b"reservoir"
 LEFT_OUT = "of a class that this device leaves out"
+IN_TWO = "also in the folder of another class"
 BATCH = 32
 NO_GROUPS = np.empty(0, "U1")
 
@@ -119,7 +121,7 @@ class LabelledFolder:
     depth: Depth = UNKNOWN_DEPTH
 
     def require(self, usable: int, spec: DataSpec) -> None:
-        """Raise DataError for no usable picture or too many."""
+        """Raise DataError for no usable picture or too many; NoLabelsError for fewer than two if no other file or folder is there."""
         if usable > spec.limits.max_images:
             raise DataError(
                 f"{text(self.root)}: more than {spec.limits.max_images} images; at most {spec.limits}"
@@ -128,9 +130,10 @@ class LabelledFolder:
             why = ", ".join(f"{count} {reason}" for reason, count in self.skipped.items()) or "no files"
             where = shortened(self.classes, 10) or "a folder per class"
             hints = "".join(f"; {hint}" for hint in self.hints)
-            raise DataError(
-                f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
-            )
+            message = f"{text(self.root)}: no usable image ({why}); expected pictures in {where}{hints}"
+            raise DataError(message) if self.skipped or self.hints else NoLabelsError(message)
+        if usable == 1 and not (self.skipped or self.hints):
+            raise NoLabelsError(f"{text(self.root)}: 1 usable image, expected 2 or more")
 
 
 def scan(location: str, spec: DataSpec) -> LabelledFolder:
@@ -249,11 +252,12 @@ def _usable(
     wants: Wants = lambda key: False,
     progress: Progress = ignore,
 ) -> Iterator[_Picture]:
-    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped.
+    """Yield the usable pictures, with what is known of them, else what `read` finds; the others count as skipped, and so does a copy of a
+    picture in the folder of another class, once its pixels are known.
 
     wants: whether to read a picture with this key although it is known. Raises DataError at the end as `LabelledFolder.require`.
     """
-    usable = 0
+    usable, seen = 0, dict[bytes, tuple[Path, int]]()
     for number, (path, label) in enumerate(found.files):
         if number % BATCH == 0:
             progress(number, len(found.files))
@@ -264,11 +268,24 @@ def _usable(
         if facts.reason:
             found.skipped.add(path, facts.reason, facts.detail, root=found.root)
             continue
+        first = seen.setdefault(facts.key, (path, label)) if facts.key else (path, label)
+        if first[1] != label and _are_same(first[0], path):
+            other = text(first[0].relative_to(found.root))
+            found.skipped.add(path, IN_TWO, f"the same as {other}, which counts", root=found.root)
+            continue
         usable += 1
         if usable > spec.limits.max_images:
             break
         yield _Picture(path, label, pixels, structs.replace(facts, file=_file_key(path)))
     found.require(usable, spec)
+
+
+def _are_same(one: Path, other: Path) -> bool:
+    """Whether two files have the same content."""
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:  # deleted since it was listed
+        return False
 
 
 def _decoded(found: LabelledFolder, spec: DataSpec, wants: Wants) -> Iterator[_Picture]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge_fl.console.units import size
 from edge_fl.errors import InputError
-from edge_fl.failures import Failure
+from edge_fl.failures import UNLABELLED, Failure
 from edge_fl.files.paths import text
 from edge_fl.heads import wording
 from edge_fl.secure.floors import DEFAULT
@@ -18,9 +18,11 @@ from edge_fl_devices.data import record
 from edge_fl_devices.data.first_guesses import FirstGuesses
 from edge_fl_devices.data.record import DataRecord, named
 from edge_fl_devices.features import child_loader, drift
-from edge_fl_devices.serving.served_model import head_words, measured, serving
+from edge_fl_devices.serving.served_model import ServedModel, head_words, measured, serving
 from edge_fl_devices.storage.slots import Slots
 from edge_fl_devices.storage.store import Store
+
+NO_LABELS_YET = "no labelled pictures yet, or only one"
 
 
 def read(folder: Path) -> list[dict[str, object]]:
@@ -29,6 +31,7 @@ def read(folder: Path) -> list[dict[str, object]]:
         raise InputError(f"{text(folder)}: no such folder; expected a device's own folder (--dir)")
     store, slots = Store(folder), Slots(folder / "release")
     served, current, memory = serving(store, slots), slots.current(), store.memory()
+    known = record.read(folder)
     rows: dict[str, object] = {"folder": text(folder), "serves": "nothing: no head fitted yet"}
     if served:
         head = served.stored.head
@@ -38,6 +41,8 @@ def read(folder: Path) -> list[dict[str, object]]:
         classes = served.installed.manifest.classes
         if contradiction := wording.contradiction(served.stored.calibration, classes):
             rows["labels"] = contradiction
+    elif current and known.why == Failure.NO_LABELS and not current.manifest.heads.fleet:
+        rows["serves"] = f"nothing: {NO_LABELS_YET}, and the release has no fleet's head"
     if first := FirstGuesses(folder).totals.words:
         rows["label page"] = first
     if current:
@@ -46,9 +51,7 @@ def read(folder: Path) -> list[dict[str, object]]:
     rows |= _trust_rows(folder)
     for release, why in slots.blocked.items():
         rows[f"blocked release {release}"] = why
-    rows |= _data_rows(
-        record.read(folder), fleet_alone=bool(served and not served.stored.parcel.report.samples)
-    )
+    rows |= _data_rows(known, served)
     if reading := child_loader.read_progress(folder):
         rows["under way"] = str(reading)
     if moved := drift.measured(folder):
@@ -99,8 +102,8 @@ def _has_certificate(identity: str) -> bool:
         return True
 
 
-def _data_rows(known: DataRecord, *, fleet_alone: bool) -> dict[str, object]:
-    """The last count of the data, and the reason and remedy if it failed. fleet_alone: the served head needs no labels."""
+def _data_rows(known: DataRecord, served: ServedModel | None) -> dict[str, object]:
+    """The last count of the data, and the reason and remedy if it failed. A served head without own labels needs none."""
     data, rows = known.report, dict[str, object]()
     if data.samples:
         rows["images"] = f"{data.samples}: {data.per_class}"[:400]
@@ -114,10 +117,12 @@ def _data_rows(known: DataRecord, *, fleet_alone: bool) -> dict[str, object]:
         "classes that lost their images": ", ".join(data.disappeared),
     }
     rows |= {what: line for what, line in lines.items() if line}
-    if known.why == Failure.NO_DATA and fleet_alone:
+    if known.why in UNLABELLED and served and not served.stored.parcel.report.samples:
         rows["images"] = f"no label yet, the fleet's head serves without ({known.problem})"
-    elif known.why:
-        word = Failure.of(known.why)
+    elif known.why == Failure.NO_LABELS and not served:
+        rows["images"] = f"{NO_LABELS_YET} ({known.problem})"
+    elif known.why:  # labels that are gone are not "not yet"
+        word = Failure.NO_DATA if known.why == Failure.NO_LABELS else Failure.of(known.why)
         found = filter(None, (known.problem, word and word.explanation, "see docs/failure-words.md"))
-        rows[known.why] = "; ".join(found)
+        rows[word or known.why] = "; ".join(found)
     return rows

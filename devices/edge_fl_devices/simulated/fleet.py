@@ -36,7 +36,7 @@ from edge_fl.wire.messages import Capability
 from edge_fl.wire.topics import Topics, checked
 from edge_fl.wire.transport import Connect, Listener, Packet, Transport
 from edge_fl_devices.agent import state
-from edge_fl_devices.agent.state import AgentLimits
+from edge_fl_devices.agent.state import CALM, AgentLimits
 from edge_fl_devices.board import capabilities
 from edge_fl_devices.features.extractor import runtime
 from edge_fl_devices.features.local_loader import LocalFeatureLoader
@@ -98,7 +98,7 @@ def fleet_progress(devices: Sequence[Device]) -> str:
     busy = ", ".join(f"{count} {name}" for name, count in sorted(activities.items()))
     online = any(state.server_online for state in states)
     accepted = sum(device.reporting.acknowledged["accepted"] for device in devices)
-    alerts = sum(bool(state.why) for state in states)
+    alerts = sum(bool(state.why) and state.why not in CALM for state in states)
     return (
         f"{connected}/{len(devices)} connected · {'server online' if online else 'waiting for the server'} · "
         f"{busy or 'idle'} · {serving} serving a head · {accepted} reports accepted"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from edge_fl.blob import Blob, describe
-from edge_fl.errors import DataError, EdgeFLError
+from edge_fl.errors import DataError, EdgeFLError, NoLabelsError
 from edge_fl.failures import Failure
 from edge_fl.heads import Head
 from edge_fl.heads.auto import Choice
@@ -33,7 +33,7 @@ from edge_fl_devices.features.onnx_runtime import Runtime
 from edge_fl_devices.install import canary
 from edge_fl_devices.install.fetch import Sink
 from edge_fl_devices.install.trust import Trust
-from edge_fl_devices.serving.served_model import installed_extractors
+from edge_fl_devices.serving.served_model import installed_extractors, serving
 from edge_fl_devices.storage.slots import InstalledRelease, Slots
 from edge_fl_devices.storage.store import Store, StoredHead
 from edge_fl_devices.workers import comparison, head_updates
@@ -129,9 +129,12 @@ class HeadWorker(Worker):
         with record.noting_deaths(self.store.folder):
             try:
                 inputs = self._fits.load(installed)
-            except DataError:
+            except DataError as error:
                 if self._slots.previous() is None:
                     self._slots.mark_good()  # nothing is labelled yet: starts until then are no crash loop
+                if isinstance(error, NoLabelsError) and serving(self.store, self._slots) is None:
+                    log.info("%s; %s", error.message, Failure.NO_LABELS.explanation)
+                    return Failed(Failure.NO_LABELS, detail=error.message)
                 raise
             choice, fit_key = self._fits.fit(inputs)
             compared = comparison.compare(self._fits, choice, inputs)

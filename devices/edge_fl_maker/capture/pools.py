@@ -11,6 +11,7 @@ brightness rises from left to right, in each cell of a coarse grid. (The package
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
 import time
@@ -73,11 +74,12 @@ def is_near_duplicate(hash: str, known: Iterable[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The name of a picture that was added; or "" and why it was not."""
+    """The name of a picture that was added; or "" and why it was not. retry_s: in how many seconds it can be added, if it came too soon."""
 
     name: str
     why: Why = ""
     detail: str = ""
+    retry_s: int = 0
 
 
 class PoolEntry(Struct, frozen=True):
@@ -188,14 +190,23 @@ class Pool:
                     for name in dropped:
                         (self.folder / name).unlink(missing_ok=True)
                     return Added(entry.name)
-        return Added("", why)
+        return self._too_soon(entry) if why == "too soon" else Added("", why)
+
+    def _too_soon(self, entry: PoolEntry) -> Added:
+        wait_s = max(1, math.ceil(self._config.every_s - min(self._passed_s(entry), default=0.0)))
+        every = f"at most one picture of {entry.source!r} in {self._config.every_s:g} s"
+        return Added("", "too soon", f"{every}; try again in {wait_s} s", wait_s)
+
+    def _passed_s(self, entry: PoolEntry) -> list[float]:
+        """The seconds since each picture of the same source that is recent enough to delay this one."""
+        since = (entry.time - each.time for each in self._index() if each.source == entry.source)
+        return [passed_s for passed_s in since if 0 <= passed_s < self._config.every_s]
 
     def _rejection(self, entry: PoolEntry) -> Why:
-        known = self._index()
+        self._index()
         if (self.folder / entry.name).exists() or is_near_duplicate(entry.hash, self._lines.hashes):
             return "duplicate"
-        since = (entry.time - each.time for each in known if each.source == entry.source)
-        return "too soon" if any(0 <= passed_s < self._config.every_s for passed_s in since) else ""
+        return "too soon" if self._passed_s(entry) else ""
 
     def _least_informative(self, needed_bytes: int) -> list[str]:
         """Return the names to drop so that one more picture fits: a share of SLACK at once, because an order takes time."""

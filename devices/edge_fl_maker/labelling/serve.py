@@ -113,7 +113,8 @@ def routes(session: LabelSession, capture: Capture, access: HttpAccess, lock: th
             added = capture.add(picture_in(request), request.query.get("source", "POST /frame")[:100])
         if added.name:
             session.learner.look()
-        return HttpAnswer(msgspec.json.encode(added), JSON, status=STATUS[added.why])
+        headers = {"Retry-After": str(added.retry_s)} if added.retry_s else {}
+        return HttpAnswer(msgspec.json.encode(added), JSON, headers, STATUS[added.why])
 
     def enter(request: HttpRequest) -> HttpAnswer:
         cookie = f"{COOKIE}={access.token}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000"

@@ -184,7 +184,7 @@ def test_an_older_heads_accuracy_is_not_that_of_one_without_enough_labels(db: Da
     assert "not measured yet" in shown and "83.0" not in shown
     assert "own head (the fleet&#x27;s contradicts these labels)" in shown
     page = device.read(db, "main", "pi-new")
-    assert page is not None and "not measured yet (5 of 8 labels)" in device.summary(page)
+    assert page is not None and "not measured yet (5 of 8 scenes)" in device.summary(page)
 
 
 def test_head_only_devices_of_a_run_show_the_fleets_head_too(db: Database) -> None:

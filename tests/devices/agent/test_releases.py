@@ -255,6 +255,17 @@ def test_new_data_give_a_device_without_a_head_another_chance() -> None:
     assert only(effects.Refresh, device.sleep_until_woken()).release == 3
 
 
+def test_a_device_without_labels_on_a_release_without_a_fleets_head_is_no_alert() -> None:
+    device = Agent().up()
+    device.receive(serve())
+    found = device.on(events.Failed(Failure.NO_LABELS))
+    (said,) = [e.message for e in found if isinstance(e, effects.Publish) and isinstance(e.message, Log)]
+    assert said.level == "info" and said.text.startswith("rel-3: no labelled pictures yet")
+    assert said.text.count("the release has no fleet's head: nothing is served") == 1
+    assert device.statuses()[-1] == "ready" and device.state.reason == "no_labels"
+    assert device.on(events.Impaired(Failure.ERROR)) and device.statuses()[-1] == "alert"
+
+
 def test_new_data_refit_the_head_of_the_release_that_serves() -> None:
     device = head_device_serving()
     new_data(device, samples=8)

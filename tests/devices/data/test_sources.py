@@ -236,6 +236,24 @@ def test_a_misspelt_folder_names_the_nearest_class(tmp_path: Path) -> None:
     assert not any("cats" in note for note in report.notes)
 
 
+def test_a_picture_in_the_folders_of_two_classes_is_named_and_counts_once(tmp_path: Path) -> None:
+    source = pets(tmp_path / "images")
+    (source / "dog" / "twin.png").write_bytes((source / "cat" / "2.png").read_bytes())
+    (source / "cat" / "again.png").write_bytes(
+        (source / "cat" / "2.png").read_bytes()
+    )  # only a near duplicate
+    config = DeviceConfig("pi-1", str(source), folder=str(tmp_path))
+    for _ in range(2):  # the second time the pictures are known, not decoded
+        data, report = load.load_for(config, DataSpec(PETS, GREY))
+        assert report.samples_per_class == (5, 4) and everything(data)[:6] == [0, 1, 2, 2, 3, 100]
+        (line,) = [line for line in report.local_notes if "another class" in line]
+        assert line.endswith(": dog/twin.png (the same as cat/2.png, which counts)")
+        assert not any("twin" in note for note in report.notes)
+    assert load.count_for(config, DataSpec(PETS, GREY)).samples_per_class == (5, 4)
+    rows = {row["what"]: row["value"] for row in status.read(tmp_path)}
+    assert "dog/twin.png (the same as cat/2.png" in str(rows["skipped files"])
+
+
 def test_a_class_that_lost_its_images_is_reported_until_it_has_some(tmp_path: Path) -> None:
     source = pets(tmp_path / "images")
     config = DeviceConfig("pi-1", str(source), folder=str(tmp_path))

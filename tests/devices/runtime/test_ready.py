@@ -103,7 +103,10 @@ def test_an_agent_runs_without_usable_data_and_says_why(tmp_path: Path, source: 
     with agent(home, Path(data), "--tier", "head") as (process, notify):
         assert notify.recv(100) == b"READY=1"
         eventually(lambda: record.read(home).problem, "the reason")
-        assert record.read(home).why == "no_data" and process.poll() is None
+        assert (
+            record.read(home).why == ("no_labels" if source == "images" else "no_data")
+            and process.poll() is None
+        )
     assert process.returncode == 0
 
 

@@ -172,16 +172,17 @@ def test_metadata_that_arrive_after_the_assignment_are_waited_for(local: Site) -
         assert server.wait_for("pi-01", "rpt").release == 1
 
 
-def test_a_device_without_samples_reports_no_data_and_fits_once_it_has_some(local: Site) -> None:
+def test_a_device_without_labels_is_no_alert_and_fits_once_it_has_some(local: Site) -> None:
     server = local.server
     local.serve(local.publish())
     none = DATA.train.take(np.empty(0, np.int64))
     holding = [ClientData(none, none, none)]
     device = head_device(local.home, data=lambda: holding[0])
     with running(device, connect=local.connect) as runner:
-        assert server.wait_for("pi-01", "rpt").error == "no_data"
+        assert server.wait_for("pi-01", "rpt").error == "no_labels"
         server.ack("pi-01", "rel-1")
-        server.wait_for("pi-01", "state", lambda s: s.why == "no_data" and s.activity == "idle")
+        idle = server.wait_for("pi-01", "state", lambda s: s.why == "no_labels" and s.activity == "idle")
+        assert idle.status == "ready"
         holding[0] = DATA
         runner.deliver(device, DataChanged(device.state.capability))
         assert server.wait_for("pi-01", "rpt", number=2).metrics[metrics.PERSONAL_AFTER] == 1.0

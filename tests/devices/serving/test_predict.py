@@ -229,6 +229,31 @@ def test_the_status_explains_missing_data(folder: Path, capsys: pytest.CaptureFi
     assert rows["skipped files"] == "1 content is not a picture: dog/broken.png; 1 not a picture file"
 
 
+def test_before_the_first_labels_the_status_says_why_nothing_is_served(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status() -> dict[str, str]:
+        with pytest.raises(DataError):
+            load.count_for(config, UNKNOWN)
+        assert main(["device", "status", "--dir", str(folder), "--format", "json"]) == 0
+        return {row["what"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+
+    (folder / "images" / "cat").mkdir(parents=True)
+    config = DeviceConfig("pi-1", str(folder / "images"), folder=str(folder))
+    Store(folder).revoke()
+    rows = status()
+    assert not {"no_data", "no_labels"} & rows.keys()
+    assert (
+        rows["serves"]
+        == "nothing: no labelled pictures yet, or only one, and the release has no fleet's head"
+    )
+    assert rows["images"].startswith("no labelled pictures yet, or only one (")
+    (folder / "images" / "cat" / "broken.png").write_bytes(b"nothing")
+    rows = status()
+    assert rows["serves"] == "nothing: no head fitted yet" and "broken" not in rows["serves"]
+    assert "no usable image" in rows["no_data"]
+
+
 def test_without_labels_the_status_of_the_fleets_head_names_no_failure(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

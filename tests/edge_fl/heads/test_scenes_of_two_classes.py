@@ -1,4 +1,4 @@
-"""Scenes that hold pictures of two classes, as pictures that were labelled within a minute: a fit with a fleet's head, and its calibration."""
+"""Scenes of pictures of two classes, as when labelled within a minute: a fit with a fleet's head, and its calibration."""
 
 import numpy as np
 import pytest

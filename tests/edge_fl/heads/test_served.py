@@ -271,6 +271,21 @@ def test_unlabelled_samples_show_the_class_shares_of_a_device(labels: int) -> No
     assert off < 0.7 * off_without
 
 
+def test_what_is_predicted_of_a_sample_without_it_knows_the_unlabelled_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served, "STRENGTHS", (np.inf,))
+    monkeypatch.setattr(served, "OWN_PRIOR", -1e9)
+    rows, pool = device(0, total=20), np.flatnonzero(Y[OWN:] == 3)[:40] + OWN
+    data = given(rows, unlabelled=Z[pool])
+    found = served.fit(data)
+    count = len(rows) + CLASSES * served.PSEUDO_COUNT + len(pool) * served.UNLABELLED_COUNT
+    without_half = found.shares * count - 0.5 * np.eye(CLASSES)[data.y]
+    offsets = np.log(without_half / without_half.sum(axis=1, keepdims=True) * CLASSES)
+    assert found.fleet is not None
+    assert found.logits - found.fleet == pytest.approx(offsets, abs=1e-6)
+
+
 @pytest.mark.parametrize("unlabelled", [0, 1])
 @pytest.mark.parametrize("labels", [0, 1, 20])
 def test_a_pool_of_one_sample_or_none_changes_little(unlabelled: int, labels: int) -> None:

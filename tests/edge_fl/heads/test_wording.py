@@ -1,4 +1,4 @@
-"""Heads and accuracies in words: with the number of labels, the interval and the fleet's head; nothing is shown below eight labels."""
+"""Heads and accuracies in words: with the number of scenes, the interval and the fleet's head; nothing is shown below eight scenes."""
 
 import numpy as np
 import pytest
@@ -19,9 +19,9 @@ def test_the_words_of_a_head_follow_from_its_labels_and_their_weight(kind: str) 
     assert head_words("logistic", 0) == head_words("logistic", 9, 1.0) == "logistic"
 
 
-def test_an_accuracy_comes_with_its_labels_interval_and_the_fleets_head() -> None:
+def test_an_accuracy_comes_with_its_scenes_interval_and_the_fleets_head() -> None:
     found = {metrics.PERSONAL_AFTER: 0.83, metrics.FLEET: 0.76, metrics.TEST_SAMPLES: 60.0}
-    words = "83.0 % of 60 labels (90 % interval 74 to 90 %; fleet's head 76.0 % on the same, +7.0 points)"
+    words = "83.0 % of 60 scenes (90 % interval 74 to 90 %; fleet's head 76.0 % on the same, +7.0 points)"
     assert MeasuredAccuracy.of_report(found).words == words
     narrow, wide = found, found | {metrics.TEST_EFFECTIVE: 12.0}
     low, high = MeasuredAccuracy.of_report(wide).interval or (0.83, 0.83)
@@ -33,15 +33,15 @@ def test_an_accuracy_comes_with_its_labels_interval_and_the_fleets_head() -> Non
     ("found", "words"),
     [
         ({}, "not measured yet"),
-        ({metrics.TEST_SAMPLES: 3.0}, "not measured yet (3 of 8 labels)"),
-        ({metrics.TEST_SAMPLES: 7.0, metrics.PERSONAL_AFTER: 1.0}, "not measured yet (7 of 8 labels)"),
+        ({metrics.TEST_SAMPLES: 3.0}, "not measured yet (3 of 8 scenes)"),
+        ({metrics.TEST_SAMPLES: 7.0, metrics.PERSONAL_AFTER: 1.0}, "not measured yet (7 of 8 scenes)"),
         (
             {metrics.TEST_SAMPLES: 8.0, metrics.PERSONAL_AFTER: 1.0},
-            "100.0 % of 8 labels (90 % interval 75 to 100 %)",
+            "100.0 % of 8 scenes (90 % interval 75 to 100 %)",
         ),
     ],
 )
-def test_below_eight_labels_nothing_is_measured(found: dict[str, float], words: str) -> None:
+def test_below_eight_scenes_nothing_is_measured(found: dict[str, float], words: str) -> None:
     assert MeasuredAccuracy.of_report(found).words == words
 
 
@@ -77,6 +77,19 @@ def test_labels_that_the_fleets_head_calls_another_class_are_named() -> None:
 def test_other_labels_do_not_contradict(labels: list[int], calls: list[int], known: list[float]) -> None:
     found = contradicting(labels, calls, known)
     assert not len(found.contradicted) and not wording.contradiction(found, NAMES)
+
+
+def test_pictures_of_one_scene_are_not_called_labels_that_are_missing() -> None:
+    """Nine labels, of which three are frames of one scene."""
+    found = Calibration(
+        1.0,
+        np.full(9, 0.5, np.float32),
+        np.ones(9, np.bool_),
+        np.eye(2, dtype=np.float32),
+        np.zeros(9, np.float32),
+        groups=np.array([0, 0, 0, 1, 2, 3, 4, 5, 6]),
+    )
+    assert MeasuredAccuracy.of_calibration(found).words == "not measured yet (7 of 8 scenes)"
 
 
 def test_the_words_of_a_calibration_are_those_of_its_report() -> None:

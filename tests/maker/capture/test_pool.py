@@ -86,9 +86,10 @@ def test_a_source_adds_at_most_one_picture_per_interval(tmp_path: Path) -> None:
     found = []
     for passed_s in (0, 9, 11, 12, 22):
         now[0] = 1000.0 + passed_s
-        found.append(pool.add(scene(passed_s), "camera").why)
+        added = pool.add(scene(passed_s), "camera")
+        found.append((added.why, added.retry_s))
         assert pool.add(scene(100 + passed_s), f"other {passed_s}").name
-    assert found == ["", "too soon", "", "too soon", ""]
+    assert found == [("", 0), ("too soon", 1), ("", 0), ("too soon", 9), ("", 0)]
     now[0] = 0.0  # the clock was set back
     assert pool.add(scene(50), "camera").name
 

@@ -138,8 +138,10 @@ def test_a_frame_is_added_once(tmp_path: Path) -> None:
         assert (status, added["why"]) == (200, "duplicate")
         status, added, _ = site.request("POST", "/frame", b"no picture")
         assert (status, added["why"]) == (422, "not a picture")
-        status, added, _ = site.request("POST", "/frame?source=door", fruit(1, 6))
+        status, added, headers = site.request("POST", "/frame?source=door", fruit(1, 6))
         assert (status, added["why"]) == (429, "too soon")
+        assert 0 < int(headers["Retry-After"]) == added["retry_s"] <= 10
+        assert added["detail"].endswith(f"try again in {added['retry_s']} s") and "'door'" in added["detail"]
         shown = site.request("GET", "/api/label/view?client=me")[1]["picture"]
         assert (shown["name"], shown["source"]) == (name_of(picture), "door")
         health = site.request("GET", "/health")[1]

@@ -55,7 +55,7 @@ def test_labelling_sends_numbers_only(mosquitto: Mosquitto, tmp_path: Path) -> N
         try:
             server.wait_for(DEVICE, "meta")
             server.assignment(DEVICE, "serve", run_id="toy", round=1, id="rel-1", release=1)
-            assert server.wait_for(DEVICE, "rpt").error == "no_data"  # nothing is labelled yet
+            assert server.wait_for(DEVICE, "rpt").error == "no_labels"  # nothing is labelled yet
             server.ack(DEVICE, "rel-1")
             config = settings.remembered(home)
             assert config and config.data == f"folder:{images}"

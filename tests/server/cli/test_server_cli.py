@@ -108,6 +108,9 @@ def test_the_list_shows_the_last_state_of_each_device(stage, tmp_path):
     table = listing([lost | {"score": 0.0}, there], device_list.COLUMNS)
     shown = dict(zip(table.headings, table.rows[0], strict=True))
     assert (shown["accuracy after"], shown["release"], shown["outlier score"]) == ("92.3 %", "-", "-")
+    registered_reports.accept(db, ReportRecord("main", "h1", "r2", "run", 1, "head", 9, head="fleet"))
+    there = device_list.devices(stage.connect, "main", db, quick).rows[1]
+    assert (there["head"], there["configured"]) == ("fleet's head with own labels", "svm")
     with pytest.raises(InputError, match="no fleet 'other' on this broker"):
         device_list.devices(stage.connect, "other", db, quick)
 
@@ -147,7 +150,7 @@ def test_a_row_says_which_head_was_fitted_and_what_its_accuracy_was_measured_on(
     assert (one.fitted, one.labels, one.fleet) == ("fleet's head with own labels", 60, 0.76)
     assert one.low == pytest.approx(0.736, abs=1e-3) and one.high == pytest.approx(0.896, abs=1e-3)
     assert "fleet's head 76.0 % on the same, +7.0 points" in one.measured.words
-    assert (other.after, other.low, other.measured.words) == (None, None, "not measured yet (6 of 8 labels)")
+    assert (other.after, other.low, other.measured.words) == (None, None, "not measured yet (6 of 8 scenes)")
 
 
 def test_run_totals_add_bytes_and_seconds_and_keep_the_last_measurement():

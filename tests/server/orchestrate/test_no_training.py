@@ -88,7 +88,7 @@ def test_full_devices_that_wait_in_vain_are_named(stage, none_request, tmp_path,
     finished(with_recipe(none_request, broker=BrokerConfig(port=18830)))
     said = capsys.readouterr().err
     assert "full devices are online: d1; they receive nothing" in said
-    assert "accuracy: not measured yet (4 of 8 labels)" in said  # although it reports 1.0
+    assert "accuracy: not measured yet (4 of 8 scenes)" in said  # although it reports 1.0
     assert "served while 'edge-fl server up --port 18830' runs" in said
 
 

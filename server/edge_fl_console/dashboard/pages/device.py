@@ -154,15 +154,19 @@ def title(page: DevicePage) -> str:
     """The device's name and status, why it needs attention, and the remedy."""
     record = page.record
     blocked = f'<span class="tag bad">{record.blocked}</span>' if record.blocked else ""
+    known = Failure.of(record.why)
     alarms = [
         f"{standing.alerted(record.why)}. More: edge-fl device status on the device, docs/failure-words.md"
-        if Failure.of(record.why)
+        if known
         else record.why,
         f"{record.blocked.capitalize()} since {clock(record.blocked_at)} UTC: {standing.quarantined(record.blocked_why)}"
         if record.blocked
         else "",
     ]
-    shown = "".join(f'<p class="alarm">{escape(alarm)}</p>' for alarm in alarms if alarm)
+    kinds = ("quiet" if known and known.calm else "alarm", "alarm")
+    shown = "".join(
+        f'<p class="{kind}">{escape(alarm)}</p>' for kind, alarm in zip(kinds, alarms, strict=True) if alarm
+    )
     buttons = button("admit", record.device, "Admit") if record.blocked == "quarantined" else ""
     buttons += "" if record.revoked else button("revoke", record.device, "Revoke", "danger")
     return (
@@ -190,7 +194,7 @@ def summary(page: DevicePage) -> str:
             **({"90 % interval": found.range} if found.range else {}),
             **({"Fleet's head on the same, %": share(found.fleet)} if found.fleet is not None else {}),
             "Before, %": share(newest.before if newest else None),
-            "Test images": number(found.n or None),
+            "Test images" if able.get("tier") == "full" else "Scenes measured": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),

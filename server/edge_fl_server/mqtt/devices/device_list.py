@@ -48,13 +48,13 @@ COLUMNS: Columns = {
     "signed": Column("signed", rank=2),
     "score": Column("outlier score", _positive, rank=3),
     "tier": "tier",
-    "head": "head",
-    "fitted": Column("fitted head", prose=True, rank=2),
+    "head": Column("head", prose=True),
+    "configured": Column("configured head", rank=4),
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
     "accuracy": Column("accuracy after", units.percent, rank=1),
-    "labels": Column("of labels", _positive, rank=3),
+    "labels": Column("of scenes", _positive, rank=3),
     "interval": Column("90 % interval", rank=3),
     "fleet": Column("fleet's head", units.percent, rank=3),
     "agent": Column("agent", rank=2),
@@ -135,13 +135,14 @@ def devices(
 
 
 def _fitted(report: ReportRecord | None) -> dict[str, object]:
-    """What the newest head of a device is, and what its accuracy was measured on; a head without enough labels has none."""
+    """What the newest head of a device is, in place of the configured kind, and what its accuracy was measured on."""
     if report is None:
-        return {"fitted": "", "labels": 0, "interval": "", "fleet": None}
+        return {"labels": 0, "interval": "", "fleet": None}
     found = MeasuredAccuracy.of_report(report.metrics)
+    head = wording.fitted_words(report.head, report.samples, report.metrics)
     return {
+        **({"head": head} if head else {}),
         "accuracy": found.accuracy,
-        "fitted": wording.fitted_words(report.head, report.samples, report.metrics),
         "labels": found.n,
         "interval": found.range or ("" if found.accuracy is not None else NOT_MEASURED),
         "fleet": found.fleet,
@@ -191,6 +192,7 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
         "head": capability.head if capability else "",
+        "configured": capability.head if capability else "",
         "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
         "release": state.release if state else 0,

@@ -21,7 +21,7 @@ from edge_fl import threads
 from edge_fl.blob import describe
 from edge_fl.config import MethodSpec
 from edge_fl.console.progress import Count, Watch, unwatched
-from edge_fl.failures import Failure
+from edge_fl.failures import UNLABELLED, Failure
 from edge_fl.fields import Tier
 from edge_fl.heads.plan import Serves, Way
 from edge_fl.learn.tree import Parts
@@ -408,7 +408,8 @@ class RolloutCoordinator:
             self._on_report(device, report)
         if report.error:
             lines, text = self._journal.lines, "%s: release %d: %s"
-            lines.write(log, logging.WARNING, device, text, device, report.release, report.error)
+            level = logging.INFO if report.error == Failure.NO_LABELS else logging.WARNING
+            lines.write(log, level, device, text, device, report.release, report.error)
         with self._change:
             self._rollout.add_outcome(device, report.id, self._outcome_of(report))
             self._reported.add((device, report.id))
@@ -419,11 +420,7 @@ class RolloutCoordinator:
         """A device without pictures says nothing about a release of the same extractor: it could not fit a head before, either."""
         before, now = self._known.get(self._rollout.previous), self._known.get(report.release)
         same = before and now and before.extractor == now.extractor
-        return (
-            Outcome()
-            if same and report.error == Failure.NO_DATA
-            else outcome_of(report.error, report.metrics)
-        )
+        return Outcome() if same and report.error in UNLABELLED else outcome_of(report.error, report.metrics)
 
     def _on_request(self, received: ReceivedMessage) -> None:
         """Publish metadata or chunks of a release again that a device is missing."""

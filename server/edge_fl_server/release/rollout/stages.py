@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from edge_fl.failures import Failure
+from edge_fl.failures import UNLABELLED
 from edge_fl_server.recipes.recipe import RolloutConfig
 from edge_fl_server.registry.rollouts import OVER
 from edge_fl_server.registry.tables import RolloutRecord, RolloutState
@@ -124,7 +124,7 @@ def advanced(
     outcomes = [stages.outcomes[device] for device in members if device in stages.outcomes]
     succeeded = sum(not outcome.failed for outcome in outcomes)
     summary = f"{succeeded} of {len(members)} devices succeeded"
-    failed = any(outcome.failed not in ("", Failure.NO_DATA) for outcome in outcomes)
+    failed = any(outcome.failed and outcome.failed not in UNLABELLED for outcome in outcomes)
     if succeeded < stages.plan.success * len(members) if stages.gated else failed and not succeeded:
         return _paused(stages, f"{summary}, {len(missing)} did not report")
     if stages.gated and (worse := gates.doubt(stages.evidence, stages.outcomes.values(), stages.plan.gates)):
