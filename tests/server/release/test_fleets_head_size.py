@@ -87,7 +87,9 @@ def test_a_computed_head_adds_at_most_four_bytes_for_each_class_and_feature(
 
 
 @pytest.mark.parametrize(("classes", "dim"), SIZES)
-def test_class_statistics_add_as_much_and_in_small_networks_their_names(tmp_path: Path, classes: int, dim: int) -> None:
+def test_class_statistics_add_as_much_and_in_small_networks_their_names(
+    tmp_path: Path, classes: int, dim: int
+) -> None:
     lists = {
         ADDED: np.array([1], np.int32),
         DEVICES: np.array([24], np.int32),
