@@ -42,8 +42,9 @@ PSEUDO_COUNT = 2.0
 """α: labels of each class that a device is assumed to have besides its own."""
 UNLABELLED_COUNT = 0.5
 """What a sample without a label counts as."""
-STRENGTHS = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
-"""λ around the fleet's head."""
+STRENGTHS: tuple[float, ...] = (np.inf, 10.0, 3.0, 1.0, 0.3, 0.1, 0.03)
+DIRECTED_STRENGTHS = (*STRENGTHS, 0.01)
+"""λ around the fleet's head, for features and for their directions."""
 OWN_STRENGTHS = (30.0, 3.0, 1.0)
 USUAL, USUAL_DIRECTED = 3.0, 0.1
 DECAY = 1.0
@@ -215,15 +216,17 @@ class _Fit:
         if self.has_fleet:
             centred = self.v - self.fleet.centre
             length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
-            usual = USUAL_DIRECTED if self.fleet.directed else USUAL
-            steps = np.abs(np.log10(np.minimum(STRENGTHS, 30.0) / usual)) * 2
+            strengths, usual = STRENGTHS, USUAL
+            if self.fleet.directed:
+                strengths, usual = DIRECTED_STRENGTHS, USUAL_DIRECTED
+            steps = np.abs(np.log10(np.minimum(strengths, 30.0) / usual)) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,
                     np.hstack([centred / length, ones]),
                     np.full(dim, length),
                     self.fleet.centre,
-                    STRENGTHS,
+                    strengths,
                     -DECAY * steps,
                     (self.fleet.weights, self.fleet.bias),
                     True,

@@ -9,7 +9,8 @@ from edge_fl.heads import served
 PAGE = Path(__file__).parents[3] / "docs" / "personal-heads.md"
 ROWS = {
     "PSEUDO_COUNT": (served.PSEUDO_COUNT,),
-    "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL, served.USUAL_DIRECTED),
+    "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL),
+    "DIRECTED_STRENGTHS": (min(served.DIRECTED_STRENGTHS), served.USUAL_DIRECTED),
     "OWN_STRENGTHS": (*served.OWN_STRENGTHS, served.OWN_PRIOR),
     "DOUBT": (served.DOUBT,),
 }
@@ -18,7 +19,7 @@ ROWS = {
 @pytest.mark.parametrize("name", ROWS)
 def test_its_table_has_the_values_of_the_code(name: str) -> None:
     lines = PAGE.read_text().replace("−", "-").splitlines()
-    (row,) = [line for line in lines if f"| `{name}`" in line]
+    (row,) = [line for line in lines if f"`{name}`" in line]
     words = row.split("|")[2].replace(",", " ").replace(";", " ").replace(":", " ").split()
     assert {f"{value:g}" for value in ROWS[name]} <= {*words}, f"{PAGE.name}: {row}"
 

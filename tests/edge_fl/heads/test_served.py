@@ -241,9 +241,9 @@ def test_wide_features_take_seconds_and_little_memory() -> None:
     extras = {"head": {"weight": weight, "bias": np.zeros(CLASSES, np.float32)}}
     data = heads.training_set(z, y, CLASSES, False, plan=PLAN, extras=extras)
     tracemalloc.start()
-    started_s = time.monotonic()
+    started_s = time.process_time()  # of the processor: tests run side by side
     estimate = served.fit(data)
-    seconds, (_, most) = time.monotonic() - started_s, tracemalloc.get_traced_memory()
+    seconds, (_, most) = time.process_time() - started_s, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert seconds < 10 and most < 500e6
     assert (estimate.head.predict(z) == y).mean() > 0.95
