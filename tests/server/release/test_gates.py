@@ -381,6 +381,7 @@ def test_absent_devices_do_not_delay_a_stage_and_an_empty_stage_is_passed() -> N
         (["canary_failed"] * 9 + [""], "completed"),
         (["canary_failed"] * 9 + ["no_data"], "paused"),
         (["no_data"] * 10, "completed"),
+        (["no_labels"] * 10, "completed"),
     ],
 )
 def test_a_single_stage_has_no_gates_and_pauses_if_the_release_succeeded_nowhere(
