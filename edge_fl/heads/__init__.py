@@ -18,7 +18,6 @@ import numpy as np
 from edge_fl import plugins
 from edge_fl.errors import ArtefactError, ConfigError, DataError, nearest
 from edge_fl.heads import fleet, residual, served
-from edge_fl.heads.class_statistics import prior
 from edge_fl.heads.head import Array, Extras, FittableHead, Head, TrainingSet
 from edge_fl.heads.linear import Constant, Cosine, Logistic, Nearest, Svm
 from edge_fl.heads.mlp import Mlp
@@ -80,7 +79,7 @@ WAYS: dict[Way, Callable[[TrainingSet], Head]] = {
     "ridge": lambda data: Tuned.of(data, ridge(data)),
     "gated": Gated.fit,
     "ensemble": Ensemble.fit,
-    "cosine": lambda data: _cosine(data),
+    "cosine": lambda data: (Cosine if len(data.present) > 1 else Constant).fit(data),
 }
 """Functions that fit a method's own head."""
 
@@ -139,8 +138,6 @@ def fitted(kind: str, data: TrainingSet) -> Head:
         )
     if kind == Logistic.kind and data.plan.way != "own":
         return WAYS[data.plan.way](data)
-    if kind == Cosine.kind:
-        return _cosine(data)
     return (head if len(data.present) > 1 else Constant).fit(data)
 
 
@@ -148,13 +145,6 @@ def estimated(kind: str, data: TrainingSet) -> Estimate:
     """As `fitted` for a kind that uses the fleet's head, with what would be predicted of each sample without its fold."""
     estimate = served.fit(data)
     return residual.fit(kind, data, estimate) if kind in residual.KINDS else estimate
-
-
-def _cosine(data: TrainingSet) -> Head:
-    """The cosine head, shrunk towards the prior of the release if there is one."""
-    if len(data.present) < 2:
-        return Constant.fit(data)
-    return prior.fit(data) if prior.PRIOR in data.extras else Cosine.fit(data)
 
 
 def training_set(

@@ -154,32 +154,15 @@ class Cosine(FittableHead):
 
 def regress(u: Doubles, targets: Array, sample_weights: Doubles) -> tuple[Doubles, Doubles]:
     """Ridge regression with intercept of targets [n, k] on u [n, d] -> weights [k, d], bias [k]."""
-    u, mean, shares = _centred(u, sample_weights)
-    average = shares @ targets
+    shares = sample_weights / sample_weights.sum()
+    mean, average = shares @ u, shares @ targets
+    u = np.sqrt(sample_weights)[:, None] * (u - mean)
     targets = np.sqrt(sample_weights)[:, None] * (targets - average)
     if len(u) <= u.shape[1]:
         weights = np.asarray(np.linalg.solve(u @ u.T + RIDGE * np.eye(len(u)), targets).T @ u)
     else:
         weights = np.asarray(np.linalg.solve(u.T @ u + RIDGE * np.eye(u.shape[1]), u.T @ targets).T)
     return weights, average - weights @ mean
-
-
-def leverage(u: Doubles, sample_weights: Doubles) -> Doubles:
-    """The share [n] of each sample's own target in its prediction by `regress`; errors over 1 minus it are leave-one-out errors."""
-    u, _, shares = _centred(u, sample_weights)
-    if len(u) <= u.shape[1]:
-        gram = u @ u.T
-        hat = np.einsum("ij,ji->i", gram, np.linalg.inv(gram + RIDGE * np.eye(len(u))))
-    else:
-        hat = np.einsum("ij,ij->i", u @ np.linalg.inv(u.T @ u + RIDGE * np.eye(u.shape[1])), u)
-    return np.asarray(hat + shares)
-
-
-def _centred(u: Doubles, sample_weights: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """u without its mean, each row times the root of its weight; the mean [d]; the weights as shares [n]."""
-    shares = sample_weights / sample_weights.sum()
-    mean = shares @ u
-    return np.sqrt(sample_weights)[:, None] * (u - mean), mean, shares
 
 
 def direction(z: Features) -> Features:

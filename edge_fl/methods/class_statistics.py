@@ -1,12 +1,12 @@
 """Class statistics: a prior for personal heads on a fixed extractor, as head-only devices make and use it (docs/class-statistics.md).
 
-Clients send the class statistics of their labelled pictures once. The server adds them up; each client then fits the cosine head, shrunk
-towards the ridge head of the others' sum. Without the prior it is the cosine head alone.
+Clients send the class statistics of their labelled pictures once. The server adds them up; each client then adapts the fleet's head of the
+others' sum to its labels. Without the prior it is the cosine head of the own labels.
 
     client  n_c, s_c = Σ_{y_i = c} u_i, M = Σ_i q_i q_iᵀ       u: centred directions of features, q: their projection
     server  sums of all three
     client  subtracts its own
-    final   min_W Σ_i |t_i - W u_i - b|² + ρ |W - a W₀|²       W₀ from the sums, a in {0, 1/2, 1} by leave-one-out
+    final   the served head (`edge_fl.heads.served`) around the linear discriminant of the sums (`class_statistics.prior`)
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ class ClassStatistics(Method):
     parts = {**dict.fromkeys((*receives, "counted"), shared()), "history": history(sent=0.0)}
     predicts_early = False
     vectorises = False
-    head_tier = HeadTier("native", "cosine head with the prior", extras=(PRIOR,), start="", way="cosine")
+    head_tier = HeadTier("native", "the prior's head, adapted", extras=(PRIOR,), start="", way="cosine")
     deviations = "a method of edge-fl, not of a paper; clients may come in any round, and count once"
 
     def init_shared(self) -> Parts:
@@ -69,17 +69,17 @@ class ClassStatistics(Method):
     def personalise(self, down: Parts, own: Parts, data: Batches) -> tuple[Parts, Parts]:
         """Fit the personal head on features, outside torch, as a head-only device does."""
         z, y = self._features(down, data)
-        extras = to_arrays({PRIOR: down[PRIOR]}) if down[PRIOR]["count"].any() else {}
+        extras = to_arrays({PRIOR: down[PRIOR]}) if self.prior and down[PRIOR]["count"].any() else {}
         if extras and own["history"]["sent"]:
             others = sums.from_arrays(extras[PRIOR]).without(self._statistics(z, y))
             extras = {PRIOR: others.addends()}
-        plan = HeadPlan("cosine")
+        plan = HeadPlan("cosine", fleet=PRIOR if extras else "")
         fitted = heads.fit("logistic", z, y, self.net.classes, unit_norm=False, plan=plan, extras=extras)
         return {}, {**own, **from_arrays({"head": fitted.to_arrays()})}
 
     def predict(self, parts: Parts, x: Tensor) -> Tensor:
         arrays = to_arrays({"head": parts["head"]})["head"]
-        kind = "cosine" if "weights" in arrays else "constant"
+        kind = "cosine" if "weights" in arrays else "constant"  # an adapted head is as linear in directions
         head = heads.from_arrays(arrays, {"kind": kind, "classes": str(self.net.classes)})
         return torch.from_numpy(head.logits(self.features(parts, x).cpu().numpy())).to(x.device)
 

@@ -4,7 +4,7 @@ python -m tools.bench.poisoned_statistics              a table in Markdown: digi
 
 An attacker of 20 devices lies about class 8, or about all classes. Before: the sum is checked against its own counts alone, and every
 class of the prior is used. After: bounds, the comparison of plain vectors, and each device's choice by class. The accuracy is that of the
-honest devices' heads on 50 unseen pictures of each class.
+heads that the honest devices serve, on 50 unseen pictures of each class; without a prior these are cosine heads of the own labels.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from edge_fl.console import tables
 from edge_fl.console.tables import Table
 from edge_fl.data import datasets
 from edge_fl.errors import StatisticsError
+from edge_fl.heads import HeadPlan
 from edge_fl.heads.class_statistics import bounds, prior, sums
 from edge_fl.heads.class_statistics.bounds import Senders
 from edge_fl.heads.class_statistics.prior import PRIOR
@@ -218,7 +219,8 @@ def accuracy(
         one, extras = devices[place], {}
         if total is not None and used is not None:
             extras = {PRIOR: (total.without(used[place]) if place in used else total).arrays()}
-        head = heads.fit("cosine", one.z, one.y, CLASSES, unit_norm=False, extras=extras)
+        plan = HeadPlan("cosine", fleet=PRIOR if extras else "")
+        head = heads.fit("cosine", one.z, one.y, CLASSES, unit_norm=False, plan=plan, extras=extras)
         right.append(head.predict(unseen.z) == unseen.y)
     found = 100 * np.mean(right, axis=0)
     return Measured(float(found.mean()), float(found[unseen.y == ATTACKED].mean()))

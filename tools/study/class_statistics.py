@@ -2,8 +2,8 @@
 
 python -m tools.study.class_statistics --data .data        the tables in docs/class-statistics.md
 
-Every domain is one device. Its own best head, of several kinds, is compared with the cosine head that is shrunk towards the sum of the
-three other devices' class statistics, on the same unseen pictures of its domain. The features are kept in --out.
+Every domain is one device. Its own best head, of several kinds, is compared with the served head: the fleet's head of the three other
+devices' class statistics, adapted to its labels, on the same unseen pictures of its domain. The features are kept in --out.
 """
 
 import argparse
@@ -29,7 +29,9 @@ TEST = 300
 LABELS = (1, 5, 20)
 OTHERS = ("same", "5", "20", "all")
 """Labels per class of the other devices; "all": all pictures that are not for testing."""
-PLANS = {"cosine": HeadPlan("cosine"), "ridge": HeadPlan("ridge")}
+SERVED = "served"
+"""The head with the prior."""
+PLANS = {"cosine": HeadPlan("cosine"), "ridge": HeadPlan("ridge"), SERVED: HeadPlan("cosine", fleet=PRIOR)}
 KINDS = ("cosine", "ridge", "logistic", "svm", "nearest")
 
 
@@ -90,7 +92,7 @@ def measured(domains: Mapping[str, Pictures], cell: Cell, seeds: int, kinds: Seq
             extras = {PRIOR: from_sum(np.sum(vectors, axis=0), data).arrays()}
             for kind in kinds:
                 own[kind][seed, place] = accuracy(kind, data, rows, test, {})
-            with_prior[seed, place] = accuracy("cosine", data, rows, test, extras)
+            with_prior[seed, place] = accuracy(SERVED, data, rows, test, extras)
     return Found(own, with_prior)
 
 

@@ -1,22 +1,19 @@
-"""The prior of a release, made from a fleet's class statistics, and the cosine head that is shrunk towards it.
+"""The prior of a release, made from a fleet's class statistics: a linear discriminant, and the choice of the classes that are used.
 
-The prior head W₀ is the ridge regression of the one-hot labels on the fleet's features, computed from their statistics alone: class
-means μ_c, and the covariance within classes, which is that of P u in the projection's directions and the same in all others. Every class
-weighs the same.
+    W = Σ⁻¹ μ / length,    b = -½ μᵀ Σ⁻¹ μ - W centre        on directions of features
 
-    own    min_W Σ_i |t_i - W u_i - b|² + ρ |W - a W₀|²        (maximum a posteriori under a Gaussian prior around a W₀)
-
-ρ is the cosine head's own, so with many labels the prior vanishes. The share a in {0, 1/2, 1} has the smallest leave-one-out error of the
-own labels, in closed form; 0 is the cosine head without a prior. Only classes with own labels are predicted.
+The class means μ and the covariance Σ within classes follow from the statistics alone; Σ is that of P u in the projection's directions and
+the same in all others. Every class weighs the same. The centre is that of the fleet, moved towards the device's own with its labels.
+`edge_fl.heads.fleet` makes the fleet's head of it, `edge_fl.heads.served` adapts it to the device's labels.
 
 Which classes of the prior are used is decided before, one by one: a masked sum can hold anything about a class. The own pictures of class c
 have the mean m_c. Its component along the prior's, ⟨m_c, μ_c⟩ / |μ_c|, is above 0 if the prior is honest, and below for other
 directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, takes the own
 mean instead and loses its part of the covariance. If more than a third are, there is no prior. Leave-one-out errors by class cannot
-decide it: of a class with one label, the regression without it knows nothing.
+decide it: of a class with one label, a head without it knows nothing.
 
 Sources: class means and pooled covariance as in FedCGS (AAAI 2025); fleets of generative statistics in FedPFT (A. Beitollahi et al., 2024).
-Ridge regression, the leave-one-out shrinkage and the choice of the classes are choices of edge-fl (docs/class-statistics.md).
+The ridge, the centre and the choice of the classes are choices of edge-fl (docs/class-statistics.md).
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_fl.errors import ArtefactError, StatisticsError
-from edge_fl.failures import Failure
+from edge_fl.errors import StatisticsError
 from edge_fl.heads.class_statistics.sums import (
     SHORTEST,
     Doubles,
@@ -40,59 +36,21 @@ from edge_fl.heads.class_statistics.sums import (
     project,
     unit,
 )
-from edge_fl.heads.head import Array, TrainingSet
-from edge_fl.heads.linear import SHARPNESS, Cosine, direction, leverage, regress
+from edge_fl.heads.head import Array
 
 Mask = NDArray[np.bool_]
 
 PRIOR = "prior"
 """Name of the extra with the fleet's statistics."""
-RIDGE = 0.005
 DISCRIMINANT_RIDGE = 0.015
 STEADY = 4.0
 """Classes with labels at which the device's centre is half its own and half the fleet's."""
 LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
-SHARES = (1.0, 0.5, 0.0)
 SCATTER = 1.5
 """In medians over classes: how far the component of one own picture may be below the median; of n pictures the root of n less."""
 LEAST_TRUSTED = 2 / 3
 """Of the classes with own labels that the prior knows, for using it at all."""
-
-
-def fit(data: TrainingSet) -> Cosine:
-    """Fit the cosine head of `data`, which has two or more classes, shrunk towards the extra PRIOR.
-
-    Raises ArtefactError if the extra does not fit the features or the classes.
-    """
-    try:
-        prior, present = received(data.extras[PRIOR], data.classes, data.z.shape[1]), data.present
-    except StatisticsError as error:
-        raise ArtefactError(
-            f"extra {PRIOR!r}: {error.message}", Failure.MANIFEST, consequence="no head was fitted"
-        ) from error
-    u = direction(data.z).astype(np.float64)
-    own = own_means(u, data.y)
-    known = prior.counts[present] > LEAST_COUNT
-    trusted = trusted_classes(prior, present, own, np.unique(data.y, return_counts=True)[1])
-    if trusted.sum() < max(2, LEAST_TRUSTED * known.sum()):
-        return Cosine.fit(data)
-    weights = ridge_head(prior, present, u.shape[1], own, trusted)
-    # one regression of the labels, and of the prior's answers: what the own head would learn of them
-    targets = np.hstack([data.y[:, None] == present, u @ weights.T])
-    fitted, bias = regress(u, targets, data.weights)
-    left_out = (targets - (u @ fitted.T + bias)) / (1 - leverage(u, data.weights)[:, None])
-    (own_weights, overlap), (bias, shift) = np.split(fitted, 2), np.split(bias, 2)
-    of_labels, of_prior = np.split(left_out * np.sqrt(data.weights)[:, None], 2, axis=1)
-    errors = {a: np.square(of_labels - a * of_prior)[:, trusted].sum() for a in SHARES}
-    share = min(SHARES, key=lambda a: float(errors[a]))
-    return Cosine(
-        data.classes,
-        data.extractor,
-        np.ascontiguousarray(SHARPNESS * (own_weights + share * (weights - overlap)), np.float32),
-        (SHARPNESS * (bias - share * shift)).astype(np.float32),
-        present,
-    )
 
 
 def own_means(u: Doubles, y: Labels) -> Doubles:
@@ -113,29 +71,11 @@ def trusted_classes(prior: Statistics, classes: Labels, own: Doubles, pictures: 
     return np.asarray(known & (component >= least) & (median > 0))
 
 
-def ridge_head(prior: Statistics, classes: Labels, dim: int, own: Doubles, trusted: Mask) -> Doubles:
-    """W₀ [k, d] for `classes`; those that are not `trusted` (bool [k]) have their `own` means [k, d] in it.
-
-    The device's own regression has the intercept.
-    """
-    means = _means(prior, classes, dim)
-    values, vectors, rest = _within(prior, classes[~trusted], means[~trusted])
-    if not trusted.all():  # means of few pictures are too long
-        lengths = [np.linalg.norm(of[trusted], axis=1) for of in (means, own)]
-        means[~trusted] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[~trusted]
-
-    # the Gram matrix of `between` is the covariance between classes
-    between = (means - means.mean(axis=0)) / np.sqrt(len(classes))
-    solved = _solve(between, values, vectors, rest)
-    gram = np.eye(len(classes)) + solved @ between.T
-    return np.asarray(np.linalg.solve(gram, solved) / np.sqrt(len(classes)))
-
-
-def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float, ridge: float = RIDGE) -> Doubles:
-    """x [k, d] times the inverse of the covariance within classes plus `ridge`."""
-    inside = project(x, len(vectors))
-    scaled = (inside @ vectors) / (values + ridge) @ vectors.T - inside / (rest + ridge)
-    return np.asarray(lift(scaled, x.shape[1]) + x / (rest + ridge))
+def _solve(x: Doubles, values: Doubles, vectors: Doubles, rest: float) -> Doubles:
+    """x [k, d] times the inverse of the covariance within classes plus DISCRIMINANT_RIDGE."""
+    inside, others = project(x, len(vectors)), rest + DISCRIMINANT_RIDGE
+    scaled = (inside @ vectors) / (values + DISCRIMINANT_RIDGE) @ vectors.T - inside / others
+    return np.asarray(lift(scaled, x.shape[1]) + x / others)
 
 
 def _means(prior: Statistics, classes: Labels, dim: int) -> Doubles:
@@ -212,7 +152,7 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> Discriminant:
     if wrong.any():  # means of few pictures are too long
         lengths = [np.linalg.norm(of[trusted & (own.any(axis=1))], axis=1) for of in (means, own)]
         means[wrong] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[wrong]
-    solved = _solve(means, values, vectors, rest, DISCRIMINANT_RIDGE)
+    solved = _solve(means, values, vectors, rest)
     bias = -0.5 * (solved * means).sum(axis=1)
     centre, length = _centre(prior, means, u, y)
     weights = solved / length

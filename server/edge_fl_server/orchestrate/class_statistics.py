@@ -53,7 +53,7 @@ from edge_fl_server.runs.results import RunSum
 log = logging.getLogger(__name__)
 
 INHERITED: Mapping[str, Way] = {PRIOR: "cosine"}
-"""The prior stays with its extractor, and heads on a release with it are cosine heads."""
+"""The prior stays with its extractor; a head of own labels on a release with it is a cosine head."""
 WAYS = ("own", "cosine")
 """Ways of fitting heads that a prior replaces; the other ways are those of a method's own head."""
 

@@ -1,15 +1,15 @@
-"""The prior: what other devices know helps with few labels, does no harm with many, and a useless one is ignored."""
+"""The prior, through the served head: it helps with few labels, does no harm with many, and a useless one is ignored."""
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from edge_fl import heads
-from edge_fl.errors import ArtefactError
+from edge_fl.errors import ArtefactError, StatisticsError
 from edge_fl.heads import HeadPlan
 from edge_fl.heads.class_statistics import prior, sums
 from edge_fl.heads.head import Array, Extras, Head
-from edge_fl.heads.linear import RIDGE, direction, leverage, regress
+from edge_fl.heads.linear import direction
 
 CLASSES, DIM, DEVICES = 6, 160, 8
 CENTRES = np.random.default_rng(0).normal(size=(CLASSES, DIM))
@@ -33,10 +33,10 @@ def fleet(per_class: int = 20, mixed_up: bool = False) -> dict[str, dict[str, Ar
     return {prior.PRIOR: found}
 
 
-def fit(data: Samples, extras: Extras, **options: bool) -> Head:
-    return heads.fit(
-        "logistic", *data, CLASSES, unit_norm=False, plan=HeadPlan("cosine"), extras=extras, **options
-    )
+def fit(data: Samples, extras: Extras, classes: int = CLASSES, **options: bool) -> Head:
+    """The served head; without extras the cosine head."""
+    plan = HeadPlan("cosine", fleet=prior.PRIOR if extras else "")
+    return heads.fit("logistic", *data, classes, unit_norm=False, plan=plan, extras=extras, **options)
 
 
 def accuracy(labels: int, extras: Extras) -> float:
@@ -54,44 +54,9 @@ def test_with_one_label_per_class_a_prior_is_worth_ten_points_and_with_fifty_it_
     assert accuracy(50, extras) >= accuracy(50, {}) - 0.005
 
 
-@pytest.mark.parametrize("labels", [1, 3, 20])
-def test_a_prior_that_contradicts_the_own_labels_costs_little(labels: int) -> None:
-    assert accuracy(labels, fleet(mixed_up=True)) >= accuracy(labels, {}) - 0.04
-
-
-@pytest.mark.parametrize("mixed_up", [False, True])
-@pytest.mark.parametrize("seed", [20, 21, 22])
-def test_the_share_is_that_of_the_smallest_leave_one_out_error(
-    monkeypatch: pytest.MonkeyPatch, mixed_up: bool, seed: int
-) -> None:
-    data, extras = device(seed, 3), fleet(1, mixed_up)
-    errors = {}
-    for share in prior.SHARES:
-        left_out = []
-        with monkeypatch.context() as patch:
-            patch.setattr(prior, "SHARES", (share,))
-            for row in range(len(data[1])):
-                rest = np.arange(len(data[1])) != row
-                scores = fit((data[0][rest], data[1][rest]), extras).logits(data[0][row : row + 1])[0]
-                left_out.append(np.square(scores / 10 - np.eye(CLASSES)[data[1][row]]).sum())
-        errors[share] = np.mean(left_out)
-    best, chosen = min(errors, key=lambda share: errors[share]), fit(data, extras)
-    monkeypatch.setattr(prior, "SHARES", (best,))
-    assert np.array_equal(chosen.logits(data[0]), fit(data, extras).logits(data[0]))
-
-
-@pytest.mark.parametrize("samples", [12, 200])
-@pytest.mark.parametrize("equal", [True, False])
-def test_leverage_gives_the_errors_of_regressions_without_each_sample(samples: int, equal: bool) -> None:
-    rng = np.random.default_rng(1)
-    u, t = rng.normal(size=(samples, 40)), rng.normal(size=(samples, 2))
-    shares = np.ones(samples) if equal else rng.uniform(0.5, 2, samples)
-    weights, bias = regress(u, t, shares)
-    found = (t - (u @ weights.T + bias)) / (1 - leverage(u, shares))[:, None]
-    for row in range(0, samples, 5):
-        rest = np.arange(samples) != row
-        weights, bias = regress(u[rest], t[rest], shares[rest])
-        assert found[row] == pytest.approx(t[row] - (weights @ u[row] + bias))
+@pytest.mark.parametrize(("labels", "points"), [(1, 6), (3, 4), (20, 4)])
+def test_a_prior_that_contradicts_the_own_labels_costs_little(labels: int, points: int) -> None:
+    assert accuracy(labels, fleet(mixed_up=True)) >= accuracy(labels, {}) - points / 100
 
 
 def poisoned(label: int, count: int, opposite: bool) -> Extras:
@@ -122,7 +87,8 @@ def recall(labels: int, extras: Extras, label: int) -> tuple[float, float]:
 def test_a_poisoned_class_loses_its_own_prior_and_the_others_keep_theirs(labels: int, opposite: bool) -> None:
     honest, none = recall(labels, fleet(), 4), recall(labels, {}, 4)
     found = recall(labels, poisoned(4, 5000, opposite), 4)
-    assert found[0] >= none[0] - 0.1  # its pictures are compared with classes that are better known
+    # its pictures are compared with classes that are better known; with the poisoned mean none would be found
+    assert found[0] >= none[0] - 0.2 and found[0] > 0.15
     assert found[1] >= honest[1] - 0.03 > none[1] + 0.1
 
 
@@ -145,12 +111,19 @@ def test_a_poisoned_class_is_not_trusted_and_the_others_are(labels: int) -> None
     assert found[:, 4].mean() < 0.05 and np.delete(found, 4, axis=1).mean() > 0.98
 
 
-def test_with_more_than_a_third_of_the_classes_poisoned_it_is_the_cosine_head() -> None:
+def of_no_fleet() -> Extras:
+    """An extra that knows no class: the served head follows from the device's own labels alone."""
+    nothing = sums.from_flat(np.zeros(sums.shape_of(CLASSES, DIM).length), sums.shape_of(CLASSES, DIM))
+    return {prior.PRIOR: nothing.addends()}
+
+
+def test_with_more_than_a_third_of_the_classes_poisoned_the_own_labels_decide_alone() -> None:
     extras = fleet()
     extras[prior.PRIOR]["sums"][:3] *= -1
     data = device(20, 4)
     assert trusted(data, extras) == [False] * 3 + [True] * 3
-    assert np.array_equal(fit(data, extras).logits(data[0]), fit(data, {}).logits(data[0]))
+    assert np.array_equal(fit(data, extras).logits(data[0]), fit(data, of_no_fleet()).logits(data[0]))
+    assert not np.allclose(fit(data, fleet()).logits(data[0]), fit(data, extras).logits(data[0]), atol=0.1)
 
 
 def test_pictures_that_are_all_alike_are_fitted() -> None:
@@ -158,61 +131,77 @@ def test_pictures_that_are_all_alike_are_fitted() -> None:
     assert np.isfinite(fit((z, y), fleet()).logits(z)[:, :2]).all()
 
 
-def test_the_prior_head_is_the_ridge_regression_on_the_features_themselves() -> None:
+def test_it_is_the_linear_discriminant_of_the_features_themselves() -> None:
     z, y = device(1, 40)
     u = direction(z[:, :100]).astype(float)
-    u -= u.mean(axis=0)
+    style = u.mean(axis=0)
+    u -= style
     u /= np.linalg.norm(u, axis=1, keepdims=True)
-    members, everything = np.eye(CLASSES)[y], np.ones(CLASSES, bool)
+    members = np.eye(CLASSES)[y]
     found = sums.Statistics(
-        members.sum(axis=0), members.T @ u, u.T @ u, np.zeros(100)
+        members.sum(axis=0), members.T @ u, u.T @ u, len(u) * style
     )  # nothing is projected
-    weights = prior.ridge_head(found, np.arange(CLASSES), 100, found.sums, everything)
-    centred = u - u.mean(axis=0)
-    covariance = centred.T @ centred / len(u) + prior.RIDGE * np.eye(100)
-    expected = np.linalg.solve(covariance, centred.T @ (np.eye(CLASSES)[y] - 1 / CLASSES) / len(u)).T
-    assert weights == pytest.approx(expected)
+    given = prior.discriminant(found, np.empty((0, 100)), np.empty(0, int))
+    means = members.T @ u / 40
+    within = (u - means[y]).T @ (u - means[y]) / len(u) + prior.DISCRIMINANT_RIDGE * np.eye(100)
+    weights = np.linalg.solve(within, means.T).T
+    length = np.sqrt(1 - style @ style)
+    assert given.known.all() and given.centre == pytest.approx(style)
+    assert given.weights == pytest.approx(weights / length)
+    assert given.bias == pytest.approx(-0.5 * (weights * means).sum(axis=1) - weights @ style / length)
 
 
-def test_only_classes_with_own_labels_are_predicted_and_unknown_ones_are_learned_from_them() -> None:
+@pytest.mark.parametrize(
+    ("classes", "own"), [(1, 1 / (1 + prior.STEADY)), (CLASSES, CLASSES / (CLASSES + prior.STEADY))]
+)
+def test_the_centre_moves_towards_the_device_with_each_class_that_has_labels(
+    classes: int, own: float
+) -> None:
+    found = sums.from_arrays(fleet()[prior.PRIOR])
+    z, y = device(20, 10)
+    u = direction(z).astype(float)
+    alone = prior.discriminant(found, np.empty((0, DIM)), np.empty(0, int)).centre
+    rows = y < classes
+    given = prior.discriminant(found, u[rows], y[rows]).centre
+    moved = (given - alone) @ (u.mean(axis=0) - alone) / np.square(u.mean(axis=0) - alone).sum()
+    assert moved == pytest.approx(own, abs=0.1)
+
+
+def test_unknown_classes_are_learned_from_the_labels_and_those_without_any_wait() -> None:
     extras = fleet()
-    extras[prior.PRIOR]["count"][2] = 0
-    extras[prior.PRIOR]["sums"][2] = 0
+    for unknown in (2, 5):
+        extras[prior.PRIOR]["count"][unknown] = 0
+        extras[prior.PRIOR]["sums"][unknown] = 0
     z, y = device(20, 6)
     some = np.isin(y, (1, 2, 4))
     logits = fit((z[some], y[some]), extras).logits(z)
-    assert np.isfinite(logits).any(axis=0).tolist() == [False, True, True, False, True, False]
+    assert np.isfinite(logits).any(axis=0).tolist() == [True] * 5 + [False]
     assert (logits.argmax(axis=1)[some] == y[some]).mean() > 0.9
+    closed = fit((z[some], y[some]), extras, closed=True).logits(z)
+    assert np.isfinite(closed).any(axis=0).tolist() == [False, True, True, False, True, False]
 
 
-def test_without_two_known_classes_it_is_the_cosine_head() -> None:
+def test_without_two_known_classes_the_own_labels_decide_alone() -> None:
     extras = fleet()
     extras[prior.PRIOR]["count"][1:] = 0
     extras[prior.PRIOR]["sums"][1:] = 0
     data = device(20, 4)
-    assert np.array_equal(fit(data, extras).logits(data[0]), fit(data, {}).logits(data[0]))
+    assert np.array_equal(fit(data, extras).logits(data[0]), fit(data, of_no_fleet()).logits(data[0]))
 
 
-def test_share_0_is_the_cosine_head_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prior, "SHARES", (0.0,))
-    data = device(20, 4)
-    assert fit(data, fleet()).logits(data[0]) == pytest.approx(fit(data, {}).logits(data[0]), abs=1e-5)
-
-
-def test_it_is_saved_as_a_cosine_head_and_also_fitted_where_that_is_configured() -> None:
-    data, extras = device(20, 4), fleet()
-    head = fit(data, extras)
-    again = heads.from_arrays(head.to_arrays(), head.describe())
-    chosen = heads.fit("cosine", *data, CLASSES, unit_norm=False, extras=extras)
-    assert again.kind == chosen.kind == "cosine"
-    for other in (again, chosen):
-        assert np.array_equal(other.logits(data[0]), head.logits(data[0]))
+def test_a_prior_does_not_change_the_cosine_head_of_a_release_that_asks_for_it() -> None:
+    data, alone = device(20, 4), fit(device(20, 4), {})
+    for kind in ("logistic", "cosine"):
+        plan = HeadPlan("cosine", serves="way", fleet=prior.PRIOR)
+        head = heads.fit(kind, *data, CLASSES, unit_norm=False, plan=plan, extras=fleet())
+        assert head.kind == alone.kind == "cosine"
+        assert np.array_equal(head.logits(data[0]), alone.logits(data[0]))
 
 
 def test_a_longer_list_of_classes_keeps_the_prior() -> None:
     z, y = device(20, 3)
     appended = np.where(y == 4, CLASSES + 1, y)  # a class that no device of the prior knows
-    head = heads.fit("cosine", z, appended, CLASSES + 2, unit_norm=False, extras=fleet())
+    head = fit((z, appended), fleet(), CLASSES + 2)
     some = y != 4
     shares = [(np.argmax(head.logits(z), axis=1) == appended)[rows].mean() for rows in (some, ~some)]
     assert min(shares) > 0.9
@@ -234,13 +223,15 @@ def test_balanced_samples_are_weighted(balanced: bool) -> None:
 
 
 def test_an_extra_of_another_network_or_of_more_classes_is_an_error() -> None:
-    z, y = device(20, 2)
-    for cut, classes in ((z[:, :50], CLASSES), (z[y < 4], 4)):
-        labels = y if len(cut) == len(y) else y[y < 4]
-        with pytest.raises(ArtefactError, match=r"extra 'prior': .*; no head was fitted"):
-            heads.fit("cosine", cut, labels, classes, unit_norm=False, extras=fleet())
-    with pytest.raises(ArtefactError, match="extra 'prior': count"):
-        heads.fit("cosine", z, y, CLASSES, unit_norm=False, extras={"prior": {"count": y}})
-    assert (
-        RIDGE == 0.3
-    )  # the strength of the prior, too: the accuracies in docs/class-statistics.md are with it
+    found = fleet()[prior.PRIOR]
+    prior.received(found, CLASSES, DIM)
+    for arrays, classes, dim in (
+        (found, CLASSES, 50),
+        (found, 4, DIM),
+        ({"count": found["count"]}, CLASSES, DIM),
+    ):
+        with pytest.raises(StatisticsError):
+            prior.received(arrays, classes, dim)
+    none = np.empty((0, 50), np.float32), np.empty(0, np.int64)
+    with pytest.raises(ArtefactError, match=r"fleet's head 'prior': .*; no head was fitted"):
+        fit(none, fleet())

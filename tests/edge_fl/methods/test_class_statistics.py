@@ -1,6 +1,7 @@
 """Class-Statistics: the sums of all clients give each a better head (docs/methods-personal-heads.md, "Class-Statistics")."""
 
 import numpy as np
+import pytest
 import torch
 
 from edge_fl import heads
@@ -57,10 +58,29 @@ def test_the_head_is_that_of_a_device_with_the_prior_of_the_others() -> None:
     z, y = features(federation, "c0")
     total = {name: tensor.numpy() for name, tensor in federation.shared["prior"].items()}
     others = sums.from_arrays(total).without(sums.of(z, y, 10))
-    extras = {"prior": others.arrays()}
-    plan = HeadPlan("cosine")
+    extras = {"prior": others.addends()}
+    plan = HeadPlan("cosine", fleet="prior")
     head = heads.fit("logistic", z, y, 10, unit_norm=False, plan=plan, extras=extras)
     method, client, x = federation.method, federation.clients["c0"], federation.images("c0")
     _, own = method.personalise(federation.shared, federation.own["c0"], client.batches(1))
     expected = head.logits(method.features(federation.shared, x).numpy())
     assert np.allclose(method.predict({**federation.shared, **own}, x).numpy(), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_before_any_sum_and_without_the_prior_it_is_the_cosine_head_of_the_own_labels(rounds: int) -> None:
+    federation = toy.federate(toy.method(NAME, prior=rounds == 0), rounds=rounds)
+    z, y = features(federation, "c0")
+    head = heads.fit("cosine", z, y, 10, unit_norm=False)
+    method, client, x = federation.method, federation.clients["c0"], federation.images("c0")
+    _, own = method.personalise(federation.shared, federation.own["c0"], client.batches(1))
+    expected = head.logits(method.features(federation.shared, x).numpy())
+    assert np.allclose(method.predict({**federation.shared, **own}, x).numpy(), expected, atol=1e-3)
+
+
+def test_a_client_with_a_single_class_knows_the_others_from_the_prior() -> None:
+    federation = toy.federate(toy.method(NAME), rounds=1)
+    method, client = federation.method, federation.clients[toy.SINGLE]
+    _, own = method.personalise(federation.shared, federation.own[toy.SINGLE], client.batches(1))
+    logits = method.predict({**federation.shared, **own}, federation.images("c0")).numpy()
+    assert np.isfinite(logits).sum(axis=1).min() > 1
