@@ -37,7 +37,7 @@ class FleetHead:
     """weights float64 [C, d] and bias [C] on φ(z), and the class shares [C] of the data that they were fitted on (1 / C: unknown).
 
     directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
-    it is known.
+    it is known. samples: of a class that it was fitted on (infinite: as many as it takes).
     """
 
     weights: Doubles
@@ -46,6 +46,7 @@ class FleetHead:
     directed: bool
     known: NDArray[np.bool_]
     centre: Doubles
+    samples: float = np.inf
 
     def space(self, z: Features) -> Doubles:
         """φ(z), float64 [n, d]."""
@@ -172,7 +173,7 @@ def _of_statistics(data: TrainingSet, arrays: Mapping[str, Array]) -> FleetHead:
         raise _unfit(prior.PRIOR, arrays, error.message) from error
     given = prior.discriminant(found, direction(data.z).astype(np.float64), data.y)
     uniform = np.full(data.classes, 1 / data.classes)
-    return FleetHead(given.weights, given.bias, uniform, True, given.known, given.centre)
+    return FleetHead(given.weights, given.bias, uniform, True, given.known, given.centre, given.pictures)
 
 
 def _unfit(name: str, arrays: Mapping[str, Array], expected: str) -> ArtefactError:

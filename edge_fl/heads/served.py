@@ -54,6 +54,8 @@ DOUBT = 0.1
 """Probability that a label is any class: a head may be certain and wrong now and then."""
 OWN_PRIOR = -5.0
 """Logarithm of the prior of each candidate around zero."""
+ENOUGH = 40
+"""Samples of a class from which on the fleet's head is believed so; of fewer, the usual λ and OWN_PRIOR are less in proportion."""
 NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""
@@ -213,13 +215,14 @@ class _Fit:
     def _designs(self) -> list[_Design]:
         n, dim = self.v.shape
         designs, ones = [], np.ones((n, 1))
+        believed = min(1.0, self.fleet.samples / ENOUGH) if self.has_fleet else 1.0
         if self.has_fleet:
             centred = self.v - self.fleet.centre
             length = max(float(np.sqrt(np.square(centred).sum(axis=1).mean())), 1e-12)
             strengths, usual = STRENGTHS, USUAL
             if self.fleet.directed:
                 strengths, usual = DIRECTED_STRENGTHS, USUAL_DIRECTED
-            steps = np.abs(np.log10(np.minimum(strengths, 30.0) / usual)) * 2
+            steps = np.abs(np.log10(np.minimum(strengths, 30.0) / (usual * believed))) * 2
             designs.append(
                 _Design(
                     self.v @ self.fleet.weights.T + self.fleet.bias,
@@ -241,7 +244,7 @@ class _Fit:
                 std,
                 mean,
                 OWN_STRENGTHS,
-                np.full(len(OWN_STRENGTHS), OWN_PRIOR),
+                np.full(len(OWN_STRENGTHS), OWN_PRIOR * believed),
                 (np.zeros((classes, dim)), np.zeros(classes)),
                 False,
             )
@@ -404,7 +407,7 @@ def _completed(fleet: FleetHead, kept: Rows, data: TrainingSet, own: NDArray[np.
         bias[alone] = np.median(logits[:, -2])
     shares = fleet.shares[kept] / fleet.shares[kept].sum()
     known = fleet.known[kept]
-    return FleetHead(fleet.weights[kept], bias[kept], shares, fleet.directed, known, fleet.centre)
+    return replace(fleet, weights=fleet.weights[kept], bias=bias[kept], shares=shares, known=known)
 
 
 def _with_unlabelled(likely: Doubles, own: Doubles) -> Doubles:

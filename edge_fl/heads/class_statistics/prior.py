@@ -120,12 +120,16 @@ def received(arrays: Mapping[str, Array], classes: int, dim: int) -> Statistics:
 
 
 class Discriminant(NamedTuple):
-    """weights [C, d] and bias [C] on directions, which classes are known (bool [C]), and the centre [d] of the device's directions."""
+    """weights [C, d] and bias [C] on directions, which classes are known (bool [C]), and the centre [d] of the device's directions.
+
+    pictures: of a class in the prior, the harmonic mean over classes.
+    """
 
     weights: Doubles
     bias: Doubles
     known: Mask
     centre: Doubles
+    pictures: float
 
 
 def discriminant(prior: Statistics, u: Doubles, y: Labels) -> Discriminant:
@@ -135,28 +139,25 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> Discriminant:
     """
     dim, classes = u.shape[1], np.arange(len(prior.counts))
     known = prior.counts > LEAST_COUNT
-    own = np.zeros((len(classes), dim))
-    trusted = known.copy()
+    wrong = np.zeros(len(classes), bool)
     present, pictures = np.unique(y, return_counts=True)
     if len(present) > 1:
-        own[present] = own_means(u, y)
-        believed = trusted_classes(prior, present, own[present], pictures)
+        believed = trusted_classes(prior, present, own_means(u, y), pictures)
         seen = known[present]
         if believed.sum() < max(2, LEAST_TRUSTED * seen.sum()):
             nothing = np.zeros((len(classes), dim))
-            return Discriminant(nothing, nothing[:, 0], np.zeros(len(classes), bool), nothing[0])
-        trusted[present[seen & ~believed]] = False
+            return Discriminant(nothing, nothing[:, 0], np.zeros(len(classes), bool), nothing[0], 0.0)
+        wrong[present[seen & ~believed]] = True
     means = _means(prior, classes, dim)
-    wrong = known & ~trusted
     values, vectors, rest = _within(prior, classes[wrong], means[wrong])
-    if wrong.any():  # means of few pictures are too long
-        lengths = [np.linalg.norm(of[trusted & (own.any(axis=1))], axis=1) for of in (means, own)]
-        means[wrong] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[wrong]
+    known &= ~wrong
+    means[wrong] = 0
     solved = _solve(means, values, vectors, rest)
     bias = -0.5 * (solved * means).sum(axis=1)
-    centre, length = _centre(prior, means, u, y)
+    centre, length = _centre(prior, means, u[known[y]], y[known[y]])
     weights = solved / length
-    return Discriminant(weights, np.where(known, bias - weights @ centre, 0.0), known, centre)
+    counted = float(known.sum() / np.sum(1 / prior.counts[known])) if known.any() else 0.0
+    return Discriminant(weights, np.where(known, bias - weights @ centre, 0.0), known, centre, counted)
 
 
 def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[Doubles, float]:

@@ -12,6 +12,7 @@ ROWS = {
     "STRENGTHS": (min(served.STRENGTHS), served.DECAY, served.USUAL),
     "DIRECTED_STRENGTHS": (min(served.DIRECTED_STRENGTHS), served.USUAL_DIRECTED),
     "OWN_STRENGTHS": (*served.OWN_STRENGTHS, served.OWN_PRIOR),
+    "ENOUGH": (served.ENOUGH,),
     "DOUBT": (served.DOUBT,),
 }
 

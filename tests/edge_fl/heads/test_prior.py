@@ -54,9 +54,9 @@ def test_with_one_label_per_class_a_prior_is_worth_ten_points_and_with_fifty_it_
     assert accuracy(50, extras) >= accuracy(50, {}) - 0.005
 
 
-@pytest.mark.parametrize(("labels", "points"), [(1, 6), (3, 4), (20, 4)])
-def test_a_prior_that_contradicts_the_own_labels_costs_little(labels: int, points: int) -> None:
-    assert accuracy(labels, fleet(mixed_up=True)) >= accuracy(labels, {}) - points / 100
+@pytest.mark.parametrize("labels", [1, 3, 20])
+def test_a_prior_that_contradicts_the_own_labels_costs_little(labels: int) -> None:
+    assert accuracy(labels, fleet(mixed_up=True)) >= accuracy(labels, {}) - 0.04
 
 
 def poisoned(label: int, count: int, opposite: bool) -> Extras:
@@ -87,9 +87,8 @@ def recall(labels: int, extras: Extras, label: int) -> tuple[float, float]:
 def test_a_poisoned_class_loses_its_own_prior_and_the_others_keep_theirs(labels: int, opposite: bool) -> None:
     honest, none = recall(labels, fleet(), 4), recall(labels, {}, 4)
     found = recall(labels, poisoned(4, 5000, opposite), 4)
-    # its pictures are compared with classes that are better known; with the poisoned mean none would be found
-    assert found[0] >= none[0] - 0.2 and found[0] > 0.15
-    assert found[1] >= honest[1] - 0.03 > none[1] + 0.1
+    assert found[0] >= none[0] - 0.1  # its pictures are compared with classes that are better known
+    assert found[1] >= honest[1] - 0.04 > none[1] + 0.1
 
 
 def trusted(data: Samples, extras: Extras) -> list[bool]:
