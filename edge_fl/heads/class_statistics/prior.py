@@ -8,8 +8,8 @@ the same in all others. Every class weighs the same. The centre is that of the f
 
 Which classes of the prior are used is decided before, one by one: a masked sum can hold anything about a class. The own pictures of class c
 have the mean m_c. Its component along the prior's, ⟨m_c, μ_c⟩ / |μ_c|, is above 0 if the prior is honest, and below for other
-directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, takes the own
-mean instead and loses its part of the covariance. If more than a third are, there is no prior. Leave-one-out errors by class cannot
+directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, counts as
+unknown and loses its part of the covariance. If more than a third are, there is no prior. Leave-one-out errors by class cannot
 decide it: of a class with one label, a head without it knows nothing.
 
 Sources: class means and pooled covariance as in FedCGS (AAAI 2025); fleets of generative statistics in FedPFT (A. Beitollahi et al., 2024).
