@@ -29,7 +29,7 @@ def test_the_tree_is_as_drawn() -> None:
         name: ("Exception" if name == "EdgeFLError" else parent, code)
         for name, (parent, code) in drawn().items()
     }
-    assert len(written) == 18
+    assert len(written) == 19
     assert root == written
 
 
