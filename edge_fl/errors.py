@@ -17,6 +17,7 @@
     └── InputError                    4  invalid input from a person
         ├── ConfigError               4  a recipe or an option
         ├── DataError                 4  images, labels, folders, splits
+        │   └── NoLabelsError         4  nothing is labelled yet: not a fault
         └── MethodError               4  a method, its hyper-parameters, or a model that does not support it
 
 A message says where, what was found and what was expected. `consequence` completes it with what happens now:
@@ -149,7 +150,7 @@ class DataError(InputError):
 
 
 class NoLabelsError(DataError):
-    """Too few labelled images, and nothing wrong: nobody has labelled any yet."""
+    """Too few labelled images, because none have been labelled yet: not a fault."""
 
 
 class MethodError(InputError):

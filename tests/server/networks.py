@@ -18,11 +18,19 @@ class Deadly(Flat):
         self.marker, self.always = Path(marker), always
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.marker.exists():
-            if not self.always:
-                self.marker.unlink()
+        if self.training and self._armed():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
+
+    def _armed(self) -> bool:
+        """Whether this process is the one to die: of several at once, the one that removes the file."""
+        if self.always:
+            return self.marker.exists()
+        try:
+            self.marker.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
 
 class Asking(Flat):

@@ -77,9 +77,9 @@ def of_features(
     weight, bias = fleet.discriminant(means, within)
     weight[counts == 0], bias[counts == 0] = 0, bias[counts > 0].min()
     if "weight" in extras.get(plan.fleet, {}):
-        nobody = np.empty((0, means.shape[1]), np.float32)
+        no_samples = np.empty((0, means.shape[1]), np.float32)
         shared = fleet.received(
-            training_set(nobody, np.empty(0, np.int64), classes, False, plan=plan, extras=extras)
+            training_set(no_samples, np.empty(0, np.int64), classes, False, plan=plan, extras=extras)
         )
         assert shared is not None  # it is in the extras
         weight, bias = (weight + shared.weights) / 2, (bias + shared.bias) / 2

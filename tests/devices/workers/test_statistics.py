@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edge_fl.errors import ArtefactError, StatisticsError
+from edge_fl.heads import HeadPlan
 from edge_fl.heads.class_statistics import sums as class_statistics
 from edge_fl.heads.class_statistics.prior import PRIOR
 from edge_fl.heads.class_statistics.sums import ADDED, MOST_PER_CLASS, key_of
@@ -354,7 +355,8 @@ def test_the_accuracy_of_labels_without_meaning_is_that_of_guessing(tmp_path: Pa
     offers.commit("s")
     total = class_statistics.from_flat(theirs.flat + own, theirs.shape)
     extras = {PRIOR: {**total.addends(), ADDED: np.array([key_of("s")])}}
-    spec = FitSpec("cosine", CLASSES, False, ONE, calibrate=True)
+    plan = HeadPlan("cosine", fleet=PRIOR)
+    spec = FitSpec("cosine", CLASSES, False, ONE, plan=plan, calibrate=True)
     with_own, without = (
         fit_here(spec, FitData(z[:60], y[:60], given)).calibration.accuracy
         for given in (extras, offers.without_own(extras, ONE))
