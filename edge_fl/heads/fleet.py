@@ -37,7 +37,7 @@ class FleetHead:
     """weights float64 [C, d] and bias [C] on φ(z), and the class shares [C] of the data that they were fitted on (1 / C: unknown).
 
     directed: whether φ is `direction`. known bool [C]: classes that the fleet has samples of. centre [d]: of φ(z) on this device, as far as
-    it is known. samples: of a class that it was fitted on (infinite: as many as it takes).
+    it is known. samples: how many samples of each class it was fitted on, the harmonic mean over classes; infinite if that is unknown.
     """
 
     weights: Doubles

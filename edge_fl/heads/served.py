@@ -55,7 +55,7 @@ DOUBT = 0.1
 OWN_PRIOR = -5.0
 """Logarithm of the prior of each candidate around zero."""
 ENOUGH = 40
-"""Samples of a class from which on the fleet's head is believed so; of fewer, the usual λ and OWN_PRIOR are less in proportion."""
+"""Samples of each class that a fleet's head needs for these priors; with fewer, the usual λ and OWN_PRIOR shrink in proportion."""
 NEGLIGIBLE = 1e-3
 MOST_WEIGHED, MOST_NARROW, NARROW = 300, 1000, 128
 """Samples on which candidates are weighed: of more, as many of each class; more of features with few dimensions."""

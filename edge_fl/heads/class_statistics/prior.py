@@ -122,7 +122,7 @@ def received(arrays: Mapping[str, Array], classes: int, dim: int) -> Statistics:
 class Discriminant(NamedTuple):
     """weights [C, d] and bias [C] on directions, which classes are known (bool [C]), and the centre [d] of the device's directions.
 
-    pictures: of a class in the prior, the harmonic mean over classes.
+    pictures: how many pictures of each known class the prior has, the harmonic mean over classes.
     """
 
     weights: Doubles
