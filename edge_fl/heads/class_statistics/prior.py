@@ -8,9 +8,10 @@ the same in all others. Every class weighs the same. The centre is that of the f
 
 Which classes of the prior are used is decided before, one by one: a masked sum can hold anything about a class. The own pictures of class c
 have the mean m_c. Its component along the prior's, ⟨m_c, μ_c⟩ / |μ_c|, is above 0 if the prior is honest, and below for other
-directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, counts as
-unknown and loses its part of the covariance. If more than a third are, there is no prior. Leave-one-out errors by class cannot
-decide it: of a class with one label, a head without it knows nothing.
+directions of the centred space on average; single pictures scatter. A class below 0, with one or two pictures further below, loses its
+part of the covariance. With one or two pictures it counts as unknown; with more it takes the own mean, and the centre is the device's own.
+If more than a third are below, there is no prior. Leave-one-out errors by class cannot decide it: of a class with one label, a head
+without it knows nothing.
 
 Sources: class means and pooled covariance as in FedCGS (AAAI 2025); fleets of generative statistics in FedPFT (A. Beitollahi et al., 2024).
 The ridge, the centre and the choice of the classes are choices of edge-fl (docs/class-statistics.md).
@@ -49,6 +50,8 @@ LEAST_COUNT = 0.5
 """Of a class that the prior knows; noise makes other counts than 0 of an unknown one."""
 SCATTER = 1.5
 """In medians over classes: how far the component of one own picture may be below the median; of n pictures the root of n less."""
+LEAST_OWN = 3
+"""Own pictures of a class that is not trusted, from which on their mean takes its place."""
 LEAST_TRUSTED = 2 / 3
 """Of the classes with own labels that the prior knows, for using it at all."""
 
@@ -139,36 +142,45 @@ def discriminant(prior: Statistics, u: Doubles, y: Labels) -> Discriminant:
     """
     dim, classes = u.shape[1], np.arange(len(prior.counts))
     known = prior.counts > LEAST_COUNT
+    own, counts = np.zeros((len(classes), dim)), np.bincount(y, minlength=len(classes))
     wrong = np.zeros(len(classes), bool)
     present, pictures = np.unique(y, return_counts=True)
     if len(present) > 1:
-        believed = trusted_classes(prior, present, own_means(u, y), pictures)
+        own[present] = own_means(u, y)
+        believed = trusted_classes(prior, present, own[present], pictures)
         seen = known[present]
         if believed.sum() < max(2, LEAST_TRUSTED * seen.sum()):
             nothing = np.zeros((len(classes), dim))
             return Discriminant(nothing, nothing[:, 0], np.zeros(len(classes), bool), nothing[0], 0.0)
         wrong[present[seen & ~believed]] = True
-    means = _means(prior, classes, dim)
+    means, right, replaced = _means(prior, classes, dim), known & ~wrong, wrong & (counts >= LEAST_OWN)
     values, vectors, rest = _within(prior, classes[wrong], means[wrong])
-    known &= ~wrong
-    means[wrong] = 0
+    means[wrong], steady = 0, STEADY
+    if replaced.any():  # means of few pictures are too long
+        lengths = [np.linalg.norm(of[right & (counts > 0)], axis=1) for of in (means, own)]
+        means[replaced] = float(np.median(lengths[0] / np.maximum(lengths[1], SHORTEST))) * own[replaced]
+        steady = 0.0  # what is wrong about a class is in the fleet's centre, too
+    known = right | replaced
     solved = _solve(means, values, vectors, rest)
     bias = -0.5 * (solved * means).sum(axis=1)
-    centre, length = _centre(prior, means, u[known[y]], y[known[y]])
+    centre, length = _centre(prior, means, u[right[y]], y[right[y]], steady)
     weights = solved / length
     counted = float(known.sum() / np.sum(1 / prior.counts[known])) if known.any() else 0.0
     return Discriminant(weights, np.where(known, bias - weights @ centre, 0.0), known, centre, counted)
 
 
-def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels) -> tuple[Doubles, float]:
-    """The device's centre [d], that of the fleet moved as far as the own samples show, and the usual length of a centred direction."""
+def _centre(prior: Statistics, means: Doubles, u: Doubles, y: Labels, steady: float) -> tuple[Doubles, float]:
+    """The device's centre [d], and the usual length of a centred direction.
+
+    It is that of the fleet, moved as far as the own samples show: half the way with labels of `steady` classes, all the way if this is 0.
+    """
     total = max(float(prior.counts.sum()), 1.0)
     centre = prior.centre / total
     length = _length(centre)
     present = np.unique(y)
     if len(present):
         found = np.stack([u[y == label].mean(axis=0) for label in present]) - length * means[present]
-        centre = centre + len(present) / (STEADY + len(present)) * (found.mean(axis=0) - centre)
+        centre = centre + len(present) / (steady + len(present)) * (found.mean(axis=0) - centre)
         length = _length(centre)
     return centre, length
 

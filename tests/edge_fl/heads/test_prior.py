@@ -88,7 +88,7 @@ def test_a_poisoned_class_loses_its_own_prior_and_the_others_keep_theirs(labels:
     honest, none = recall(labels, fleet(), 4), recall(labels, {}, 4)
     found = recall(labels, poisoned(4, 5000, opposite), 4)
     assert found[0] >= none[0] - 0.1  # its pictures are compared with classes that are better known
-    assert found[1] >= honest[1] - 0.04 > none[1] + 0.1
+    assert found[1] >= honest[1] - 0.03 > none[1] + 0.1
 
 
 def trusted(data: Samples, extras: Extras) -> list[bool]:
