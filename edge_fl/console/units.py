@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from html import escape as _escape
 from math import isfinite
 from typing import TypeGuard
@@ -69,6 +70,23 @@ def parse_duration(text: str, option: str) -> float:
     if not 0 <= value <= 1e9:
         raise InputError(f"{option} {text!r}: expected a duration such as 90s, 15min, 2h or 3d")
     return value
+
+
+def parse_since(text: str, option: str, now: datetime | None = None) -> datetime:
+    """Parse "2026-11-23", "2026-11-23T14:00", "today", "yesterday" (UTC) or a duration before now, such as "24h". Raises InputError."""
+    now = now or datetime.now(UTC)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if text in (days := {"today": 0, "yesterday": 1}):
+        return today - timedelta(days=days[text])
+    with suppress(InputError):
+        return now - timedelta(seconds=parse_duration(text, option))
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InputError(
+            f"{option} {text}: expected a date or time, such as 2026-11-23 or 2026-11-23T14:00, or yesterday, or a duration such as 24h"
+        ) from error
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def escape(text: object) -> str:

@@ -1,4 +1,6 @@
-"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, and `fleet audit`."""
+"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, `fleet changes` and
+`fleet audit`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
 from edge_fl.options import CONNECTION, FormatOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
-from edge_fl_server.cli.options import RegistryPlace, acting, registry
+from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry, since_text
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
@@ -64,6 +66,7 @@ def register(app: App) -> None:
     tokens.add(list_tokens, "edge-fl token list", name="list")
     tokens.add(renew, "edge-fl token renew ann")
     tokens.add(revoke, "edge-fl token revoke ann")
+    fleet.add(changes, "edge-fl fleet changes --since yesterday")
     fleet.add(audit, "edge-fl fleet audit --since 2026-11-01 --who ann")
     alerts = Commands(
         add_completion=False, help="Alerts about the fleet; channels and rules are in HOME/FLEET/alerts.toml."
@@ -188,10 +191,29 @@ def revoke(
     print_status(f"{name}: revoked")
 
 
+def changes(
+    since: SinceOption = "yesterday",
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List what changed in the fleet, newest first: runs, releases, roll-outs, rejections and failures as in the dashboard's Log, alerts,
+    new devices, and what people did.
+    """
+    from edge_fl_console import changes as changed
+    from edge_fl_console.dashboard import standing
+
+    start = units.parse_since(since, "--since")
+    with registry(place) as db:
+        rows = changed.since(db, place.fleet, start)
+        states = standing.by_status(db, place.fleet)
+    show_table(rows, changed.COLUMNS, format)
+    now = ", ".join(f"{count:,} {status}" for status, count in states.items()) or "no device"
+    print_status(f"{units.counted(len(rows), 'change')} since {start:%Y-%m-%d %H:%M} UTC; now {now}")
+
+
 def audit(
-    since: Annotated[
-        str, option("--since TIME", "Only from this day or time on, UTC, such as 2026-11-23.")
-    ] = "",
+    since: SinceOption = "",
     who: Annotated[str, option("--who NAME", "Only what this person did.")] = "",
     *,
     place: RegistryPlace,
@@ -200,18 +222,9 @@ def audit(
     """List what people did, newest first: who, known by what (certificate, token, sign-on, local user), on what, when, result."""
     from edge_fl_server.registry import audit
 
-    try:
-        start = datetime.fromisoformat(since) if since else None
-    except ValueError as error:
-        raise InputError(
-            f"--since {since}: expected a date or time, such as 2026-11-23 or 2026-11-23T14:00"
-        ) from error
-    if start:
-        start = (start if start.tzinfo else start.replace(tzinfo=UTC)).astimezone(UTC)
+    start = since_text(since)
     with registry(place) as db:
-        found = audit.listed(
-            db, place.fleet, since=start.isoformat(timespec="milliseconds") if start else "", who=who
-        )
+        found = audit.listed(db, place.fleet, since=start, who=who)
     rows = [
         {name: getattr(row, name) for name in AUDIT} | {"at": row.at[:19].replace("T", " ")} for row in found
     ]

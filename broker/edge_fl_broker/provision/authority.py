@@ -252,13 +252,20 @@ class Authority:
         """Names and addresses for which the broker's certificate is valid."""
         return broker_names(self.home / "broker" / CERT_FILE)
 
-    def operator(self) -> Identity | None:
-        """The operator's identity in this folder, renewed if two thirds of its life are over; None if it is not here."""
-        folder = self.home / FOLDERS[OPERATOR]
-        if not folder.exists():
-            return None
-        current = identity.read(folder)
-        return self.rotate(folder) if self.now() >= current.renew_at else current
+    def renew_own(self) -> datetime | None:
+        """Renew the identities of FOLDERS that are here and of which two thirds of their life are over -> when the next one is due."""
+        due = []
+        for folder in (self.home / name for name in FOLDERS.values()):
+            if folder.exists():
+                current = identity.read(folder)
+                renewed = self.rotate(folder) if self.now() >= current.renew_at else current
+                due.append(renewed.renew_at)
+        return min(due, default=None)
+
+    @property
+    def expires(self) -> datetime:
+        """When the CA's own certificate ends."""
+        return self._ca.not_valid_after_utc
 
     def rotate(self, folder: Path, life: timedelta | None = None) -> Identity:
         """Replace the identity in `folder`, by default for the usual life of its role, and a person's second one.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
@@ -47,6 +48,13 @@ WhereOption = Annotated[
     str,
     option(
         "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
+    ),
+]
+SinceOption = Annotated[
+    str,
+    option(
+        "--since TIME",
+        "Only from then on, UTC: 2026-11-23, 2026-11-23T14:00, yesterday, or a duration such as 24h.",
     ),
 ]
 AnywayOption = Annotated[
@@ -87,6 +95,11 @@ class RegistryPlace(RegistryOptions):
     """The fleet that a command works on, and where its registry is."""
 
     fleet: FleetOption = "main"
+
+
+def since_text(since: str) -> str:
+    """The time of --since as the registry writes times, "" without one. Raises InputError."""
+    return units.parse_since(since, "--since").isoformat(timespec="milliseconds") if since else ""
 
 
 def settings(values: Mapping[str, object]) -> list[str]:
