@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
 
 from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns
+from edge_fl.errors import shortened
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard.pages import log
 from edge_fl_server.registry import Database, audit, registered_devices
@@ -15,16 +18,23 @@ COLUMNS: Columns = {
     "subject": "about",
     "text": Column("what", prose=True),
 }
-Row = dict[str, object]
+Row = dict[str, str]
+MINUTE = len("2026-11-28T02:54")
+SHOWN = 3
 
 
 def since(db: Database, fleet: str, start: datetime) -> list[Row]:
     """The changes from `start` on, newest first."""
     at = start.isoformat(timespec="milliseconds")
     found = [*_events(db, fleet), *_alerts(db, fleet, start), *_devices(db, fleet), *_actions(db, fleet, at)]
-    return sorted(
-        (row for row in found if str(row["at"]) >= at), key=lambda row: str(row["at"]), reverse=True
-    )
+    recent = sorted((row for row in found if row["at"] >= at), key=itemgetter("at"), reverse=True)
+    alike = groupby(recent, lambda row: (row["at"][:MINUTE], row["kind"], row["text"]))
+    return [_together(list(rows)) for _, rows in alike]
+
+
+def _together(rows: list[Row]) -> Row:
+    """The same that happened to several within a minute, as one change."""
+    return {**rows[0], "subject": shortened([row["subject"] for row in rows], SHOWN)}
 
 
 def _events(db: Database, fleet: str) -> Iterator[Row]:

@@ -163,7 +163,7 @@ def certificates(
     home: Home = DEFAULT_HOME,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List every certificate that was issued, whether it is valid, when it ends, and what renews it. Connected devices: edge-fl fleet list."""
+    """List every certificate that was issued: whether it is valid, when it ends, what renews it. Connected devices: edge-fl fleet list."""
     from datetime import timedelta
 
     from edge_fl_broker.provision.authority import Authority

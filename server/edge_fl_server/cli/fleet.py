@@ -100,8 +100,9 @@ def list_devices(
 ) -> None:
     """List the devices known to the broker: last reported state and capability; from the registry, their newest accuracy, whether their
     reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). The
-    reason says why a device needs attention, or why its accuracy may be low or uncertain. With an identity also whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the
-    last one that the server received, because the broker was restored or replays it).
+    reason says why a device needs attention, or why its accuracy may be low or uncertain. With an identity also whether each device signed
+    its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the last one that the server received, because
+    the broker was restored or replays it).
     """
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list

@@ -89,8 +89,8 @@ def devices(
 ) -> DeviceList:
     """Read the devices retained on the broker, and what the registry knows of them; add its blocked ones. Only those that `where` selects.
 
-    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, and for a column to `sort` by that does
-    not exist. With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
+    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, and for an unknown column to `sort` by.
+    With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
     """
     if sort not in COLUMNS:
         raise InputError(f"--sort {sort}: no column{nearest(sort, COLUMNS)}", "nothing was listed")
