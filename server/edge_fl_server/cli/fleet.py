@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,7 +117,10 @@ def list_devices(
         known = device_list.devices(
             connect_to(broker), place.fleet, db, where=where, sort=sort, authorities=cas
         )
-    show_table(known.rows, device_list.COLUMNS, format)
+    columns = dict(device_list.COLUMNS)
+    if isinstance(chosen := columns[sort], Column):
+        columns[sort] = replace(chosen, rank=0)  # it is shown in every width
+    show_table(known.rows, columns, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
 

@@ -398,9 +398,11 @@ def list_releases(
 
 def compare(
     old: Annotated[
-        int | None, argument("OLD", "The release to compare with [the one that NEW replaced].", min=1)
+        int | None, argument("OLD", "The release to compare with [the one that NEW replaces].", min=1)
     ] = None,
-    new: Annotated[int | None, argument("NEW", "A release [the one in service].", min=1)] = None,
+    new: Annotated[
+        int | None, argument("NEW", "A release [the one that is being rolled out, or is in service].", min=1)
+    ] = None,
     *,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,

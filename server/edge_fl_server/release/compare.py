@@ -49,9 +49,12 @@ class Comparison(Struct, frozen=True):
 
 
 def releases(db: Database, fleet: str, old: int | None = None, new: int | None = None) -> Comparison:
-    """Compare two releases, by default the one in service with the one that it replaced. Raises InputError for one that never was."""
-    records = rollouts.listed(db, fleet)
-    new = new or rollouts.served_release(db, fleet)
+    """Compare two releases, by default the one that is being rolled out, or is in service, with the one that it replaces.
+
+    Raises InputError for one that never was.
+    """
+    records, current = rollouts.listed(db, fleet), rollouts.current(db, fleet)
+    new = new or (current.release if current else rollouts.served_release(db, fleet))
     replaced = [record.previous for record in reversed(records) if record.release == new and record.previous]
     old = old or (replaced[0] if replaced else 0)
     known = sorted({record.release for record in rollouts.releases_of(db, fleet)})

@@ -55,16 +55,16 @@ COLUMNS: Columns = {
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
     "accuracy": Column("accuracy after", units.percent, rank=1),
-    "labels": Column("of scenes", _positive, rank=3),
-    "interval": Column("90 % interval", rank=3),
+    "labels": Column("of scenes", _positive, rank=1),
+    "interval": Column("90 % interval", rank=1),
     "fleet": Column("fleet's head", units.percent, rank=3),
-    "agent": Column("agent", rank=2),
+    "agent": Column("agent", rank=3),
     "agent_update": Column("agent update", prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
     "machine": Column("machine", rank=5),
-    "activity": Column("activity", rank=2),
+    "activity": Column("activity", rank=3),
     "why": "why",
-    "last_seen": Column("last seen, UTC", rank=1),
+    "last_seen": Column("last seen, UTC", rank=2),
     "reason": Column("reason", prose=True),
     "measured": Column("measured", prose=True, rank=6),
 }
@@ -89,7 +89,7 @@ def devices(
 ) -> DeviceList:
     """Read the devices retained on the broker, and what the registry knows of them; add its blocked ones. Only those that `where` selects.
 
-    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, and for an unknown column to `sort` by.
+    Raises ConnectError, and InputError for a fleet that is neither in the registry nor on the broker, or an unknown column to `sort` by.
     With the CAs of the devices' certificates (`authorities`) the signatures on their states are checked.
     """
     if sort not in COLUMNS:
