@@ -87,7 +87,7 @@ def dashboard(
     ] = False,
     oidc: Annotated[
         Path | None,
-        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."),
+        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/people.md)."),
     ] = None,
     *,
     place: RegistryPlace,
