@@ -48,7 +48,7 @@ class Machine:
     def identities(self) -> Path:
         return self.runs / "identities"
 
-    def place(self, command: str) -> list[str]:
+    def place(self, command: str, port: int = 0) -> list[str]:
         """The options that name this machine's folders and broker, as far as the command has them."""
         group, name, *_ = command.split()
         if (group, name) in {("fleet", "certificates"), ("fleet", "enrol"), ("broker", "certificate")}:
@@ -57,13 +57,13 @@ class Machine:
         if (group, name) == ("server", "backup"):
             return [*options, "--identities", str(self.identities)]
         if (group, name) == ("fleet", "list") or (group, name) in STEERS:
-            options += ["--port", str(self.port), "--identity", str(self.identities / "operator")]
+            options += ["--port", str(port or self.port), "--identity", str(self.identities / "operator")]
         return options
 
-    def run(self, command: str, *arguments: str, code: int | None = 0) -> str:
-        """Run a command here -> its stdout."""
+    def run(self, command: str, *arguments: str, code: int | None = 0, port: int = 0) -> str:
+        """Run a command here -> its stdout; `port`: of another machine's broker."""
         self.capsys.readouterr()
-        ended = main([*command.split(), *arguments, *self.place(command)])
+        ended = main([*command.split(), *arguments, *self.place(command, port)])
         said = self.capsys.readouterr()
         assert code is None or ended == code, f"{command}: {ended}\n{said.err}"
         return said.out
@@ -101,12 +101,14 @@ class Machine:
         with closing(Database.open(self.runs / "server" / "registry.sqlite")) as db:
             yield db
 
-    def store_release(self, scale: float = 1.0) -> int:
-        """Sign an extractor as the next release, on disk."""
+    def store_release(self, scale: float = 1.0, *, good: bool = True) -> int:
+        """Sign an extractor as the next release, on disk; one that is not `good` fails its canary on devices."""
         repository = Repository(self.runs / "releases" / "main")
         payload = graphs.graph(weights=graphs.WEIGHTS * scale)
         question = graphs.Canary(seed=5, images=2, features=[])
-        features = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ (graphs.WEIGHTS * scale)
+        features = graphs.canary_images(question, graphs.INPUT).reshape(2, -1) @ (
+            graphs.WEIGHTS * scale * good
+        )
         manifest = graphs.manifest_for(payload, release=repository.next_release(), expected=features)
         store(repository, manifest, {manifest.extractor.sha256: payload})
         with self.registry() as db:

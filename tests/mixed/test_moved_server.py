@@ -3,6 +3,7 @@
 Only what docs/backup-and-move.md names is restored there; the old machine's files are deleted before.
 """
 
+import json
 import shutil
 import subprocess
 import tarfile
@@ -50,10 +51,11 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def state(machine: Machine) -> dict[str, Any]:
-    """Everything that an operator sees."""
+def state(broker: Machine, machine: Machine) -> dict[str, Any]:
+    """Everything that an operator sees on a machine, with the devices at a broker."""
     found: dict[str, Any] = {command: machine.rows(command) for command in LISTS}
-    found["devices"] = [{key: row[key] for key in COLUMNS} for row in machine.rows("fleet list")]
+    listed = json.loads(machine.run("fleet list --format json", port=broker.port))
+    found["devices"] = [{key: row[key] for key in COLUMNS} for row in listed]
     found["fleet settings"] = [row for row in found["fleet settings"] if row["setting"] != "broker.port"]
     found["certificates"] = [row for row in machine.rows("fleet certificates") if row["name"] != "broker"]
     alerts = machine.rows("fleet alerts list")
@@ -106,6 +108,11 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
     fill(old)
     all_serve(old, 1, *NAMES)  # again with the new setting
 
+    old.store_release(good=False)
+    old.run("release rollout", "2", "--stages", "0.5,1", code=None)
+    assert old.rows("release list")[0]["state"] == "paused"
+    eventually(lambda: "release 2" in {row["subject"] for row in old.rows("fleet alerts list")})
+
     address = how == "the broker has another address"
     new = Machine(tmp_path / "new", free_port() if address else old.port, children, capsys)
     if (
@@ -114,16 +121,9 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
         restore(old, new, tmp_path / "early.tar")
         new.start_broker()
         old.run("fleet set", "tier=head", f"broker.port={new.port}", "--yes", code=None)
-        eventually(
-            lambda: {row["device"] for row in new.rows("fleet list") if row["status"] == "ready"} >= {*NAMES},
-            "devices at the new broker",
-            240,
-        )
-    old.services.pop().end()  # the server; the roll-out of release 2 begins and stops with the command's deadline
-    old.store_release(1.5)
-    old.run("release rollout", "2", "--stages", "0.5,1", "--wait", "0", code=3)
-    assert old.rows("release list")[0]["state"] == "paused"
-    before = state(old)
+        eventually(lambda: connected(new), "the devices are at the new broker", 240)
+    old.services.pop().end()  # the server
+    before = state(new if address else old, old)
     restore(old, new, tmp_path / "fleet.tar")
     old.stop()
     assert {path.name for path in old.runs.iterdir()} == {"identities", "releases", "server", "broker"}
@@ -132,15 +132,20 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
     if not address:
         new.start_broker()
     new.start_server()
-    all_serve(new, 1, *NAMES)
-    assert state(new) == before
-    new.run("release rollout")
-    all_serve(new, 2, *NAMES)
-    (newest, *_) = new.rows("release list")
-    assert (newest["state"], newest["service"]) == ("completed", "in service")
-    assert {row["device"] for row in new.rows("release compare")} == {*NAMES}
+    eventually(lambda: connected(new), "the devices are at the new broker", 240)
+    assert state(new, new) == before
+    new.run("release abort")
+    new.store_release(2.0)
+    new.run("release rollout", "3", "--stages", "1")
+    all_serve(new, 3, *NAMES)
+    assert {row["device"] for row in new.rows("release compare 1 3")} == {*NAMES}
     assert serials_of(there) == serials, "no device was enrolled again"
     assert not [line for line in lines if "wrong_key" in line or "rollback" in line or "replayed" in line]
+
+
+def connected(machine: Machine) -> bool:
+    there = {row["device"] for row in machine.rows("fleet list") if row["status"] in ("ready", "alert")}
+    return there >= {*NAMES}
 
 
 def restore(old: Machine, new: Machine, file: Path) -> None:
