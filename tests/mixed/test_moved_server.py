@@ -57,6 +57,8 @@ def state(broker: Machine, machine: Machine) -> dict[str, Any]:
     listed = json.loads(machine.run("fleet list --format json", port=broker.port))
     found["devices"] = [{key: row[key] for key in COLUMNS} for row in listed]
     found["fleet settings"] = [row for row in found["fleet settings"] if row["setting"] != "broker.port"]
+    for key in found["release keys list"]:
+        del key["place"]  # the folder
     found["certificates"] = [row for row in machine.rows("fleet certificates") if row["name"] != "broker"]
     alerts = machine.rows("fleet alerts list")
     found["alerts"] = sorted((row["rule"], row["subject"], row["state"], row["since"]) for row in alerts)
