@@ -127,8 +127,11 @@ class CommandProcesses:
                 )
             time.sleep(POLL_S)
 
-    def wait(self, child: CommandProcess, deadline_s: float) -> str:
-        """Wait for the child's success and return its stdout. Raises RunError if any child ends before it, or fails; DeadlineError."""
+    def wait(self, child: CommandProcess, deadline_s: float, code: int = 0) -> str:
+        """Wait until the child ends with this exit code, and return its stdout.
+
+        Raises RunError if another child ends before it, or it ends with another code; DeadlineError.
+        """
         until = time.monotonic() + deadline_s
         while child.code is None:
             for other in self._children:
@@ -137,10 +140,15 @@ class CommandProcesses:
             if time.monotonic() > until:
                 raise DeadlineError(f"{child.name}: still running after {deadline_s:g} s; ended")
             time.sleep(POLL_S)
-        child.drain()
-        if child.code:
+        if child.code != code:
             raise child.failure()
+        self.end(child)
         return child.printed
+
+    def end(self, child: CommandProcess) -> None:
+        """End a child, which the others may outlive."""
+        child.end()
+        self._children.remove(child)
 
     def __enter__(self) -> Self:
         return self

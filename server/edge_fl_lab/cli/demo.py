@@ -17,11 +17,15 @@ def demo(
         str, option("--dataset DATASET", "A dataset by name; digits needs no file.", DATA)
     ] = "digits",
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
-    devices: Annotated[int, option("--devices N", "Number of simulated devices.", min=2)] = 12,
+    devices: Annotated[int, option("--devices N", "Number of simulated devices.", min=2)] = 28,
     full: Annotated[int, option("--full N", "How many of them train; the others fit heads.", min=1)] = 4,
     rounds: Annotated[
         int | None, option("--rounds N", "Communication rounds [the recipe's].", TRAINING, min=1)
     ] = None,
+    seed: Annotated[
+        int, option("--seed N", "Draws the images of each device and the first weights.", TRAINING, min=0)
+    ] = 0,
+    classes: Annotated[bool, option("--classes", "Also print the images per device and class.")] = False,
     port: Annotated[
         int | None, option("--port N", "The broker's port [a free one].", CONNECTION, min=1, max=65535)
     ] = None,
@@ -42,22 +46,23 @@ def demo(
     from dataclasses import replace
 
     from edge_fl_lab import demo as demos
+    from edge_fl_lab.demo_data import COLUMNS
 
-    options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, port, runs, keep, secure)
+    options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, seed, port, runs, keep, secure)
     plaintext_s = demos.run(replace(options, secure=False)).seconds if compare_plaintext else None
     result = demos.run(options)
-    print(result.histogram, end="\n\n")
-    show_table(result.devices, demos.DEVICE_COLUMNS)
+    if classes:
+        print(result.histogram, end="\n\n")
     print()
-    show_table(result.comparison, demos.COMPARISON_COLUMNS)
-    show_text(f"\n{result.note}")
+    show_table(result.figures.rows, COLUMNS)
     duration = f"Duration: {result.seconds:.1f} s" + (" over mTLS" if secure else "")
     if plaintext_s is not None:
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
-    print(f"{duration}\nResults: {result.path}\n")
-    show_text(result.verdict)
+    show_text(f"\n{result.figures.sentence()}")
+    print(duration)
     dashboard = [_program(), "server", "dashboard", "--database", str(result.path / demos.REGISTRY)]
-    print_status(f"next: {shlex.join(dashboard)}")
+    print_status(f"\nnext, the fleet in a browser: {shlex.join(dashboard)}")
+    print_status(f"your own pictures:            {_program()} new pets --images FOLDER   (docs/pictures.md)")
 
 
 def _program() -> str:

@@ -22,14 +22,13 @@ from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.runtime.device import Device
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl_devices.simulated.fleet import (
     DeviceFactory,
     DeviceResult,
     FleetConfig,
     device_result,
     fleet_progress,
-    full_devices,
-    names,
     run_fleet,
     tier_counts,
     unmeasured,
