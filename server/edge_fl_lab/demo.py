@@ -41,8 +41,11 @@ from edge_fl_server.training import studies
 from edge_fl_server.training.studies import Study
 
 DEADLINE_S = 900.0
+SILENT = ("publish", "predict")
 RETURN_S = 30.0
 POLL_S = 0.2
+GATED = 3
+"""Exit code of a roll-out that a gate ended."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cores of one machine
 FLEET = "main"
 REGISTRY = "registry.sqlite"
@@ -85,8 +88,8 @@ def run(options: DemoOptions) -> DemoResult:
     study = prepare(options)
     recipe = study.recipe
     _require_free(recipe.broker.port)
-    trains = f"{options.full} train (full), {options.devices - options.full} fit only a head, on {demo_data.OWN_LABELS} labelled images each"
-    _print_line("demo", f"{options.devices} simulated devices: {trains}")
+    heads = f"{options.devices - options.full} head-only with {demo_data.OWN_LABELS} labels each"
+    _print_line("demo", f"{counted(options.full, 'device')} train on {study.dataset.name}, {heads}")
     with _DemoFolder(options) as folder, CommandProcesses(folder.print_line, ONE_THREAD) as children:
         if options.secure:
             _enrol(options, folder)
@@ -94,14 +97,14 @@ def run(options: DemoOptions) -> DemoResult:
         _prepare_releases(study, folder.path)
         local = demo_data.alone(study.data(), len(study.dataset.classes))
         path = Path(children.wait(server, DEADLINE_S).splitlines()[-1])
-        heads = [row["device"] for row in Results.open(path).devices() if row["tier"] == "head"]
+        head_only = [row["device"] for row in Results.open(path).devices() if row["tier"] == "head"]
         final = record_local_only(path, local)
         _publish_untrained(children, options, recipe, folder.path)
         _keep_registry(folder.path, path)
         children.end(broker)
         _print_line("broker", f"stopped: all {options.devices} devices are offline")
-        _predict_offline(children, study, heads[0], folder.path)
-    figures = demo_data.figures(final, heads)
+        _predict_offline(children, study, head_only[0], folder.path)
+    figures = demo_data.figures(final, head_only)
     return DemoResult(figures, study.histogram(), path, time.monotonic() - start_s)
 
 
@@ -147,7 +150,9 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
         "dataset": data.dataset,
         "data_dir": data.data_dir,
     }
-    settings = [part for each in (f"data.split={data.split}", f"seed={recipe.seed}") for part in ("--set", each)]
+    settings = [
+        part for each in (f"data.split={data.split}", f"seed={recipe.seed}") for part in ("--set", each)
+    ]
     trust = _trust(folder / IDENTITIES) if options.secure else PLAINTEXT
     outputs = _options(runs=options.runs, home=folder / RELEASES)
     classes = ",".join(map(str, datasets.load(data.dataset, Path(data.data_dir)).classes))
@@ -234,7 +239,7 @@ def _publish_untrained(
 ) -> None:
     """Publish the untrained network, and print how the gate stopped it. Raises RunError if no gate did."""
     command = children.start("publish", "--quiet", *commands(options, recipe, folder)["publish"])
-    children.wait(command, DEADLINE_S, code=1)
+    children.wait(command, DEADLINE_S, code=GATED)
     with closing(Database.existing(location("", folder / RELEASES))) as db:
         (newest, *_) = rollouts.listed(db, FLEET)
         if newest.state != "aborted":
@@ -278,7 +283,9 @@ class _DemoFolder:
         self._keep = options.keep
 
     def print_line(self, name: str, line: str) -> None:
-        """Print a line of a child."""
+        """Print a line of a child, unless the demo says it in its own words."""
+        if name in SILENT:
+            return
         self._keep |= os.fspath(self.path) in line
         _print_line(name, line)
 

@@ -57,7 +57,9 @@ class DemoFigures:
         """What the devices gain, with interval and n."""
         means = {row["model"]: units.percent(float(str(row["mean"]))) for row in self.rows}
         without, labelled, alone = (means[name] for name in MODELS.values())
-        ends = " to ".join(units.points(end).removesuffix(" points") for end in (self.gain.low, self.gain.high))
+        ends = " to ".join(
+            units.points(end).removesuffix(" points") for end in (self.gain.low, self.gain.high)
+        )
         return (
             f"Without own labels {without}, with {OWN_LABELS} labels {labelled}, alone {alone}:"
             f" the fleet gains a device {units.points(self.gain.mean)} (95 % CI {ends}, paired, n = {self.gain.n} devices"
@@ -110,13 +112,20 @@ def alone(data: Mapping[str, ClientData], classes: int) -> dict[str, float]:
 def figures(final: Mapping[str, Mapping[str, float]], head_only: list[str]) -> DemoFigures:
     """The table and the gain, over the head-only devices that measured all three models. Raises RunError if none did."""
     measured = {name: final[name] for name in head_only if final.get(name, {}).keys() >= MODELS.keys()}
-    gain = paired(*({name: of[metric] for name, of in measured.items()} for metric in (metrics.LOCAL_ONLY, metrics.PERSONAL_AFTER)))
+    gain = paired(
+        *(
+            {name: of[metric] for name, of in measured.items()}
+            for metric in (metrics.LOCAL_ONLY, metrics.PERSONAL_AFTER)
+        )
+    )
     if gain is None:
         raise RunError("no head-only device measured its personal head, the fleet's head and training alone")
     rows: list[dict[str, object]] = []
     for metric, model in MODELS.items():
         found = metrics.summarise([of[metric] for of in measured.values()])
-        rows.append({"model": model, "n": found.clients, "mean": found.mean, "bottom_decile": found.bottom_decile})
+        rows.append(
+            {"model": model, "n": found.clients, "mean": found.mean, "bottom_decile": found.bottom_decile}
+        )
     images = [of[metrics.TEST_SAMPLES] for of in measured.values() if metrics.TEST_SAMPLES in of]
     return DemoFigures(rows, gain, float(np.mean(images)))
 

@@ -61,8 +61,10 @@ def demo(
     show_text(f"\n{result.figures.sentence()}")
     print(duration)
     dashboard = [_program(), "server", "dashboard", "--database", str(result.path / demos.REGISTRY)]
-    print_status(f"\nnext, the fleet in a browser: {shlex.join(dashboard)}")
-    print_status(f"your own pictures:            {_program()} new pets --images FOLDER   (docs/pictures.md)")
+    print_status(f"next, this fleet in a browser:\n  {shlex.join(dashboard)}")
+    print_status(
+        f"or a model of your own pictures, in one folder per class:\n  {_program()} new pets --images FOLDER"
+    )
 
 
 def _program() -> str:
