@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import IO, Self
@@ -127,8 +127,8 @@ class CommandProcesses:
                 )
             time.sleep(POLL_S)
 
-    def wait(self, child: CommandProcess, deadline_s: float, code: int = 0) -> str:
-        """Wait until the child ends with this exit code, and return its stdout.
+    def wait(self, child: CommandProcess, deadline_s: float, codes: Collection[int] = (0,)) -> str:
+        """Wait until the child ends with one of these exit codes, and return its stdout.
 
         Raises RunError if another child ends before it, or it ends with another code; DeadlineError.
         """
@@ -140,7 +140,7 @@ class CommandProcesses:
             if time.monotonic() > until:
                 raise DeadlineError(f"{child.name}: still running after {deadline_s:g} s; ended")
             time.sleep(POLL_S)
-        if child.code != code:
+        if child.code not in codes:
             raise child.failure()
         self.end(child)
         return child.printed

@@ -42,7 +42,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Run a broker, a server and simulated devices that learn together on this machine; takes about half a minute."""
+    """Run a broker, a server and simulated devices on this machine, and show what a device gains; takes under a minute."""
     from dataclasses import replace
 
     from edge_fl_lab import demo as demos
@@ -59,7 +59,7 @@ def demo(
     if plaintext_s is not None:
         duration += f", {plaintext_s:.1f} s in plaintext (ratio {result.seconds / plaintext_s:.2f})"
     show_text(f"\n{result.figures.sentence()}")
-    print(duration)
+    print(duration, flush=True)
     dashboard = [_program(), "server", "dashboard", "--database", str(result.path / demos.REGISTRY)]
     print_status(f"next, this fleet in a browser:\n  {shlex.join(dashboard)}")
     print_status(

@@ -13,6 +13,7 @@ from edge_fl.cli import main
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
@@ -22,7 +23,6 @@ from edge_fl.wire.messages import Report, Round
 from edge_fl.wire.tensors import pack
 from edge_fl_devices.agent.state import AgentLimits
 from edge_fl_devices.runtime.device import Device
-from edge_fl.fleet.simulated import full_devices, names
 from edge_fl_devices.simulated.fleet import (
     DeviceFactory,
     DeviceResult,
