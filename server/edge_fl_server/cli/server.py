@@ -138,6 +138,8 @@ def run(
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
+        if outcome.stopped:
+            raise outcome.stopped
 
 
 def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptions) -> None:

@@ -56,8 +56,9 @@ def run(
     additional trackers by name; `hooks` are called after the recorder's.
 
     Raises InputError before anything starts, ConnectError without a broker, DeadlineError when too few devices connect, RunError when a
-    round misses its quorum. A run whose privacy budget ends early is complete: `RunResult.exhausted` is set. KeyboardInterrupt ends the
-    run as "stopped"; everything measured so far is in the folder, and no assignment to train remains on the broker.
+    round misses its quorum. A run whose privacy budget ends early, or whose last release a gate stopped, is complete: `RunResult` has
+    the error. KeyboardInterrupt ends the run as "stopped"; everything measured so far is in the folder, and no assignment to train
+    remains on the broker.
     """
     begun = Results.open(resume) if resume else None
     saved = _checkpoint(begun, recipe) if begun else None
@@ -95,7 +96,7 @@ def run(
             unmeasured = devices.unmeasured(results) if devices else ""
             if unmeasured:
                 progress.print(unmeasured)
-            reasons = [reason for reason in (str(outcome.exhausted or ""), unmeasured) if reason]
+            reasons = [str(reason) for reason in (outcome.exhausted, outcome.stopped, unmeasured) if reason]
             results.finish("budget_exhausted" if outcome.exhausted else "completed", "; ".join(reasons))
     return results, outcome
 
