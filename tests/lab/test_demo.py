@@ -97,7 +97,7 @@ def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
     commands = demo.commands(DemoOptions(devices=5, full=2), recipe, tmp_path)
     pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
     fleet = dict(pairs)
-    assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
+    assert (fleet["--head-only"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
     assert (fleet["--dataset"], fleet["--data-dir"]) == (recipe.data.dataset, recipe.data.data_dir)
     settings = [word for name, word in pairs if name == "--set"]
     split = {f"data.{name}={getattr(recipe.data, name)}" for name in ("partition", "beta", "fraction")}

@@ -79,7 +79,7 @@ def _tls(endpoint: Endpoint) -> DeviceCheck:
     except ssl.SSLCertVerificationError as error:
         remedy = "a wrong clock, another CA than the broker's, or another host name than in its certificate"
         if error.verify_code in tls.OTHER_HOST:
-            remedy = f"on the broker's computer: edge-fl broker certificate --host {endpoint.host}"
+            remedy = f"on the broker's computer: edge-fl broker certificate --add {endpoint.host}"
         return DeviceCheck("TLS", "failed", tls.explain(error, endpoint), remedy)
     except (OSError, ssl.SSLError) as error:
         return DeviceCheck("TLS", "failed", str(error), "does the broker listen with TLS on this port?")

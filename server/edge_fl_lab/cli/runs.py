@@ -29,9 +29,9 @@ def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Form
 
 def newtask(
     run: RunArgument,
-    to: Annotated[str, option("--to FOLDER", "The new dataset.")],
+    dataset: Annotated[str, option("--dataset DATASET", "Dataset, the new one, by name.", DATA)],
     clients: Annotated[
-        int, option("--clients N", "Number of clients that the new dataset is split over.", DATA, min=1)
+        int, option("--clients N", "Number of clients; the new dataset is split over them.", DATA, min=1)
     ] = 20,
     beta: Annotated[
         float,
@@ -41,7 +41,7 @@ def newtask(
         str,
         option(
             "--head HEAD",
-            "mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
+            "Kind of personal head: mlp or linear, in batches; or another name of 'edge-fl heads list', or package.module:Class.",
         ),
     ] = "mlp",
     iterations: Annotated[
@@ -62,7 +62,7 @@ def newtask(
     plugins.allow_working_folder()
     old = trained.load(Results.open(_folder(run, runs)))
     given = {
-        "data.dataset": to,
+        "data.dataset": dataset,
         "data.data_dir": data_dir,
         "data.clients": clients,
         "data.beta": beta,
@@ -103,7 +103,8 @@ def report(
     format: Annotated[
         Literal["html", "md", "json"],
         option(
-            "--format FORMAT", "html writes RUN/report.html and prints its path; md and json are printed."
+            "--format html|md|json",
+            "Output format: html writes RUN/report.html and prints its path; md and json are printed.",
         ),
     ] = "html",
     runs: RunsOption = RUNS,

@@ -28,23 +28,25 @@ class RecipeOptions:
     """A recipe, and settings that replace its own."""
 
     recipe: Annotated[
-        str, option("--recipe RECIPE", "A recipe by name or path, see 'edge-fl recipes list'.")
+        str, option("--recipe RECIPE", "Recipe: a TOML file, or a name of 'edge-fl recipes list'.")
     ] = ""
     data_dir: Annotated[str, DATA_DIR] = ""
     clients: Annotated[
         int | None,
-        option("--clients N", "Number of clients that the data are split over.", DATA, min=1),
+        option("--clients N", "Number of clients; the data are split over them.", DATA, min=1),
     ] = None
     scale: Annotated[
         float,
         option("--scale SHARE", "Share of the data and of the rounds to use.", DATA, min=1e-6, max=1),
     ] = 1.0
-    model: Annotated[str, option("--model MODEL", "A model by name, or package.module:Class.", TRAINING)] = ""
+    model: Annotated[
+        str, option("--model MODEL", "Model of 'edge-fl models list', or package.module:Class.", TRAINING)
+    ] = ""
     heads: Annotated[
         list[str] | None,
         option(
             "--head HEAD",
-            "A head to fit on the final extractor too: a name of 'edge-fl heads list', or package.module:Class; may be repeated.",
+            "Kind of personal head, fitted on the final extractor too: of 'edge-fl heads list', or package.module:Class; may be repeated.",
         ),
     ] = None
     rounds: Annotated[int | None, option("--rounds N", "Communication rounds.", TRAINING, min=0)] = None
@@ -91,9 +93,9 @@ def simulated(recipe: Recipe, command: str) -> Recipe:
 
 
 def simulate(
-    method: Annotated[str, option("--method METHOD", "A method, see 'edge-fl methods list'.", TRAINING)] = "",
+    method: Annotated[str, option("--method METHOD", "Method of 'edge-fl methods list'.", TRAINING)] = "",
     dataset: Annotated[
-        str, option("--dataset DATASET", "A dataset, such as digits or fashion-mnist.", DATA)
+        str, option("--dataset DATASET", "Dataset, by name, such as digits or fashion-mnist.", DATA)
     ] = "",
     save_split: Annotated[
         Path | None,
@@ -104,7 +106,8 @@ def simulate(
         ),
     ] = None,
     resume: Annotated[
-        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, without other settings.")
+        Path | None,
+        option("--resume RUN", "Interrupted run to resume, without other options: its name or folder."),
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
@@ -145,7 +148,7 @@ def simulate(
     print_status(f"results: {results.path}; report: {written}")
     print_status(f"next: edge-fl plots {results.path}")
     if not facts.has_baseline(found.groups):
-        data = f"--dataset {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
+        data = f"--datasets {chosen.data.dataset} --clients {chosen.data.clients} --rounds {chosen.rounds}"
         print_status(f"with baselines: edge-fl compare --methods {chosen.method.name} {data}")
     if outcome.exhausted:
         raise outcome.exhausted

@@ -97,7 +97,8 @@ def run(
     settings: SetOption = None,
     takeover: Annotated[bool, option("--takeover", "Replace a server that is online.", CONNECTION)] = False,
     resume: Annotated[
-        Path | None, option("--resume RUN", "Folder of an interrupted run to resume, instead of a recipe.")
+        Path | None,
+        option("--resume RUN", "Interrupted run to resume, instead of a recipe: its name or folder."),
     ] = None,
     track: TrackOption = None,
     runs: RunsOption = RUNS,
@@ -161,7 +162,13 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
 
 def worker(
     database: Annotated[
-        str, option("--database REGISTRY", "The server's registry.", FOLDERS, envvar="EDGE_FL_DATABASE")
+        str,
+        option(
+            "--database REGISTRY",
+            "Registry: a file, or postgresql://user@host/name; the server's.",
+            FOLDERS,
+            envvar="EDGE_FL_DATABASE",
+        ),
     ],
     fleet: FleetOption = "main",
     quarantine_after: Annotated[
