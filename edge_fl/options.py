@@ -140,7 +140,13 @@ class ConnectionOptions(BrokerAddressOptions):
     """The broker and the fleet, where options replace what a file of settings says."""
 
     fleet: Annotated[
-        str | None, option("--fleet FLEET", "Name of the fleet [main].", CONNECTION, callback=fleet_name)
+        str | None,
+        option(
+            "--fleet FLEET",
+            "Name of the fleet; it may be new, as devices wait for their server [main].",
+            CONNECTION,
+            callback=fleet_name,
+        ),
     ] = None
 
     def given(self) -> dict[str, object]:

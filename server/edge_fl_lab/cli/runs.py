@@ -1,6 +1,5 @@
 """Commands on finished runs: `edge-fl report`, `edge-fl plots`, `edge-fl newtask`."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_fl import plugins
@@ -18,10 +17,10 @@ RunArgument = Annotated[str, argument("RUN", "A run of 'edge-fl runs list', or i
 def plots(run: RunArgument, runs: RunsOption = RUNS, format: FormatOption = Format.TABLE) -> None:
     """Plot a run: labels per client, accuracy by round, features by class and client, class separation, CKA similarity."""
     from edge_fl_lab.report import run_plots
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
 
     plugins.allow_working_folder()
-    files, absent = run_plots.of_run(Results.open(_folder(run, runs)))
+    files, absent = run_plots.of_run(Results.open(folder_of(run, runs)))
     show_paths({path.name: path for path in files}, format)
     for why, names in absent.items():
         print_status(f"not drawn: {', '.join(names)}: {why}")
@@ -56,11 +55,11 @@ def newtask(
     from edge_fl.console.progress import Progress
     from edge_fl_lab import newcomers, recipe_heads, trained
     from edge_fl_server.recipes.recipe import with_settings
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
     from edge_fl_server.training import studies
 
     plugins.allow_working_folder()
-    old = trained.load(Results.open(_folder(run, runs)))
+    old = trained.load(Results.open(folder_of(run, runs)))
     given = {
         "data.dataset": dataset,
         "data.data_dir": data_dir,
@@ -111,15 +110,10 @@ def report(
 ) -> None:
     """Write the report of a run: settings, data sent, accuracies (global, before and after personalisation), charts, versions."""
     from edge_fl_lab.report import page
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
 
-    results = Results.open(_folder(run, runs))
+    results = Results.open(folder_of(run, runs))
     if format == "html":
         print(page.write(results))
     else:
         print(page.FORMATS[format](page.report(results)), end="")
-
-
-def _folder(run: str, runs: Path) -> Path:
-    """The folder of a run given by name or path."""
-    return Path(run) if Path(run).is_dir() or Path(run).name != run else runs / run

@@ -106,9 +106,8 @@ def simulate(
         ),
     ] = None,
     resume: Annotated[
-        Path | None,
-        option("--resume RUN", "Interrupted run to resume, without other options: its name or folder."),
-    ] = None,
+        str, option("--resume RUN", "Interrupted run to resume, without other options: its name or folder.")
+    ] = "",
     track: TrackOption = None,
     runs: RunsOption = RUNS,
     *,
@@ -119,17 +118,18 @@ def simulate(
     from edge_fl_lab.recipe_changes import with_method
     from edge_fl_server.orchestrate import run
     from edge_fl_server.runs import round_metrics
-    from edge_fl_server.runs.results import Results
+    from edge_fl_server.runs.results import Results, folder_of
     from edge_fl_server.training import studies
     from edge_fl_server.training.engines import processes
 
     plugins.allow_working_folder()
     processes.prepare()  # before any thread starts
     changes = recipe.changes(data__dataset=dataset)
-    if resume:
+    resumed = folder_of(resume, runs) if resume else None
+    if resumed:
         if recipe.recipe or method or recipe.scale != 1 or changes:
             raise ConfigError("simulate --resume: takes all settings from the run; expected no other option")
-        base = simulated(Results.open(resume).recipe(), "simulate --resume")
+        base = simulated(Results.open(resumed).recipe(), "simulate --resume")
     else:
         base = recipe.base("simulate")
     base = with_method(base, method) if method else base
@@ -137,7 +137,7 @@ def simulate(
     if save_split:
         studies.prepare(chosen).split.write_csv(save_split)
     trackers = round_metrics.find(track or [])
-    results, outcome = run.run(chosen, runs, resume=resume, track=trackers)
+    results, outcome = run.run(chosen, runs, resume=resumed, track=trackers)
     from edge_fl_lab.report import facts, page  # with matplotlib, which no round needs
 
     written = page.write(results)

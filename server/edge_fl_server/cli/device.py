@@ -153,15 +153,19 @@ def _ask(
     identity, fleet = broker.identity, place.fleet
     connect = operator_connector(broker.host or LOOPBACK, broker.port or 0, identity)
     authorities = fleet_authorities(identity)
+    known: list[str] = []
     with ExitStack() as stack:
         if place.exists:
             db = stack.enter_context(registry(place))
             record = registered_devices.get(db, fleet, device)
             if record and record.revoked:
                 raise ConnectError(f"{device}: {record.blocked_why}", "it was not asked")
+            known = registered_devices.names(db, fleet)
             stack.enter_context(acting(db, fleet, "diagnose", f"{device}, {query.what}", identity))
         stack.enter_context(sole_user(identity, wait, print_status))
-        return queries.ask(connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status)
+        return queries.ask(
+            connect, fleet, device, query, authorities, deadline_s=wait, notify=print_status, known=known
+        )
 
 
 def _origin(answer: QueryAnswer) -> str:

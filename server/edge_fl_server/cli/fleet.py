@@ -124,8 +124,8 @@ def tag(
     *,
     place: RegistryPlace,
 ) -> None:
-    """Set or remove tags of devices; prints their names, and asks first if these are all. 'edge-fl fleet list' shows tags; docs/tags.md says
-    what selectors can compare.
+    """Set or remove tags of devices; prints their names, and asks first if these are all. 'edge-fl fleet list' shows tags; docs/tags.md
+    says what selectors can compare.
     """
     from edge_fl.fleet import tags
     from edge_fl_server.registry import registered_tags
@@ -304,7 +304,7 @@ def show_settings(
 
     from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import registered_devices
-    from edge_fl_server.selectors import parsed, selected, unknown_tags
+    from edge_fl_server.selectors import mistyped, parsed, selected
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
@@ -317,7 +317,7 @@ def show_settings(
             else [name for name in everyone if name in desired]
         )
         if selector and not names:
-            hint = unknown_tags(db, place.fleet, parsed(db, place.fleet, selector))
+            hint = mistyped(db, place.fleet, parsed(db, place.fleet, selector))
             raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
     for name in names:
         for row in remote_settings.rows(desired.get(name, remote_settings.NO_SETTINGS), known.get(name)):

@@ -169,7 +169,7 @@ def confirmed(
         if names
         else f"selector {text!r}: matches none of {counted(total, 'device')}"
     )
-    found += selectors.unknown_tags(db, fleet, selector)
+    found += selectors.mistyped(db, fleet, selector)
     if not names and not none:
         raise InputError(found)
     if yes:
