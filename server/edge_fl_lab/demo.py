@@ -144,7 +144,7 @@ def commands(options: DemoOptions, recipe: Recipe, folder: Path) -> dict[str, li
     file = folder / "recipe.toml"
     file.write_text(dump(recipe))
     devices = {
-        "head": options.devices - options.full,
+        "head_only": options.devices - options.full,
         "full": options.full,
         "heads": "logistic",
         "port": port,
@@ -197,15 +197,15 @@ def _quiet(options: DemoOptions) -> list[str]:
 
 def enrolment(options: DemoOptions, folder: Path) -> list[str]:
     """The command that creates the certificates of broker, server and devices."""
-    settings = _options(count=options.devices, prefix=simulated.PREFIX, home=folder / IDENTITIES)
+    settings = _options(count=options.devices, prefix=simulated.PREFIX, identities=folder / IDENTITIES)
     return ["fleet", "enrol", "--baked", *settings]
 
 
 def _trust(home: Path) -> dict[str, list[str]]:
     """The options for each command's identity."""
     return {
-        "broker": _options(home=home),
-        "fleet": _options(identities=home / "devices"),
+        "broker": _options(identities=home),
+        "fleet": _options(identity=home / "devices"),
         "server": _options(identity=home / "server"),
     }
 

@@ -145,7 +145,7 @@ def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
     commands = demo.commands(options, recipe, tmp_path)
     pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))
     fleet = dict(pairs)
-    assert (fleet["--head"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
+    assert (fleet["--head-only"], fleet["--full"], fleet["--port"]) == ("3", "2", "1999")
     assert (fleet["--dataset"], fleet["--data-dir"]) == (recipe.data.dataset, recipe.data.data_dir)
     assert {word for name, word in pairs if name == "--set"} == {f"data.split={recipe.data.split}", "seed=7"}
     assert commands["broker"][commands["broker"].index("--port") + 1] == "1999"

@@ -215,15 +215,15 @@ class FleetConfig:
     limits: AgentLimits = state.LIMITS
 
 
-def tier_counts(devices: int | None, head: str, full: str) -> tuple[int, int]:
+def tier_counts(devices: int | None, head_only: str, full: str) -> tuple[int, int]:
     """Return (head-only, full) devices from options: whole numbers ("8") or fractions of `devices` ("0.8"). Raises ConfigError."""
-    texts = {"head": head, "full": full}
+    texts = {"head-only": head_only, "full": full}
     given = " ".join(f"--{name} {value}" for name, value in {"devices": devices, **texts}.items() if value)
     if devices is None and any("." in text for text in texts.values()):
         raise ConfigError(f"{given}: a fraction needs --devices")
     counts = {name: _count(name, text, devices or 0) for name, text in texts.items() if text}
     total = sum(counts.values()) if devices is None else devices
-    heads = counts.get("head", total - counts.get("full", 0))
+    heads = counts.get("head-only", total - counts.get("full", 0))
     fulls = counts.get("full", total - heads)
     if min(heads, fulls) < 0 or not 1 <= heads + fulls == total:
         raise ConfigError(f"{given}: {heads} head-only and {fulls} full, expected them to add up")

@@ -14,11 +14,13 @@ from edge_fl_server.cli.options import RUNS, RunsOption
 
 def demo(
     dataset: Annotated[
-        str, option("--dataset DATASET", "A dataset by name; digits needs no file.", DATA)
+        str, option("--dataset DATASET", "Dataset, by name; digits needs no file.", DATA)
     ] = "digits",
     data_dir: Annotated[Path, DATA_DIR] = Path(".data"),
     devices: Annotated[int, option("--devices N", "Number of simulated devices.", min=2)] = 28,
-    full: Annotated[int, option("--full N", "How many of them train; the others fit heads.", min=1)] = 4,
+    full: Annotated[
+        int, option("--full N", "Number of full devices, which train; the others fit heads.", min=1)
+    ] = 4,
     rounds: Annotated[
         int | None, option("--rounds N", "Communication rounds [the recipe's].", TRAINING, min=1)
     ] = None,
@@ -27,7 +29,7 @@ def demo(
     ] = 0,
     classes: Annotated[bool, option("--classes", "Also print the images per device and class.")] = False,
     port: Annotated[
-        int | None, option("--port N", "The broker's port [a free one].", CONNECTION, min=1, max=65535)
+        int | None, option("--port N", "Port of the broker [a free one].", CONNECTION, min=1, max=65535)
     ] = None,
     runs: RunsOption = RUNS,
     keep: Annotated[bool, option("--keep", "Also keep the folders of the devices and the broker.")] = False,

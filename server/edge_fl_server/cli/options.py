@@ -32,7 +32,7 @@ SetOption = Annotated[
     list[str] | None,
     option(
         "--set KEY=VALUE",
-        "A setting of the recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
+        "Setting of a recipe, such as rounds=3 or method.options.temperature=0.5; may be repeated.",
         TRAINING,
     ),
 ]
@@ -49,8 +49,11 @@ WhereOption = Annotated[
         "--where SELECTOR", "Only these devices, such as 'site=berlin and not arch=armv7l' or @GROUP [all]."
     ),
 ]
-AnywayOption = Annotated[
-    bool, option("--yes -y", "Also where the selector matches no device, or all devices.")
+
+
+SinceOption = Annotated[
+    str,
+    option("--since TIME", "From this time on, such as 2026-11-23, 2026-11-23T14:00 (UTC), 2h or 7d ago."),
 ]
 
 
@@ -62,7 +65,7 @@ class RegistryOptions:
         str,
         option(
             "--database REGISTRY",
-            "Registry: a file, or postgresql://user@host/name; by default server/registry.sqlite next to --home.",
+            "Registry: a file, or postgresql://user@host/name [server/registry.sqlite next to --home].",
             FOLDERS,
             envvar="EDGE_FL_DATABASE",
         ),
@@ -166,7 +169,7 @@ def confirmed(
         if names
         else f"selector {text!r}: matches none of {counted(total, 'device')}"
     )
-    found += selectors.unknown_tags(db, fleet, selector)
+    found += selectors.mistyped(db, fleet, selector)
     if not names and not none:
         raise InputError(found)
     if yes:
