@@ -59,14 +59,14 @@ PLAINTEXT: dict[str, list[str]] = {"broker": ["--insecure"], "fleet": [], "serve
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """The command's options; None: as in the recipe."""
+    """The command's options; None: as in the recipe. `settings`: of the recipe, such as "seed=1"."""
 
     dataset: str = "digits"
     data_dir: Path = Path(".data")
     devices: int = 28
     full: int = 4
     rounds: int | None = None
-    seed: int = 0
+    settings: tuple[str, ...] = ()
     port: int | None = None
     runs: Path = Path("runs")
     keep: bool = False
@@ -116,13 +116,13 @@ def prepare(options: DemoOptions) -> Study:
         raise ConfigError(
             f"{options.full} full devices of {options.devices}: expected at least one, and at least one head-only device"
         )
+    recipe = with_settings(recipes.find("demo"), options.settings)
     dataset = datasets.load(options.dataset, options.data_dir)
-    split = demo_data.divide(dataset, options.devices, options.full, options.seed)
-    name = f"{SPLITS}-{dataset.name}-{options.devices}-{options.full}-seed-{options.seed}.csv"
+    split = demo_data.divide(dataset, options.devices, options.full, recipe.seed)
+    name = f"{SPLITS}-{dataset.name}-{options.devices}-{options.full}-seed-{recipe.seed}.csv"
     file = (options.runs / name).absolute()
     split.write_csv(file)
     settings = {
-        "seed": options.seed,
         "data.dataset": options.dataset,
         "data.data_dir": options.data_dir.absolute(),
         "data.clients": options.devices,
@@ -134,7 +134,7 @@ def prepare(options: DemoOptions) -> Study:
     }
     if options.rounds:
         settings["rounds"] = options.rounds
-    recipe = with_settings(recipes.find("demo"), [f"{key}={value}" for key, value in settings.items()])
+    recipe = with_settings(recipe, [f"{key}={value}" for key, value in settings.items()])
     return studies.of_dataset(recipe, dataset)
 
 

@@ -140,7 +140,7 @@ def test_only_a_part_of_a_large_dataset_is_used(tmp_path):
 
 
 def test_fleet_and_server_get_the_same_split_and_broker(tmp_path):
-    options = DemoOptions(devices=5, full=2, port=1999, seed=7, runs=tmp_path)
+    options = DemoOptions(devices=5, full=2, port=1999, settings=("seed=7",), runs=tmp_path)
     recipe = demo.prepare(options).recipe
     commands = demo.commands(options, recipe, tmp_path)
     pairs = list(zip(commands["fleet"][2::2], commands["fleet"][3::2], strict=True))

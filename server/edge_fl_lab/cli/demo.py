@@ -9,7 +9,7 @@ from typing import Annotated
 from edge_fl.console.output import print_status, show_table, show_text
 from edge_fl.files.paths import text
 from edge_fl.options import CONNECTION, DATA, DATA_DIR, TRAINING, option
-from edge_fl_server.cli.options import RUNS, RunsOption
+from edge_fl_server.cli.options import RUNS, RunsOption, SetOption
 
 
 def demo(
@@ -24,10 +24,8 @@ def demo(
     rounds: Annotated[
         int | None, option("--rounds N", "Communication rounds [the recipe's].", TRAINING, min=1)
     ] = None,
-    seed: Annotated[
-        int, option("--seed N", "Draws the images of each device and the first weights.", TRAINING, min=0)
-    ] = 0,
-    classes: Annotated[bool, option("--classes", "Also print the images per device and class.")] = False,
+    settings: SetOption = None,
+    histogram: Annotated[bool, option("--histogram", "Also print the images per device and class.")] = False,
     port: Annotated[
         int | None, option("--port N", "Port of the broker [a free one].", CONNECTION, min=1, max=65535)
     ] = None,
@@ -50,10 +48,12 @@ def demo(
     from edge_fl_lab import demo as demos
     from edge_fl_lab.demo_data import COLUMNS
 
-    options = demos.DemoOptions(dataset, data_dir, devices, full, rounds, seed, port, runs, keep, secure)
+    options = demos.DemoOptions(
+        dataset, data_dir, devices, full, rounds, tuple(settings or ()), port, runs, keep, secure
+    )
     plaintext_s = demos.run(replace(options, secure=False)).seconds if compare_plaintext else None
     result = demos.run(options)
-    if classes:
+    if histogram:
         print(result.histogram, end="\n\n")
     print()
     show_table(result.figures.rows, COLUMNS)
