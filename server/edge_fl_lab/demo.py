@@ -11,6 +11,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ RETURN_S = 30.0
 POLL_S = 0.2
 GATED = 3
 """Exit code of a roll-out that a gate ended."""
+REASON = 68  # characters of a line of a reason, for a terminal of 80
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # faster for processes that share the cores of one machine
 FLEET = "main"
 REGISTRY = "registry.sqlite"
@@ -246,7 +248,8 @@ def _publish_untrained(
         (newest, *_) = rollouts.listed(db, FLEET)
         if newest.state == "aborted":
             _print_line("gate", f"release {newest.release}, an untrained network, is stopped:")
-            _print_line("gate", f"  {newest.reason}")
+            for line in textwrap.wrap(newest.reason, REASON):
+                _print_line("gate", f"  {line}")
             _wait_for_return(db, newest)
         else:
             _print_line("gate", f"release {newest.release}, an untrained network: {newest.state}")
