@@ -155,15 +155,23 @@ def test_a_release_that_was_aborted_goes_out_again_only_if_asked(releases) -> No
 def test_wheels_of_an_agent_release_that_was_aborted_go_out_again_only_if_asked(releases, tmp_path) -> None:
     wheels = [str(agents.wheel(tmp_path / "wheels", "9.0.0"))]
     stopped_by_a_gate(
-        releases.db, releases.roll_out_agent(wheels, AT_ONCE, downgrade=False)(), "aborted", "failures: 3 of 3"
+        releases.db,
+        releases.roll_out_agent(wheels, AT_ONCE, downgrade=False)(),
+        "aborted",
+        "failures: 3 of 3",
     )
     agent_releases.withdraw(releases.repository, 1)
     for targets, expected in ((wheels, "--again"), (["9.0.0"], r"its wheels \(.whl\) and --again")):
-        with pytest.raises(InputError, match=rf"aborted by a gate on .*: failures: 3 of 3; expected {expected}"):
+        with pytest.raises(
+            InputError, match=rf"aborted by a gate on .*: failures: 3 of 3; expected {expected}"
+        ):
             releases.roll_out_agent(targets, AT_ONCE, downgrade=False)
     assert [row["number"] for row in releases.agent_rows()] == [1]
     releases.roll_out_agent(wheels, AT_ONCE, downgrade=False, again=True)()
-    assert [(row["number"], row["state"]) for row in releases.agent_rows()] == [(2, "running"), (1, "aborted")]
+    assert [(row["number"], row["state"]) for row in releases.agent_rows()] == [
+        (2, "running"),
+        (1, "aborted"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -287,7 +295,10 @@ def test_a_roll_out_continues_if_only_its_command_ran_out_of_time(releases, benc
 def test_a_roll_out_that_another_one_replaced_is_not_continued_after_it(releases, stage, tmp_path) -> None:
     heads = [stage.head(f"h{number}", tmp_path) for number in range(3)]
     replaced = releases.roll_out(2, STAGED)()
-    assert releases.carry_out(releases.roll_back(releases.way_back(1)), lambda line: None, WAIT_S).state == "rolled_back"
+    assert (
+        releases.carry_out(releases.roll_back(releases.way_back(1)), lambda line: None, WAIT_S).state
+        == "rolled_back"
+    )
     replaced = releases.roll_out(2, STAGED, again=True)()
     assert releases.carry_out(releases.roll_out(1, AT_ONCE), lambda line: None, WAIT_S).state == "completed"
     assert rollouts.get(releases.db, replaced).reason == "replaced by release 1"

@@ -9,7 +9,9 @@ from edge_fl_server.registry.rollouts import WayBack
 LOSS = "mean: accuracy changed by -41.0 points, in the bottom decile of 3 devices by -60.0"
 
 
-def rolled_out(db: Database, release: int, state: str = "completed", *, where: str = "", reason: str = "") -> int:
+def rolled_out(
+    db: Database, release: int, state: str = "completed", *, where: str = "", reason: str = ""
+) -> int:
     previous = rollouts.previous_release(db, "main", release)
     number = rollouts.begin(db, "main", release, previous=previous, plan={"stages": [1.0], "where": where})
     if state != "running":
@@ -41,11 +43,15 @@ def test_it_is_no_release_that_was_aborted_rolled_back_or_is_not_kept() -> None:
     rolled_out(db, 4)
     assert rollouts.way_back(db, "main") == WayBack(4, 2)
     assert rollouts.way_back(db, "main", kept={1, 3, 4}) == WayBack(4, 1)
-    with pytest.raises(InputError, match=rf"release 3: aborted by a gate on .* UTC in stage 1 of 1: {LOSS[:40]}"):
+    with pytest.raises(
+        InputError, match=rf"release 3: aborted by a gate on .* UTC in stage 1 of 1: {LOSS[:40]}"
+    ):
         rollouts.way_back(db, "main", 3)
     rolled_out(db, 2, "rolled_back", reason="by hand")
     assert rollouts.way_back(db, "main", kept={1, 2, 3, 4}) == WayBack(4, 1)
-    with pytest.raises(InputError, match=r"release 2: rolled back to release .*; release 1: its files are not kept"):
+    with pytest.raises(
+        InputError, match=r"release 2: rolled back to release .*; release 1: its files are not kept"
+    ):
         rollouts.way_back(db, "main", kept={2, 3, 4})
 
 
