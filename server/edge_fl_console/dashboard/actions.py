@@ -112,7 +112,6 @@ def _returning(context: PageContext, way: WayBack) -> str:
 
 
 def _ask_start(context: PageContext, release: str) -> Question:
-    _require_none_under_way(context, int(release))
     number = int(release)
     if way := _back_by(context, number):
         moving = _moving(context, number, to=True)
@@ -161,7 +160,6 @@ def start(context: PageContext, release: str) -> str:
 
 def _ask_again(context: PageContext, release: str) -> Question:
     number = int(release)
-    _require_none_under_way(context, number)
     withdrawal = _withdrawal(context, number)
     said = f"It was {withdrawal}. " if withdrawal else ""
     return Question(

@@ -244,7 +244,7 @@ class ReleaseCommands:
         where = f"agent release {' '.join(targets)}"
         if found:
             record = rollouts.withdrawn(rollouts.listed(self.db, self.fleet, "agent")).get(found[-1].number)
-            why = record.withdrawal if record else "withdrawn"
+            why = record.withdrawal if record else "its roll-out was aborted"
             raise InputError(f"{where}: {why}; expected its wheels (.whl) and --again", NOTHING)
         versions = ", ".join(release.version for release in kept if not release.withdrawn) or "none"
         raise InputError(f"{where}: expected wheels (.whl) or one kept version ({versions})", NOTHING)
