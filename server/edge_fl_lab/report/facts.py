@@ -77,6 +77,12 @@ class GroupGain(Struct, frozen=True):
     high: ReportFigure
     n: ReportFigure
 
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The difference and its interval: "+2.1 points", "+0.7 to +3.5"; a dash for the interval of one client."""
+        mean, *ends = units.difference(self.difference.value, self.low.value, self.high.value)
+        return f"{mean} points", units.NOTHING if units.NOTHING in ends else " to ".join(ends)
+
 
 class ClientAccuracy(Struct, frozen=True):
     """A client's accuracy, its test samples, and its training samples if known.
@@ -256,13 +262,6 @@ def lowest(groups: Sequence[ClientGroup]) -> str:
     return f"Lowest: {name}, {units.percent(devices[name].accuracy.value)}{images}."
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    """Format an interval in percentage points: "+0.7 to +3.6"; a dash for one client."""
-    if low is None or high is None:
-        return units.NOTHING
-    return f"{_signed(low)} to {_signed(high)}"
-
-
 def counted(group: ClientGroup) -> str:
     """Format as "8 head-only devices"."""
     return f"{group.n.value} {group.name.removesuffix('s') if group.n.value == 1 else group.name}"
@@ -357,17 +356,13 @@ def _reached(group: ClientGroup) -> str:
 
 def compared(over: str, mean: float | None, low: float | None, high: float | None, n: str) -> str:
     """Format a paired difference to a baseline with its interval (None for one client) and n."""
-    points = units.points(mean)
+    points, *ends = units.difference(mean, low, high)
     if low is None or high is None:
-        return f"{points} compared with {over} ({n})"
-    interval = f"95 % CI {interval_text(low, high)}"
+        return f"{points} points compared with {over} ({n})"
+    interval = f"95 % CI {' to '.join(ends)}"
     if low <= 0 <= high:
-        return f"not clearly different from {over} ({points}, {interval}, {n})"
-    return f"{points} compared with {over} ({interval}, {n})"
-
-
-def _signed(difference: float) -> str:
-    return units.points(difference).removesuffix(" points")
+        return f"not clearly different from {over} ({points} points, {interval}, {n})"
+    return f"{points} points compared with {over} ({interval}, {n})"
 
 
 def _worse(lines: Sequence[RoundLine]) -> tuple[WorseRound, ...]:

@@ -75,8 +75,6 @@ def html(content: RunReport) -> str:
             source=SOURCES[content.source],
             totals=TOTALS,
             show=_show,
-            points=lambda figure: units.points(figure.value),
-            interval=lambda gain: facts.interval_text(gain.low.value, gain.high.value),
             attributes=_attributes,
             clock=units.clock,
         )
@@ -184,8 +182,7 @@ def markdown(content: RunReport) -> str:
     ]
     gained = [
         [
-            group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), units.points(gain.difference.value),
-            facts.interval_text(gain.low.value, gain.high.value), str(gain.n.value),
+            group.name, gain.over, _show(gain.baseline), _show(gain.accuracy), *gain.texts, str(gain.n.value),
         ]
         for group in content.groups
         for gain in group.gains

@@ -182,7 +182,7 @@ class RejectionRecord(Struct, frozen=True):
 
 
 class ReleaseRecord(Struct, frozen=True):
-    """One release: the run and round it came from, and the sha256 and size of its extractor."""
+    """One release: the run and round it came from, and the sha256 of its extractor, and the bytes that a device downloads."""
 
     fleet: str
     release: int
