@@ -8,13 +8,11 @@ from edge_fl.errors import InputError
 from edge_fl.failures import Failure
 from edge_fl.wire.messages import GONE
 from edge_fl_server.registry import Database, registered_devices
-from edge_fl_server.registry.registered_devices import STANDING, of_fleet
+from edge_fl_server.registry.registered_devices import HEAD_ONLY, STANDING, of_fleet
 from edge_fl_server.registry.tables import devices
 
 _BECAUSE = re.compile(r"because of (\w+)")
 BLOCKED = STANDING != ""
-HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & ~BLOCKED
-"""Devices that receive releases."""
 OUTLIER = devices.c.outlier_score >= 1
 DRIFT = func.coalesce(devices.c.capability["drift"].as_float(), 0.0)
 GROUPS: dict[str, ColumnElement[bool]] = {

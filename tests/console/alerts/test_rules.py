@@ -131,8 +131,11 @@ def test_a_roll_out_that_paused_or_was_aborted_is_named_until_it_goes_on(place: 
 
 
 def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: RulePlace) -> None:
+    for device in range(21):
+        add(place, f"d{device}", capability={"tier": "head"})
+    registered_devices.remove(place.db, "main", "d20", "decommissioned")
     for release, lost in ((1, 0.0), (2, 0.2)):
-        for device in range(20):
+        for device in range(21):
             accuracy = 0.9 - (lost if device < 4 else 0.0)
             report = Report(
                 f"rel-{release}", "head", "b", 9, {"accuracy": accuracy}, release=release, head="svm"

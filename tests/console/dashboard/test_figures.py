@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_fl import metrics
 from edge_fl.metrics import Summary
+from edge_fl_console import accuracy
 from edge_fl_console.dashboard import charts, prometheus
 from edge_fl_console.dashboard.pages import device, releases, run
 from edge_fl_server.registry import Database, registered_devices, registered_reports, rollouts, runs
@@ -36,7 +37,13 @@ def db(tmp_path: Path) -> Database:
 
 
 def head(db: Database, device: str, id: str, after: float | None, before: float | None = None) -> None:
+    serves(db, device, 2)
     registered_reports.accept(db, ReportRecord("main", device, id, "toy", 1, "head", 9, {}, before, after, 2))
+
+
+def serves(db: Database, device: str, release: int) -> None:
+    record = DeviceRecord("main", device, "ready", release=release, capability={"tier": "head"})
+    registered_devices.record(db, [record])
 
 
 def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db: Database) -> None:
@@ -48,13 +55,32 @@ def test_accuracies_before_and_after_a_release_are_those_of_the_same_devices(db:
     head(db, "pi-6", "refit", 0.93)
     page = releases.read(db, "main")
     found = page.releases[2].reports
-    assert (found.devices, found.measured, found.gain.n) == (7, 7, 1)  # the newest report of each device
+    assert (found.measured, found.gain.n) == (7, 1)  # the newest report of each device
     assert (found.gain.before, found.gain.after) == (1.0, 1.0)
     assert found.after == pytest.approx((1 + 5 * 0.9 + 0.93) / 7)
     shown = releases.current(page)
     assert (
         "100.0 → 100.0 " in shown and "(n = 1)" in shown and "(n = 7)" in shown and "100.0 → 9" not in shown
     )
+
+
+def test_the_mean_of_a_release_holds_only_the_devices_that_serve_it(db: Database) -> None:
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    rollouts.begin(db, "main", 2, previous=1)
+    for number in range(5):
+        head(db, f"pi-{number}", "r", 0.9 if number < 2 else 0.1, before=0.5)
+    before = accuracy.head_reports(db, "main")[2]
+    assert (before.measured, before.gain.n) == (5, 5)
+    serves(db, "pi-2", 1)  # it went back
+    registered_devices.remove(db, "main", "pi-3", "decommissioned")
+    registered_devices.quarantine(db, "main", "pi-4", "norm")
+    row = releases.read(db, "main").releases[2]
+    assert (row.running, row.reports.measured, row.reports.after) == (2, 2, 0.9)
+    assert row.reports.gain is not None and row.reports.gain.n == 3  # pi-2 measured both, too
+    shown = releases.current(releases.read(db, "main"))
+    assert "2 of 3" in shown and "90.0 <" in shown and "(n = 2)" in shown
+    page = device.read(db, "main", "pi-0")
+    assert page is not None and "release 2: 90.0 % (n = 2)" in device.comparison(page)
 
 
 def test_the_bar_of_a_release_is_its_share_of_all_head_only_devices(db: Database) -> None:

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 from sqlalchemy import update
 
 from edge_fl import metrics
+from edge_fl_console import accuracy
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import parts
 from edge_fl_console.dashboard.context import PageContext
-from edge_fl_console.dashboard.pages import fleet, log, overview, releases, run
+from edge_fl_console.dashboard.pages import fleet, log, overview, run
 from edge_fl_console.dashboard.pages.fleet import FleetQuery
 from edge_fl_server.registry import (
     Database,
@@ -93,7 +94,7 @@ def test_a_release_that_is_worse_beyond_chance_needs_attention(db: Database) -> 
 
     def texts(low: float, high: float, *, rolled_back: bool = False) -> list[str]:
         found = Paired((low + high) / 2, low, high, 8, 0.95, 0.91)
-        change = releases.Change(3, 2, rolled_back, found)
+        change = accuracy.Change(3, 2, rolled_back, found)
         return [item.text for item in overview.items(replace(page, change=change))]
 
     assert "Release 3 is worse than release 2" in texts(-0.07, -0.004)
@@ -155,12 +156,14 @@ def test_sums_of_a_database_give_the_same_interval_as_the_values() -> None:
 
 
 def test_a_refit_does_not_replace_the_comparison_of_its_release(db: Database) -> None:
+    able = {"tier": "head"}
+    registered_devices.record(db, [DeviceRecord("main", "pi-x", "ready", release=9, capability=able)])
     for id, before, after in (("rel-9", 0.9, 0.95), ("refit", 0.95, 0.96)):
-        releases.head_reports(db, "main")  # what it knows by now is no obstacle
+        accuracy.head_reports(db, "main")  # what it knows by now is no obstacle
         registered_reports.accept(
             db, ReportRecord("main", "pi-x", id, "toy-1", 1, "head", 9, {}, before, after, 9)
         )
-    found = releases.head_reports(db, "main")[9]
+    found = accuracy.head_reports(db, "main")[9]
     assert (found.gain.before, found.gain.after, found.after) == (0.9, 0.95, 0.96)
 
 

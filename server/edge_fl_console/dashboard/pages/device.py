@@ -12,10 +12,10 @@ from edge_fl.failures import Failure
 from edge_fl.heads import wording
 from edge_fl.heads.wording import MeasuredAccuracy
 from edge_fl.metrics import TEST_SAMPLES, by_labels
+from edge_fl_console.accuracy import HeadReports, head_reports
 from edge_fl_console.dashboard import charts, standing
 from edge_fl_console.dashboard.charts import Chart, ChartCurve
 from edge_fl_console.dashboard.live import Address, PageBoard
-from edge_fl_console.dashboard.pages.releases import HeadReports, head_reports
 from edge_fl_console.dashboard.parts import PageColumn, button, empty, facts, heading, outlier, word
 from edge_fl_server.mqtt.devices import remote_settings
 from edge_fl_server.mqtt.devices.remote_settings import SettingRow, shown

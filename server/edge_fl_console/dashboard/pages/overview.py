@@ -14,13 +14,14 @@ from sqlalchemy import func, select
 
 from edge_fl import metrics
 from edge_fl.console.units import NOTHING, clock, counted, escape, number, share
+from edge_fl_console import accuracy
+from edge_fl_console.accuracy import Change, HeadReports
 from edge_fl_console.alerts import stored
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
-from edge_fl_console.dashboard.pages import log, releases
+from edge_fl_console.dashboard.pages import log
 from edge_fl_console.dashboard.pages.log import Event
-from edge_fl_console.dashboard.pages.releases import Change, HeadReports
 from edge_fl_console.dashboard.pages.run import head_only_devices
 from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
 from edge_fl_console.dashboard.standing import alerted
@@ -115,10 +116,10 @@ def read(db: Database, fleet: str) -> Overview:
         whys=db.pairs(whys),
         raised=tuple(stored.active(db, fleet)),
         served=served,
-        change=releases.change(db, fleet, served),
+        change=accuracy.change(db, fleet, served),
         head_devices=moving["running"] + moving["others"],
         running=moving["running"],
-        heads=releases.head_reports(db, fleet).get(served, HeadReports()),
+        heads=accuracy.head_reports(db, fleet).get(served, HeadReports()),
         full=next((found for run in known if (found := _full_devices(db, run))), None),
         run=known[0] if known else None,
         reached=rounds[-1] if rounds else None,
