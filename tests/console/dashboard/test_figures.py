@@ -209,3 +209,66 @@ def test_metrics_for_prometheus_are_of_the_last_evaluated_round_with_their_clien
         families[name].samples for name in ("edge_fl_accuracy", "edge_fl_accuracy_clients")
     )
     assert (accuracy.value, clients.value, clients.labels["metric"]) == (0.9, 27, BEFORE)
+
+
+def samples(db: Database, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a metric by its labels, the last name first, without the fleet's."""
+    families = {f.name: f for f in text_string_to_metric_families(prometheus.text(db, "main").decode())}
+    return {
+        tuple(one.labels[label] for label in sorted(one.labels, reverse=True) if label != "fleet"): one.value
+        for one in families[name].samples
+    }
+
+
+def test_metrics_for_prometheus_name_what_is_in_service_and_keep_both_kinds_of_roll_outs_apart(
+    db: Database,
+) -> None:
+    assert set(samples(db, "edge_fl_release").values()) == {0}
+    for number in (1, 2, 3):
+        released.record_release(db, ReleaseRecord("main", number, "toy", 1, "fedrep", "0" * 64, 100))
+        record = rollouts.get(db, rollouts.begin(db, "main", number, previous=number - 1))
+        assert record is not None
+        rollouts.advance(db, record, state="completed" if number < 3 else "aborted")
+    rollouts.begin(db, "main", 1, subject="agent")
+    assert samples(db, "edge_fl_release") == {
+        ("extractor", "in_service"): 2,
+        ("extractor", "newest"): 3,
+        ("agent", "in_service"): 0,
+        ("agent", "newest"): 1,
+    }
+    assert samples(db, "edge_fl_rollouts") == {
+        ("extractor", "completed"): 2,
+        ("extractor", "aborted"): 1,
+        ("extractor", "running"): 0,
+        ("extractor", "paused"): 0,
+        ("agent", "running"): 1,
+        ("agent", "paused"): 0,
+    }
+
+
+def test_metrics_for_prometheus_have_every_mean_of_the_pages_with_its_n(db: Database) -> None:
+    released.record_release(db, ReleaseRecord("main", 2, "toy", 1, "fedrep", "0" * 64, 100))
+    for number in range(4):
+        head(db, f"pi-{number}", "r", 0.7 + number / 10, before=0.5 if number else None)
+        found = {metrics.FLEET: 0.6} if number < 3 else {}
+        after = 0.8 + number / 100
+        report = ReportRecord("main", f"pi-{number}", "refit", "toy", 1, "head", 9, found, None, after, 2)
+        registered_reports.accept(db, report)
+        personal = {metrics.PERSONAL_AFTER: 0.9, metrics.TEST_SAMPLES: 30}
+        report = ReportRecord("main", f"full-{number}", "p", "toy", 9, "personal", 9, personal)
+        registered_reports.accept(db, report)
+    rounds_of(db, {1: 27})
+    one = releases.read(db, "main").releases[2].reports
+    assert one.gain is not None and one.fleet_measured == 3
+    shown = {
+        ("2", "served"): (one.after, one.measured),
+        ("2", "fleets_head"): (one.fleet, one.fleet_measured),
+        ("2", "before"): (one.gain.before, one.gain.n),
+        ("2", "after"): (one.gain.after, one.gain.n),
+    }
+    values, counts = samples(db, "edge_fl_release_accuracy"), samples(db, "edge_fl_release_accuracy_devices")
+    assert {key: (value, counts[key]) for key, value in values.items()} == {
+        key: (pytest.approx(mean), n) for key, (mean, n) in shown.items()
+    }
+    assert samples(db, "edge_fl_accuracy") == {(BEFORE,): 0.9, (metrics.PERSONAL_AFTER,): pytest.approx(0.9)}
+    assert samples(db, "edge_fl_accuracy_clients") == {(BEFORE,): 27, (metrics.PERSONAL_AFTER,): 4}
