@@ -110,4 +110,7 @@ def _head_reports(
         *(func.avg(case((pair, value))) for value in (gain, gain * gain, each.c.before, each.c.after)),
     )
     rows = db.rows(select(each.c.release, *sums).group_by(each.c.release))
-    return {row[0]: HeadReports(*row[1:6], of_differences(*row[6:])) for row in rows}
+    return {
+        release: HeadReports(failed, measured, after, fleet_measured, fleets_head, of_differences(*compared))
+        for release, failed, measured, after, fleet_measured, fleets_head, *compared in rows
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,9 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shortened
 from edge_fl_console.alerts import rules, stored
-from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
+from edge_fl_console.alerts.rules import DAY_S, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
-from edge_fl_server import selectors
 from edge_fl_server.registry import Database, registered_devices
-from edge_fl_server.selectors import SelectorError
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -90,7 +88,8 @@ class Evaluator:
     def look(self) -> None:
         """Raise and resolve alerts. Raises RunError when the registry fails."""
         place, now_s = self._place, self._place.now_s()
-        found, unknown = self._found()
+        holding = rules.conditions(place, self._settings)
+        found = {(name, subject): text for name, one in holding.items() for subject, text in one.items()}
         active = {(alert.rule, alert.subject): alert for alert in stored.active(place.db, place.fleet)}
         raised = [
             (rule, subject, text) for (rule, subject), text in found.items() if (rule, subject) not in active
@@ -98,7 +97,7 @@ class Evaluator:
         absent = {
             alert.number: self._absent_s.get(alert.number, time.monotonic())
             for key, alert in active.items()
-            if key not in found and alert.rule not in unknown
+            if key not in found
         }
         resolved = {
             number
@@ -112,25 +111,6 @@ class Evaluator:
             self._forgot_s = time.monotonic()
             stored.forget(place.db, place.fleet, now_s)
             registered_devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
-
-    def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
-        """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""
-        found, unknown = {}, set()
-        for name, rule in self._settings.rules.items():
-            conditions = KINDS[rule.kind].find(self._place, self._settings.limit(name))
-            if conditions is None:
-                unknown.add(name)
-                continue
-            chosen: Collection[str] = conditions
-            if rule.where:
-                try:
-                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
-                except SelectorError as error:  # a group was removed
-                    log.warning("alert rule %r: %s", name, error.message)
-                    unknown.add(name)
-                    continue
-            found.update({(name, subject): text for subject, text in conditions.items() if subject in chosen})
-        return found, unknown
 
 
 class Sender:

@@ -51,9 +51,17 @@ NO_BASELINE = "Neither training alone nor the shared model was measured, so this
 ENDS = {"failed": "failed", "stopped": "was stopped", "budget_exhausted": "used up its privacy budget"}
 
 
+TRAFFIC = {"bytes_down": "traffic_down", "bytes_up": "traffic_up"}
+"""What devices received and sent, as they count it: payloads of releases, models, updates, reports and sums of statistics."""
+TENSORS = {"bytes_down": "tensors_down", "bytes_up": "tensors_up"}
+"""The tensors that simulated clients would receive and send."""
+DEVICES = "devices.csv"
+
+
 class ReportFigure(Struct, frozen=True):
     """A number and where it comes from: `field` of `metric` on `lines` of round_metrics.jsonl, "7", or "1,2,3" for a sum over lines.
 
+    `lines` is "devices.csv" for a sum over that file.
     With `against` it is over the clients of `group` that have both metrics, which paired differences are about.
     """
 
@@ -213,7 +221,7 @@ def of_run(results: Results, egress: Sequence[Egress], personal: Sequence[str]) 
         curves=_curves(lines),
         labels=_by_labels(lines),
         bytes_by_round=_bytes_by_round(lines),
-        totals=_totals(lines),
+        totals=_totals(lines, results.devices()),
         versions=_versions(manifest),
     )
 
@@ -459,14 +467,17 @@ def _bytes_by_round(lines: Sequence[RoundLine]) -> dict[int, float]:
     return found
 
 
-def _totals(lines: Sequence[RoundLine]) -> dict[str, ReportFigure]:
+def _totals(lines: Sequence[RoundLine], devices: Sequence[Mapping[str, str]]) -> dict[str, ReportFigure]:
     rounds = [line for line in lines if not line.final]
     numbers = ",".join(str(line.line) for line in rounds)
     totals = {"rounds": ReportFigure(len(rounds), numbers, "round")}
-    for field in ("seconds", "bytes_down", "bytes_up"):
+    of_devices = [row for row in devices if row["tier"] != "simulated"]
+    for field, name in {"seconds": "seconds", **({} if of_devices else TENSORS)}.items():
         values = [value for line in rounds if (value := getattr(line, field)) is not None]
         if values:
-            totals[field] = ReportFigure(sum(values), numbers, field)
+            totals[name] = ReportFigure(sum(values), numbers, field)
+    for field, name in TRAFFIC.items() if of_devices else ():
+        totals[name] = ReportFigure(sum(int(row[field]) for row in of_devices), DEVICES, field)
     for field in ("selected", "responded"):
         totals[field] = ReportFigure(sum(len(getattr(line, field)) for line in rounds), numbers, field)
     for line in reversed(lines):

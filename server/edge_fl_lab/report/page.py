@@ -41,8 +41,7 @@ TOTALS: dict[str, Callable[[float | int | None], str]] = {
     "selected": units.number,
     "responded": units.number,
     "seconds": units.seconds,
-    "bytes_down": units.size,
-    "bytes_up": units.size,
+    **dict.fromkeys((*facts.TRAFFIC.values(), *facts.TENSORS.values()), units.size),
     "largest_epsilon": lambda value: units.NOTHING if value is None else f"{value:.3g}",
 }
 

@@ -96,7 +96,10 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round."""
+    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round.
+
+    `sums_bytes`: what devices sent for a sum of class statistics, which no report counts.
+    """
 
     run: str
     fleet: str
@@ -110,6 +113,7 @@ class RunRecord(Struct, frozen=True):
     desired: Literal["running", "stopped"] = "running"
     created_at: str = ""
     ended_at: str = ""
+    sums_bytes: int = 0
 
 
 class RoundRecord(Struct, frozen=True):
@@ -120,8 +124,6 @@ class RoundRecord(Struct, frozen=True):
     selected: int
     responded: int
     seconds: float
-    bytes_down: int = 0
-    bytes_up: int = 0
     metrics: dict[str, float | None] = {}
     clients: dict[str, int] = {}
     ended_at: str = ""

@@ -11,6 +11,7 @@ from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
+from edge_fl_console.failure_texts import alerted
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.tables import DeviceRecord, RejectionRecord, devices, servers
 
@@ -73,7 +74,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
     assert found(place, "quarantine") == {"c": "flooding"}
-    assert found(place, "disk") == {"a": "90 MB free", "b": "disk is full"}
+    assert found(place, "disk") == {"a": "90 MB free", "b": alerted("enospc")}
     assert (found(place, "certificate") or {}).keys() == {"a"}
 
 

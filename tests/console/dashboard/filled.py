@@ -199,13 +199,20 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
                 metrics=summary,
             )
             file.write(round_metrics.encode(line).decode())
+            updates = (
+                ReportRecord(
+                    "main", name(one), f"t-{number}", "toy-1", number, "update", 90, seconds=2.0, bytes_down=60_000,
+                    bytes_up=59_000, received_at=after_round(number),
+                )
+                for one in responded
+            )  # fmt: skip
+            add(db, tables.reports, *updates)
             means = {metric: one.mean for metric, one in summary.items()}
             add(
                 db,
                 tables.rounds,
                 RoundRecord(
-                    "toy-1", number, n, len(responded), 3.1 + number % 5 / 5, 60_000 * n, 59_000 * len(responded),
-                    means, dict.fromkeys(means, n), after_round(number),
+                    "toy-1", number, n, len(responded), 3.1 + number % 5 / 5, means, dict.fromkeys(means, n), after_round(number),
                 ),
             )  # fmt: skip
     if cohort:

@@ -61,31 +61,30 @@ def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) ->
     found = {item.link: item.text for item in overview.items(page)}
     assert found == {
         "/log": "No server seen yet",
-        "/fleet?only=quarantined": "1 device in quarantine, whose reports do not count",
-        "/fleet?status=alert": "4 devices in alert",
-        "/fleet?status=lost": "4 devices lost: power, network or memory",
-        "/fleet?only=attention": "4 devices could not fit a head on release 3",
+        "/fleet?only=quarantine": "1 device in quarantine, whose reports do not count",
+        "/fleet?only=failing": "4 devices in alert",
+        "/fleet?only=lost": "4 devices lost: power, network or memory",
+        "/fleet?only=disk": "4 devices with a full disk, or little space",
+        "/fleet?only=outlier": "1 device with an update that differs strongly from the others'",
     }
-    assert sum(page.health.values()) == 9
+    assert page.attention == 9
     with db.writing() as connection:
         connection.execute(
             update(tables.devices).where(tables.devices.c.quarantine != "").values(status="lost")
         )
-    assert sum(overview.read(db, "main").health.values()) == 9  # it counts once
+    assert overview.read(db, "main").attention == 9  # it counts once
     shown = overview.health(page, PageContext(db, "other").command("server up"))
     assert "edge-fl server up --fleet other" in shown and "4 × enospc: the card is full" in shown
 
 
-def test_alerts_whose_condition_is_not_shown_otherwise_are_items(db: Database) -> None:
+def test_alerts_that_are_not_about_a_device_are_items(db: Database) -> None:
     before = list(overview.items(overview.read(db, "main")))
-    texts = {"pi-1": "disk 400 MB free", "pi-2": "disk 90 MB free"}
-    raised = [("disk", name, text) for name, text in texts.items()]
-    raised += [("silent", "pi-3", "lost"), ("decile", "release 3", "bottom decile 80.0 %")]
-    stored.update_active(db, "main", raised, (), 1)
+    raised = [("disk", "server", "90 MB free at /srv"), ("decile", "release 3", "bottom decile 80.0 %")]
+    stored.update_active(db, "main", [*raised, ("disk", filled.name(1), "400 MB free")], (), 1)
     found = list(overview.items(overview.read(db, "main")))[len(before) :]
     assert [(item.text, item.link, item.detail) for item in found] == [
         ("Alert decile: release 3", "/releases", "bottom decile 80.0 %"),
-        ("Alert disk: pi-1 and 1 more", "/fleet", "disk 400 MB free"),
+        ("Alert disk: server", "/log", "90 MB free at /srv"),
     ]
 
 

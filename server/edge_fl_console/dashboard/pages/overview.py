@@ -1,7 +1,7 @@
 """The overview: what needs attention, what personalisation gains, what changed last."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from functools import partial
 from itertools import groupby
 from math import isfinite
 from pathlib import Path
@@ -13,10 +13,11 @@ from nicegui import ui
 from sqlalchemy import func, select
 
 from edge_fl import metrics
-from edge_fl.console.units import NOTHING, clock, counted, escape, number, share
+from edge_fl.console.units import NOTHING, clock, counted, escape, few, number, share
 from edge_fl_console import accuracy
 from edge_fl_console.accuracy import Change, HeadReports
-from edge_fl_console.alerts import stored
+from edge_fl_console.alerts import rules, stored
+from edge_fl_console.alerts.rules import AlertSettings, RulePlace
 from edge_fl_console.dashboard import standing
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
@@ -24,10 +25,8 @@ from edge_fl_console.dashboard.pages import log
 from edge_fl_console.dashboard.pages.log import Event
 from edge_fl_console.dashboard.pages.run import head_only_devices
 from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
-from edge_fl_console.dashboard.standing import alerted
-from edge_fl_server.registry import Database, rollouts, runs
+from edge_fl_server.registry import Database, registered_devices, rollouts, runs
 from edge_fl_server.registry.fleets import Presence, presence
-from edge_fl_server.registry.registered_devices import of_fleet
 from edge_fl_server.registry.tables import (
     AlertRecord,
     RolloutRecord,
@@ -40,6 +39,7 @@ from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import Paired, is_enough, paired
 
 EVENTS = 8
+MOST_REASONS = 3  # different ones of a rule
 RUNS = 5  # newest runs, among which the last evaluated one is looked for
 MEASURING = ("evaluation", "personal")
 Measured = Mapping[str, Mapping[str, float]]
@@ -72,9 +72,18 @@ class FullDevices(Struct, frozen=True):
     heads: FleetGain | None = None
 
 
+class Holding(Struct, frozen=True):
+    """The devices for which a rule of this kind holds, and their reasons as text."""
+
+    rule: str
+    kind: str
+    devices: int
+    reasons: str
+
+
 class Overview(Struct, frozen=True):
-    """A fleet of `total` devices. `health` counts those that need attention by group, `whys` those in alert by reason; `raised` are the
-    active alerts of rules.
+    """A fleet of `total` devices, of which `attention` need attention: `health` says by which rules. `raised` are the active alerts that
+    are not about a device.
 
     `served` is the release in service (0: none), `change` that of accuracy by it; `heads` are the reports on it. `run` is the newest
     run, `reached` its newest round, `rollout` the one under way. `fleets` are other fleets of this registry, if this one has no device.
@@ -83,8 +92,8 @@ class Overview(Struct, frozen=True):
     server: Presence
     total: int
     by_status: dict[str, int]
-    health: dict[str, int]
-    whys: dict[str, int]
+    attention: int
+    health: tuple[Holding, ...]
     raised: tuple[AlertRecord, ...]
     served: int
     change: Change
@@ -100,10 +109,12 @@ class Overview(Struct, frozen=True):
     fleets: tuple[str, ...] = ()
 
 
-def read(db: Database, fleet: str) -> Overview:
+def read(db: Database, fleet: str, settings: AlertSettings = rules.DEFAULT) -> Overview:
     """The overview of a fleet. Raises RunError when the registry does not respond."""
-    by_status, alerted = standing.by_status(db, fleet), of_fleet(fleet) & standing.GROUPS["alert"]
-    whys = select(devices.c.why, func.count()).where(alerted).group_by(devices.c.why)
+    by_status = standing.by_status(db, fleet)
+    holding = rules.conditions(RulePlace(db, fleet), settings, of_devices=True)
+    active = stored.active(db, fleet)
+    of_devices = set(registered_devices.names(db, fleet)) if active else set()
     others = [] if by_status else db.rows(select(devices.c.fleet).distinct())
     served, known = rollouts.served_release(db, fleet), runs.listed(db, fleet)[:RUNS]
     moving = standing.on_release(db, fleet, served)
@@ -112,9 +123,13 @@ def read(db: Database, fleet: str) -> Overview:
         server=presence(db, fleet),
         total=sum(by_status.values()),
         by_status=by_status,
-        health=standing.needing_attention(db, fleet),
-        whys=db.pairs(whys),
-        raised=tuple(stored.active(db, fleet)),
+        attention=len(rules.by_device(holding)),
+        health=tuple(
+            Holding(name, settings.rules[name].kind, len(one), reasons(one))
+            for name, one in holding.items()
+            if one
+        ),
+        raised=tuple(alert for alert in active if alert.subject not in of_devices),
         served=served,
         change=accuracy.change(db, fleet, served),
         head_devices=moving["running"] + moving["others"],
@@ -127,6 +142,18 @@ def read(db: Database, fleet: str) -> Overview:
         agents=next(iter(rollouts.listed(db, fleet, "agent")), None),
         events=log.newest(db, fleet, without=("round",), most=EVENTS),
         fleets=tuple(row.fleet for row in others),
+    )
+
+
+def reasons(holding: Mapping[str, str]) -> str:
+    """Why a rule holds, with names or numbers of devices: "pi-07: 90 MB free", or "3 × ..." for equal reasons."""
+    counts = Counter(holding.values())
+    if len(counts) > MOST_REASONS:
+        first = next(iter(holding.items()))
+        return f"{few(holding)}; {first[0]}: {first[1]}"
+    names = {text: device for device, text in holding.items()}
+    return "; ".join(
+        f"{many:,} × {text}" if many > 1 else f"{names[text]}: {text}" for text, many in counts.most_common()
     )
 
 
@@ -191,20 +218,20 @@ BASELINES = {
     metrics.GLOBAL_TEST: "the shared model",
     metrics.PERSONAL_BEFORE: "the same models before the final personalisation",
 }
-GROUPS = {
-    "quarantined": ("bad", "in quarantine, whose reports do not count", "/fleet?only=quarantined"),
-    "alert": ("warn", "in alert", "/fleet?status=alert"),
-    "lost": ("bad", "lost: power, network or memory", "/fleet?status=lost"),
-    "outlier": (
-        "warn",
-        "with an update that differs strongly from the others'",
-        "/fleet?sort=outlier_score&down=1",
-    ),
-    "drift": ("warn", "with images that have changed since the head was fitted", "/fleet?sort=drift&down=1"),
+HEALTH = {
+    "quarantine": ("bad", "in quarantine, whose reports do not count"),
+    "failing": ("warn", "in alert"),
+    "lost": ("bad", "lost: power, network or memory"),
+    "silent": ("bad", "without a connection for long"),
+    "disk": ("warn", "with a full disk, or little space"),
+    "certificate": ("warn", "whose certificate ends soon"),
+    "restarts": ("warn", "whose agent starts again and again"),
+    "drift": ("warn", "with images that have changed since the head was fitted"),
+    "outlier": ("warn", "with an update that differs strongly from the others'"),
 }
-"""Group of devices that need attention -> its colour, what is wrong, and the list of them."""
-OTHERWISE_SHOWN = frozenset({"silent", "drift", "quarantine", "rollout"})
-"""Rules of alerts whose conditions have items of their own."""
+"""Kind of rule that watches devices -> its colour, and what is wrong with them."""
+OTHERWISE_SHOWN = frozenset({"rollout"})
+"""Rules of alerts whose conditions have items of their own, next to those of devices."""
 
 
 class Item(Struct, frozen=True):
@@ -239,14 +266,15 @@ def items(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bo
     if (rollout := page.agents) and rollout.state in ("paused", "aborted"):
         text = f"The roll-out of agent release {rollout.release} is {rollout.state}"
         yield Item("warn", text, "/releases", escape(rollout.reason))
-    for group, (tone, what, link) in GROUPS.items():
-        if count := page.health[group]:
-            reasons = (f"{many:,} × {escape(alerted(why))}" for why, many in page.whys.items() if why)
-            detail = "; ".join(reasons) if group == "alert" else ""
-            yield Item(tone, f"{counted(count, 'device')} {what}", link, detail)
-    if failed := page.heads.failed:
-        text = f"{counted(failed, 'device')} could not fit a head on release {page.served}"
-        yield Item("bad", text, "/fleet?only=attention")
+    for one in page.health:
+        tone, what = HEALTH[one.kind]
+        named = "" if one.rule == one.kind else f" (rule {one.rule})"
+        yield Item(
+            tone,
+            f"{counted(one.devices, 'device')} {what}{named}",
+            f"/fleet?only={one.rule}",
+            escape(one.reasons),
+        )
     if (change := page.change).found and change.found.high < 0 and not change.rolled_back:
         text = f"Release {page.served} is worse than release {change.other}"
         yield Item("warn", text, "/releases", f"{gain(change.found)} on the same devices, beyond chance")
@@ -264,7 +292,7 @@ def _alert(rule: str, found: list[AlertRecord]) -> Item:
     elif subject in ("server", "fleet"):
         link = "/log"
     else:
-        link = f"/device/{subject}" if len(found) == 1 else "/fleet"
+        link = "/fleet"
     of = subject if len(found) == 1 else f"{subject} and {len(found) - 1:,} more"
     return Item("warn", f"Alert {rule}: {of}", link, escape(found[0].text))
 
@@ -346,11 +374,10 @@ def summary(page: Overview, fleet: str) -> str:
         text = f"Fleet {fleet} has no device and no run.{others} Start with one of these:"
         return empty("Nothing here yet", text, fleets.COMMANDS)
     states = ", ".join(f"{count:,} {escape(status)}" for status, count in page.by_status.items())
-    attention = sum(page.health.values())
     return facts(
         {
             "Devices": f'<a href="/fleet">{number(page.total)}</a><div class="quiet">{states}</div>',
-            "Need attention": f'<a href="/fleet?only=attention">{number(attention)}</a>',
+            "Need attention": f'<a href="/fleet?only=attention">{number(page.attention)}</a>',
             "Release in service": _release(page),
             "Newest run": _run(page),
         }
@@ -374,7 +401,10 @@ def _run(page: Overview) -> str:
 def build(board: PageBoard, _: Address) -> None:
     """Add the page's parts."""
     context = board.context
-    find = partial(read, context.db, context.fleet)
+
+    def find() -> Overview:
+        return read(context.db, context.fleet, context.alerts)
+
     server_up = context.command("server up")
     elsewhere = context.kept() is None
     ui.html(heading("Overview"), sanitize=False)
