@@ -461,6 +461,7 @@ CACHED = {
     "server/edge_fl_lab/compare/cell_runs.py:_framework": "the code that this process has loaded",
     "server/edge_fl_lab/compare/cell_runs.py:_source": "the code that this process has loaded",
     "server/edge_fl_lab/compare/paper.py:tables": "a file of the package",
+    "server/edge_fl_console/accuracy.py:_full_devices": "keyed by number and time of the reports, and the release of each device",
     "server/edge_fl_console/accuracy.py:_head_reports": "keyed by number and time of the reports, and the release of each device",
     "server/edge_fl_console/accuracy.py:_newest_accuracies": "keyed by number and time of the reports, and the release of each device",
     "server/edge_fl_server/mqtt/connector.py:connector": "one network loop for the clients of a connector",

@@ -7,7 +7,7 @@ from sqlalchemy import and_, case, func, select
 
 from edge_fl.metrics import FLEET
 from edge_fl_server.registry import Database, registered_reports, rollouts
-from edge_fl_server.registry.registered_devices import HEAD_ONLY
+from edge_fl_server.registry.registered_devices import HEAD_ONLY, STANDING
 from edge_fl_server.registry.tables import devices, reports
 from edge_fl_server.runs.summaries import Paired, of_differences, paired
 
@@ -58,6 +58,11 @@ def head_reports(db: Database, fleet: str) -> dict[int, HeadReports]:
     return _head_reports(db, fleet, *_version(db, fleet))
 
 
+def full_devices(db: Database, fleet: str) -> tuple[float | None, int]:
+    """The mean accuracy of the newest personal models of the full devices whose reports count, and their number."""
+    return _full_devices(db, fleet, *_version(db, fleet))
+
+
 def _version(db: Database, fleet: str) -> tuple[int, str, int]:
     """Changes with every report, and with the release of any device: open pages ask every 1.5 s."""
     version = select(func.count(), func.max(reports.c.received_at)).where(reports.c.fleet == fleet)
@@ -71,6 +76,22 @@ def _newest_accuracies(
     db: Database, fleet: str, release: int, count: int, newest_at: str, serving: int
 ) -> dict[str, float]:
     return registered_reports.accuracies_on(db, fleet, release)
+
+
+@lru_cache(maxsize=4)
+def _full_devices(
+    db: Database, fleet: str, count: int, newest_at: str, serving: int
+) -> tuple[float | None, int]:
+    report, personal = reports.c, func.coalesce(reports.c.after, reports.c.before)
+    newest = func.row_number().over(partition_by=report.device, order_by=report.received_at.desc())
+    full = (devices.c.capability["tier"].as_string() == "full") & (STANDING == "")
+    counts = and_(devices.c.fleet == report.fleet, devices.c.device == report.device, full)
+    mine = (report.fleet == fleet) & (report.error == "") & personal.is_not(None)
+    columns = (personal.label("personal"), newest.label("newest"))
+    each = select(*columns).join_from(reports, devices, counts).where(mine).subquery()
+    means = select(func.avg(each.c.personal), func.count()).where(each.c.newest == 1)
+    ((mean, n),) = db.rows(means)
+    return mean, n
 
 
 @lru_cache(maxsize=4)

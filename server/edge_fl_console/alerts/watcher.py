@@ -1,4 +1,4 @@
-"""Watch a fleet in the background of a server: evaluate the rules, keep the alerts in the registry, and send them.
+"""Watch a fleet next to a server: evaluate the rules, keep the alerts in the registry and send them, and record the fleet's history.
 
 A channel is an Apprise URL for mail (mailto://), a webhook (json://), MQTT (mqtt://) or another service. Every channel has its own
 thread, so that one that does not respond delays no other. Several servers may watch one fleet.
@@ -23,6 +23,7 @@ from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shorte
 from edge_fl_console.alerts import rules, stored
 from edge_fl_console.alerts.rules import DAY_S, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
+from edge_fl_console.history import HistoryRecorder
 from edge_fl_server.registry import Database, registered_devices
 
 if TYPE_CHECKING:
@@ -173,14 +174,16 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
 def watching(
     registry: str, fleet: str, home: Path, identity: Path | None = None, *, poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """Watch a fleet while the block runs. Raises ConfigError for unusable settings."""
+    """Watch a fleet, and record its history, while the block runs. Raises ConfigError for unusable settings."""
     with closing(Database.open(registry)) as db:
         folders = (home, *([] if "://" in registry else [Path(registry).parent]))
         place = RulePlace(db, fleet, folders, identity)
         settings = rules.load(rules.path_of(home, fleet), db, fleet)
         channels = [Channel.open(name, url) for name, url in settings.channels.items()]
+        recorder = HistoryRecorder(db, fleet)
         steps = [
             Evaluator(place, settings).look,
+            lambda: recorder.look(place.now_s()),
             *(Sender(place, settings, channel).send for channel in channels),
         ]
         closing_now = threading.Event()

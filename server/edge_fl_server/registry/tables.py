@@ -300,6 +300,26 @@ class RolloutRecord(Struct, frozen=True):
         return "; ".join(filter(None, (self.back, self.reason)))
 
 
+class HistoryRecord(Struct, frozen=True):
+    """A fleet at one time, in seconds since 1970: its devices, those connected, and the release in service (0: none).
+
+    `served` is the mean accuracy of the `served_n` head-only devices that serve this release, `fleets_head` that of the fleet's head on the
+    same images of `fleets_head_n` of them, and `full` that of the newest models of `full_n` full devices.
+    """
+
+    fleet: str
+    at_s: int
+    devices: int
+    online: int
+    release: int = 0
+    served: float | None = None
+    served_n: int = 0
+    fleets_head: float | None = None
+    fleets_head_n: int = 0
+    full: float | None = None
+    full_n: int = 0
+
+
 def _table(name: str, record: type[Struct], *key: str) -> Table:
     """A table with a column per field of a record; the database assigns the key `number`."""
     info = inspect.type_info(record)
@@ -337,6 +357,7 @@ rejections = _table("rejections", RejectionRecord, "number")
 releases = _table("releases", ReleaseRecord, "fleet", "release")
 rollouts = _table("rollouts", RolloutRecord, "number")
 tokens = _table("tokens", TokenRecord, "fleet", "name")
+history = _table("history", HistoryRecord, "fleet", "at_s")
 audit = _table("audit", AuditRecord, "number")
 Index("tokens_by_sha256", tokens.c.sha256)
 Index("audit_by_time", audit.c.fleet, audit.c.at)

@@ -1,12 +1,14 @@
 """The overview: what needs attention, what personalisation gains, what changed last."""
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
+from typing import Any
 
 from msgspec import Struct
 from nicegui import ui
@@ -18,17 +20,29 @@ from edge_fl_console import accuracy
 from edge_fl_console.accuracy import Change, HeadReports
 from edge_fl_console.alerts import rules, stored
 from edge_fl_console.alerts.rules import AlertSettings, RulePlace
-from edge_fl_console.dashboard import standing
+from edge_fl_console.dashboard import charts, standing
+from edge_fl_console.dashboard.charts import Chart
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.pages import fleet as fleets
 from edge_fl_console.dashboard.pages import log
 from edge_fl_console.dashboard.pages.log import Event
 from edge_fl_console.dashboard.pages.run import head_only_devices
-from edge_fl_console.dashboard.parts import empty, facts, gain, heading, meaning, means, run_link, word
-from edge_fl_server.registry import Database, registered_devices, rollouts, runs
+from edge_fl_console.dashboard.parts import (
+    TOGGLE,
+    empty,
+    facts,
+    gain,
+    heading,
+    meaning,
+    means,
+    run_link,
+    word,
+)
+from edge_fl_server.registry import Database, history, registered_devices, rollouts, runs
 from edge_fl_server.registry.fleets import Presence, presence
 from edge_fl_server.registry.tables import (
     AlertRecord,
+    HistoryRecord,
     RolloutRecord,
     RoundRecord,
     RunRecord,
@@ -38,10 +52,15 @@ from edge_fl_server.registry.tables import (
 from edge_fl_server.runs import round_metrics
 from edge_fl_server.runs.summaries import Paired, is_enough, paired
 
+DAY = "24 h"
+PERIODS = {"hour": 3600, DAY: 86_400, "7 days": 7 * 86_400, "year": 365 * 86_400}
+"""Period of the charts -> seconds."""
+GAP_STEPS = 3  # times the usual distance of points, from which no server ran in between
 EVENTS = 8
 MOST_REASONS = 3  # different ones of a rule
 RUNS = 5  # newest runs, among which the last evaluated one is looked for
 MEASURING = ("evaluation", "personal")
+Point = tuple[int, float | None, str]
 Measured = Mapping[str, Mapping[str, float]]
 """Device -> metric -> value."""
 EMPTY: Measured = MappingProxyType({})
@@ -70,6 +89,13 @@ class FullDevices(Struct, frozen=True):
     n: int
     gains: tuple[FleetGain, ...]
     heads: FleetGain | None = None
+
+
+class Past(Struct, frozen=True):
+    """The history of a period; `known`: there is any, in this period or before."""
+
+    known: bool
+    rows: tuple[HistoryRecord, ...]
 
 
 class Holding(Struct, frozen=True):
@@ -398,8 +424,56 @@ def _run(page: Overview) -> str:
     return f'{run_link(page.run.run)}<div class="quiet">{word(page.run.state)}, {reached}</div>'
 
 
-def build(board: PageBoard, _: Address) -> None:
+def accuracy_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
+    """Mean accuracy over time; the names have the newest n."""
+    names = {
+        "served": "heads on the release in service",
+        "fleets_head": "fleet's head on the same images",
+        "full": "models of full devices",
+    }
+    curves = []
+    for field, name in names.items():
+        found = [(row, getattr(row, field), getattr(row, f"{field}_n")) for row in rows]
+        if n := next((n for _, _, n in reversed(found) if n), 0):
+            points = [
+                (row.at_s, None if value is None else round(100 * value, 1), _point(name, value, of, row))
+                for row, value, of in found
+            ]
+            curves.append(charts.TimeCurve(f"{name}, n = {n:,}", _with_gaps(points), field == "fleets_head"))
+    return charts.times(curves, "mean accuracy, %")
+
+
+def _point(name: str, value: float | None, n: int, row: HistoryRecord) -> str:
+    on = f", release {row.release}" if row.release and not name.startswith("models") else ""
+    return f"{name}: {share(value)} % (n = {n:,}{on})"
+
+
+def online_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
+    """The connected devices over time, and all of the fleet."""
+    online = [(row.at_s, float(row.online), f"online: {row.online:,} of {row.devices:,}") for row in rows]
+    every = [(row.at_s, float(row.devices), f"devices of the fleet: {row.devices:,}") for row in rows]
+    curves = [
+        charts.TimeCurve("online", _with_gaps(online), steps=True),
+        charts.TimeCurve("devices of the fleet", _with_gaps(every), dashed=True, steps=True),
+    ]
+    return charts.times(curves, "number of devices", least=0)
+
+
+def _with_gaps(points: Iterable[Point]) -> list[Point]:
+    """With an empty point in every time without a server."""
+    found: list[Point] = []
+    now_s = int(time.time())
+    for point in points:
+        if found and point[0] - found[-1][0] > GAP_STEPS * history.step_s(now_s - found[-1][0]):
+            found.append((found[-1][0] + 1, None, ""))
+        found.append(point)
+    return found
+
+
+def build(board: PageBoard, address: Address) -> None:
     """Add the page's parts."""
+    period = address.get("period", "")
+    period = period if period in PERIODS else DAY
     context = board.context
 
     def find() -> Overview:
@@ -414,4 +488,23 @@ def build(board: PageBoard, _: Address) -> None:
             find, lambda page: health(page, server_up, elsewhere=elsewhere) if page.total or page.run else ""
         )
         board.html(find, lambda page: gained(page) + changed(page) if page.total or page.run else "")
+
+    def past() -> Past:
+        now_s = int(time.time())
+        rows = history.since(context.db, context.fleet, now_s - PERIODS[period])
+        return Past(bool(rows or history.since(context.db, context.fleet, 0)), tuple(rows))
+
+    async def choose(event: Any) -> None:
+        nonlocal period
+        period = event.value
+        ui.navigate.history.replace(f"/?period={period}" if period != DAY else "/")
+        await board.refresh()
+
+    with ui.element("div").classes("bar") as bar:
+        ui.toggle({name: f"last {name}" for name in PERIODS}, value=period, on_change=choose).props(TOGGLE)
+    bar.set_visibility(False)
+    board.part(past, lambda found: bar.set_visibility(found.known))
+    with ui.element("div").classes("halves"):
+        board.chart(past, lambda found: accuracy_chart(found.rows), "Mean accuracy, % over time (UTC)")
+        board.chart(past, lambda found: online_chart(found.rows), "Devices online over time (UTC)")
     board.table(find, log.COLUMNS, lambda page: page.events, "Recent changes")

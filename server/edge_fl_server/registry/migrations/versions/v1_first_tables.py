@@ -15,6 +15,7 @@ TABLES = {
     " revoked:b blocked_at rejections:i outlier_score:f dropped:i removed signed_state:i signed_meta:i",
     "fleets": "fleet | id",
     "groups": "fleet name | selector",
+    "history": "fleet at_s:i | devices:i online:i release:i served:f? served_n:i fleets_head:f? fleets_head_n:i full:f? full_n:i",
     "rejection_counts": "fleet reason | count:i",
     "rejections": "number:n | fleet device id run round:i reason detail received_at",
     "releases": "fleet release:i | run round:i method extractor bytes:i published_at",
