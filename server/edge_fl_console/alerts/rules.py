@@ -161,7 +161,9 @@ def certificate(place: RulePlace, limit: float) -> Found:
 
 def disk(place: RulePlace, limit: float) -> Found:
     """Devices and folders of this machine with little free space."""
-    free, full = _ABLE["disk_free_mb"].as_integer(), devices.c.why == Failure.ENOSPC
+    # In alert, a full disk is the reason of the rule `failing`.
+    full = (devices.c.why == Failure.ENOSPC) & (devices.c.status != "alert")
+    free = _ABLE["disk_free_mb"].as_integer()
     low = full | ((free > 0) & (free < limit))  # 0: not measured
     found = {
         name: alerted(why) if why == Failure.ENOSPC else f"{mb} MB free"

@@ -169,23 +169,23 @@ def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None)
         for number, one in enumerate(shown)
     ]
     values = [value for one in shown for _, value, _ in one.points if value is not None]
-    low, high = (5 * floor(min(values) / 5) if least is None else least), 5 * ceil(max(values) / 5)
+    low, high = (10 * floor(min(values) / 10) if least is None else least), 10 * ceil(max(values) / 10)
     legend = {"left": 0, "top": 0, "textStyle": QUIET, "data": [one.name for one in shown]}
-    wide = {"legend": {"orient": "horizontal"}, "grid": {"top": 60}}
+    wide = {"legend": {"orient": "horizontal"}, "grid": {"top": 56}}
     narrow = {"legend": {"orient": "vertical"}, "grid": {"top": 38 + 22 * len(shown)}}
     label = {**QUIET, "hideOverlap": True}
     options = {
         **BASE,
         "useUTC": True,
-        "grid": {**BASE["grid"], "left": 8, "right": 16},
+        "grid": {**BASE["grid"], "left": 8, "right": 16, "bottom": 22},
         "legend": legend,
         "tooltip": {**BASE["tooltip"], "trigger": "axis", ":formatter": AT_A_TIME},
         "xAxis": {
             "type": "time",
             "name": "UTC",
-            "nameLocation": "end",
-            "nameGap": 4,
-            "nameTextStyle": {**QUIET, "align": "right", "verticalAlign": "top", "padding": [24, 0, 0, 0]},
+            "nameLocation": "middle",
+            "nameGap": 26,
+            "nameTextStyle": QUIET,
             "axisLabel": label,
             "axisLine": AXIS["axisLine"],
             "axisTick": {"show": True, "lineStyle": {"color": "var(--line)"}},
@@ -195,7 +195,7 @@ def times(curves: Sequence[TimeCurve], unit: str, *, least: float | None = None)
             "name": unit,
             "nameTextStyle": {**QUIET, "align": "left"},
             "min": low,
-            "max": max(high, low + 5),
+            "max": max(high, low + 10),
             "minInterval": 1,
             "axisLabel": label,
             "splitLine": {"lineStyle": {"color": "var(--line)"}},

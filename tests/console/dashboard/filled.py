@@ -243,7 +243,7 @@ def _runs(db: Database, cohort: list[int], folder: Path) -> None:
 def past(db: Database, devices: int) -> None:
     """The fleet's history of a day, with an hour without a server: devices joined, and release 2 was better than release 1."""
     now_s = int(datetime.now(UTC).timestamp())
-    for minute in range(1440, 0, -10):
+    for minute in (*range(1440, 60, -10), *range(60, 0, -1)):
         if 600 <= minute < 660:
             continue
         known = devices - minute * devices // 2000

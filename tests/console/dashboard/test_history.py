@@ -33,8 +33,8 @@ OUTSIDE = """() => [...document.querySelectorAll("#main svg")].flatMap((svg) => 
 
 
 @pytest.fixture
-def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    db = Database.open(request.getfixturevalue("database_url"))
+def db(database_url: str, tmp_path: Path) -> Iterator[Database]:
+    db = Database.open(database_url)
     filled.fill(db, DEVICES, tmp_path)
     yield db
     db.close()
@@ -89,13 +89,13 @@ def test_the_charts_have_axes_with_units_n_and_gaps_without_a_server(tmp_path: P
         accuracy.options["yAxis"]["name"] == "mean accuracy, %" and accuracy.options["xAxis"]["name"] == "UTC"
     )
     served, of_fleets, full = accuracy.options["series"]
-    assert served["name"] == f"heads on the release in service, n = {rows[-1].served_n}"
+    assert served["name"] == f"heads in service, n = {rows[-1].served_n}"
     assert [one["name"] for one in (served, of_fleets, full)] == accuracy.options["legend"]["data"]
     last = rows[-1]
     assert served["data"][-1] == [
         1000 * last.at_s,
         round(100 * (last.served or 0), 1),
-        f"heads on the release in service: {100 * (last.served or 0):.1f} % (n = {last.served_n}, release 3)",
+        f"heads in service: {100 * (last.served or 0):.1f} % (n = {last.served_n}, release 3)",
     ]
     assert sum(value is None for _, value, _ in served["data"]) == 1  # the hour without a server
     assert online.options["yAxis"]["name"] == "number of devices" and online.options["yAxis"]["min"] == 0

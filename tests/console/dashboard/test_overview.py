@@ -64,7 +64,6 @@ def test_everything_that_needs_attention_is_an_item_with_a_link(db: Database) ->
         "/fleet?only=quarantine": "1 device in quarantine, whose reports do not count",
         "/fleet?only=failing": "4 devices in alert",
         "/fleet?only=lost": "4 devices lost: power, network or memory",
-        "/fleet?only=disk": "4 devices with a full disk, or little space",
         "/fleet?only=outlier": "1 device with an update that differs strongly from the others'",
     }
     assert page.attention == 9

@@ -55,7 +55,10 @@ from edge_fl_server.runs.summaries import Paired, is_enough, paired
 DAY = "24 h"
 PERIODS = {"hour": 3600, DAY: 86_400, "7 days": 7 * 86_400, "year": 365 * 86_400}
 """Period of the charts -> seconds."""
-GAP_STEPS = 3  # times the usual distance of points, from which no server ran in between
+GAP_STEPS, GAP_S = (
+    3,
+    120,
+)  # times the usual distance of points, and the least time, from which no server ran in between
 EVENTS = 8
 MOST_REASONS = 3  # different ones of a rule
 RUNS = 5  # newest runs, among which the last evaluated one is looked for
@@ -427,9 +430,9 @@ def _run(page: Overview) -> str:
 def accuracy_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
     """Mean accuracy over time; the names have the newest n."""
     names = {
-        "served": "heads on the release in service",
-        "fleets_head": "fleet's head on the same images",
-        "full": "models of full devices",
+        "served": "heads in service",
+        "fleets_head": "fleet's head",
+        "full": "full devices",
     }
     curves = []
     for field, name in names.items():
@@ -444,7 +447,7 @@ def accuracy_chart(rows: Sequence[HistoryRecord]) -> Chart | None:
 
 
 def _point(name: str, value: float | None, n: int, row: HistoryRecord) -> str:
-    on = f", release {row.release}" if row.release and not name.startswith("models") else ""
+    on = f", release {row.release}" if row.release and not name.startswith("full") else ""
     return f"{name}: {share(value)} % (n = {n:,}{on})"
 
 
@@ -464,8 +467,10 @@ def _with_gaps(points: Iterable[Point]) -> list[Point]:
     found: list[Point] = []
     now_s = int(time.time())
     for point in points:
-        if found and point[0] - found[-1][0] > GAP_STEPS * history.step_s(now_s - found[-1][0]):
-            found.append((found[-1][0] + 1, None, ""))
+        if found:
+            last_s = found[-1][0]
+            if point[0] - last_s > max(GAP_STEPS * history.step_s(now_s - last_s), GAP_S):
+                found.append((last_s + 1, None, ""))
         found.append(point)
     return found
 
@@ -500,11 +505,15 @@ def build(board: PageBoard, address: Address) -> None:
         ui.navigate.history.replace(f"/?period={period}" if period != DAY else "/")
         await board.refresh()
 
-    with ui.element("div").classes("bar") as bar:
-        ui.toggle({name: f"last {name}" for name in PERIODS}, value=period, on_change=choose).props(TOGGLE)
-    bar.set_visibility(False)
-    board.part(past, lambda found: bar.set_visibility(found.known))
+    with ui.element("section") as section:
+        ui.html("<h2>Over time</h2>", sanitize=False)
+        with ui.element("div").classes("bar"):
+            ui.toggle({name: f"last {name}" for name in PERIODS}, value=period, on_change=choose).props(
+                TOGGLE
+            )
+    section.set_visibility(False)
+    board.part(past, lambda found: section.set_visibility(found.known))
     with ui.element("div").classes("halves"):
-        board.chart(past, lambda found: accuracy_chart(found.rows), "Mean accuracy, % over time (UTC)")
-        board.chart(past, lambda found: online_chart(found.rows), "Devices online over time (UTC)")
+        board.chart(past, lambda found: accuracy_chart(found.rows), "Mean accuracy")
+        board.chart(past, lambda found: online_chart(found.rows), "Devices online")
     board.table(find, log.COLUMNS, lambda page: page.events, "Recent changes")
