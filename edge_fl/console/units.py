@@ -33,7 +33,24 @@ def percent(share: float | None) -> str:
 
 def points(difference: float | None) -> str:
     """Format a difference between two shares: 0.021 -> "+2.1 points"; "-" for None and NaN."""
-    return f"{round(100 * difference, 1) + 0.0:+.1f} points" if _is_known(difference) else NOTHING
+    return f"{_signed(difference, 1)} points" if _is_known(difference) else NOTHING
+
+
+def difference(
+    mean: float | None, low: float | None, high: float | None, digits: int = 1
+) -> tuple[str, str, str]:
+    """Format a difference between two shares and the ends of its interval in percentage points: "+2.1", "+0.7", "+3.5".
+
+    All have the decimals that the interval needs: no end of one that excludes 0 is shown as 0.
+    """
+    ends = [100 * end for end in (low, high) if _is_known(end)]
+    if len(ends) == 2 and (min(ends) > 0 or max(ends) < 0):
+        while not all(round(end, digits) for end in ends):
+            digits += 1
+    first, second, third = (
+        _signed(value, digits) if _is_known(value) else NOTHING for value in (mean, low, high)
+    )
+    return first, second, third
 
 
 def size(bytes: float | None) -> str:
@@ -137,6 +154,10 @@ def since(moment: str, now: datetime | None = None) -> str:
 def clock(moment: str) -> str:
     """An ISO time as "2026-11-20 14:03:59"."""
     return moment[:19].replace("T", " ") or NOTHING
+
+
+def _signed(difference: float, digits: int) -> str:
+    return f"{round(100 * difference, digits) + 0.0:+.{digits}f}"
 
 
 def _is_known(value: float | None) -> TypeGuard[float]:

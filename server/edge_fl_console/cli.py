@@ -112,11 +112,13 @@ def mcp(
 ) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_console import assistant
+    from edge_fl_console.alerts import rules
     from edge_fl_server.registry import Database, fleets
 
     with closing(Database.existing(place.location)) as db:
         fleets.require(db, place.fleet)
-        assistant.server(db, place.fleet).run()
+        settings = rules.load(rules.path_of(place.home, place.fleet), db, place.fleet)
+        assistant.server(db, place.fleet, settings).run()
 
 
 def create(

@@ -297,7 +297,7 @@ def publish(
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
-            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
+            f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
             f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
