@@ -58,11 +58,11 @@ class DemoFigures:
         means = {row["model"]: units.percent(float(str(row["mean"]))) for row in self.rows}
         without, labelled, alone = (means[name] for name in MODELS.values())
         n = f"n = {units.counted(self.gain.n, 'device')} with {self.images:.0f} test images each"
-        ends = [units.points(end).removesuffix(" points") for end in (self.gain.low, self.gain.high)]
-        interval = f"95 % CI {' to '.join(ends)}, paired, {n}" if self.gain.n > 1 else f"{n}, so no interval"
+        mean, low, high = units.difference(self.gain.mean, self.gain.low, self.gain.high)
+        interval = f"95 % CI {low} to {high}, paired, {n}" if self.gain.n > 1 else f"{n}, so no interval"
         return (
             f"Without own labels {without}, with {OWN_LABELS} labels {labelled}, alone {alone}:"
-            f" the fleet gains a device {units.points(self.gain.mean)} ({interval})."
+            f" the fleet gains a device {mean} points ({interval})."
         )
 
 

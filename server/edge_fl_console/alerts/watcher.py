@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shortened
 from edge_fl_console.alerts import rules, stored
-from edge_fl_console.alerts.rules import DAY_S, AlertSettings, RulePlace
+from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
 from edge_fl_console.history import HistoryRecorder
 from edge_fl_server.registry import Database, registered_devices

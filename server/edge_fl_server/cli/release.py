@@ -67,6 +67,7 @@ def register(app: App) -> None:
         "Releases",
     )
     release.add(list_releases, "edge-fl release list", name="list")
+    release.add(compare, "edge-fl release compare 2 3")
     release.add(publish, "edge-fl release publish model.onnx --classes cat,dog")
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
@@ -391,6 +392,28 @@ def list_releases(
 
     with commands(place) as releases:
         show_table(releases.rows(), COLUMNS, format)
+
+
+def compare(
+    old: Annotated[
+        int | None, argument("OLD", "The release to compare with [the one that NEW replaces].", min=1)
+    ] = None,
+    new: Annotated[
+        int | None, argument("NEW", "A release [the one that is being rolled out, or is in service].", min=1)
+    ] = None,
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare two releases on the devices that measured both, those that lost most first; then one line says which is better, and whether
+    it is more than chance.
+    """
+    from edge_fl_server.release import compare as comparing
+
+    with registry(place) as db:
+        found = comparing.releases(db, place.fleet, old, new)
+    show_table(found.rows, found.columns, format)
+    print_status(comparing.sentence(found))
 
 
 def rollout(
