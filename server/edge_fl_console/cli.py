@@ -18,15 +18,19 @@ from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
-from edge_fl.options import CONNECTION, FormatOption, argument, option
+from edge_fl.options import CONNECTION, LOOPBACK, CertOption, FormatOption, KeyOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
 from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry, since_text
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
 
-Host = Annotated[str, option("HOST", "Address to listen on; all but loopback require a login.", CONNECTION)]
-Port = Annotated[int, option("N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)]
+ListenOption = Annotated[
+    str, option("--listen HOST", "Address to listen on; all but loopback require a login.", CONNECTION)
+]
+Port = Annotated[
+    int, option("--port N", "Port to listen on; 0 selects a free one.", CONNECTION, min=0, max=65535)
+]
 NameArgument = Annotated[str, argument("NAME", "Name of the person or program.")]
 DaysOption = Annotated[int, option("--days N", "Validity in days.", min=1, max=3650)]
 TOKENS: Columns = {
@@ -72,16 +76,16 @@ def register(app: App) -> None:
         add_completion=False, help="Alerts about the fleet; channels and rules are in HOME/FLEET/alerts.toml."
     )
     fleet.add_typer(alerts, name="alerts")
-    alerts.add(list_alerts, "edge-fl fleet alerts list --resolved 7d", name="list")
+    alerts.add(list_alerts, "edge-fl fleet alerts list --since 7d", name="list")
     alerts.add(silence, "edge-fl fleet alerts silence pi-07 --for 2h")
     alerts.add(test, "edge-fl fleet alerts test")
 
 
 def dashboard(
-    host: Host = "127.0.0.1",
+    host: ListenOption = LOOPBACK,
     port: Port = 8080,
-    cert: Annotated[Path | None, option("--cert FILE", "Certificate for TLS (PEM).")] = None,
-    key: Annotated[Path | None, option("--key FILE", "Key of the certificate (PEM).")] = None,
+    cert: CertOption = None,
+    key: KeyOption = None,
     login: Annotated[
         bool, option("--login", "Require a token on loopback too, for example behind a proxy.")
     ] = False,
@@ -111,16 +115,18 @@ def mcp(
 ) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_console import assistant
+    from edge_fl_console.alerts import rules
     from edge_fl_server.registry import Database, fleets
 
     with closing(Database.existing(place.location)) as db:
         fleets.require(db, place.fleet)
-        assistant.server(db, place.fleet).run()
+        settings = rules.load(rules.path_of(place.home, place.fleet), db, place.fleet)
+        assistant.server(db, place.fleet, settings).run()
 
 
 def create(
     name: NameArgument,
-    role: Annotated[list[str], option("--role ROLE", "viewer, operator or releaser; may be repeated.")],
+    role: Annotated[list[str], option("--role ROLE", "Role: viewer, operator or releaser; may be repeated.")],
     days: DaysOption = PERSON_DAYS,
     *,
     place: RegistryPlace,
@@ -203,7 +209,7 @@ def changes(
     from edge_fl_console import changes as changed
     from edge_fl_console.dashboard import standing
 
-    start = units.parse_since(since, "--since")
+    start = units.parse_moment(since, "--since")
     with registry(place) as db:
         rows = changed.since(db, place.fleet, start)
         states = standing.by_status(db, place.fleet)
@@ -241,18 +247,18 @@ def _acting(action: str, target: str, place: RegistryPlace) -> Iterator[tuple[Da
 
 
 def list_alerts(
-    resolved: Annotated[
-        str, option("--resolved DURATION", "Also alerts resolved in this time, such as 30min, 2h or 7d.")
-    ] = "0min",
+    since: SinceOption = "",
     *,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """List the alerts whose condition holds, newest first, and the channels on which they were sent."""
+    """List the alerts whose condition holds, newest first, and the channels on which they were sent; with --since also those that were
+    resolved since then.
+    """
     from edge_fl_console.alerts import stored
 
     now_s = int(time.time())
-    since_s = now_s - int(units.parse_duration(resolved, "--resolved"))
+    since_s = int(units.parse_moment(since, "--since").timestamp()) if since else now_s
     with registry(place) as db:
         quiet, sent = stored.silenced(db, place.fleet, now_s), stored.delivered(db, place.fleet)
         rows = []

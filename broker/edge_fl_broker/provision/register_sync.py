@@ -19,7 +19,7 @@ def require(home: Path) -> None:
     """Raise ConfigError if there is no CA in `home`."""
     if not (home / CA_FILE).exists():
         raise ConfigError(
-            f"{text(home)}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked -n 12',"
+            f"{text(home)}: no identities, expected those of a fleet (create some with 'edge-fl fleet enrol --baked --count 12',"
             " or use --insecure for plaintext on loopback)"
         )
 

@@ -11,10 +11,10 @@ from edge_fl.console.units import (
     NOTHING,
     ago,
     clock,
+    difference,
     escape,
     mean,
     number,
-    points,
     positive,
     seconds,
     share,
@@ -154,9 +154,9 @@ def gain(found: Paired | None) -> str:
     """A mean difference with its interval and n: "+2.1 points (95 % CI +0.7 to +3.5, n = 12)"; a dash without one."""
     if found is None:
         return NOTHING
-    low, high = (points(end).removesuffix(" points") for end in (found.low, found.high))
+    mean, low, high = difference(found.mean, found.low, found.high)
     interval = "" if isnan(found.low) else f"95 % CI {low} to {high}, "
-    return f'{points(found.mean)} <span class="quiet">({interval}n = {number(found.n)})</span>'
+    return f'{mean} points <span class="quiet">({interval}n = {number(found.n)})</span>'
 
 
 def means(found: Paired | None) -> str:

@@ -20,9 +20,16 @@ from edge_fl.console.tables import Column, Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
-from edge_fl.options import FOLDERS, BrokerAddressOptions, FormatOption, YesOption, argument, option
+from edge_fl.options import (
+    IDENTITIES,
+    BrokerAddressOptions,
+    FormatOption,
+    IdentitiesOption,
+    YesOption,
+    argument,
+    option,
+)
 from edge_fl_server.cli.options import (
-    AnywayOption,
     RegistryPlace,
     SinceOption,
     WhereOption,
@@ -39,15 +46,6 @@ if TYPE_CHECKING:
 
 SelectorArgument = Annotated[
     str, argument("SELECTOR", "A device's name, or a selector such as 'site=berlin and tier=full'.")
-]
-IDENTITIES = Path("runs/identities")
-IdentitiesOption = Annotated[
-    Path,
-    option(
-        "--identities FOLDER",
-        "Folder of the certificate authority; without one the fleet has no certificates.",
-        FOLDERS,
-    ),
 ]
 CHILD_S = 120.0
 ANSWER_S, POLL_S = 20.0, 0.2
@@ -175,11 +173,13 @@ def tag(
     changes: Annotated[
         list[str], argument("KEY=VALUE", "A tag to set, or KEY- to remove one; several are possible.")
     ],
-    yes: AnywayOption = False,
+    yes: YesOption = False,
     *,
     place: RegistryPlace,
 ) -> None:
-    """Set or remove tags of devices; prints their names. 'edge-fl fleet list' shows tags, and docs/tags.md what selectors can compare."""
+    """Set or remove tags of devices; prints their names, and asks first if these are all. 'edge-fl fleet list' shows tags; docs/tags.md
+    says what selectors can compare.
+    """
     from edge_fl.fleet import tags
     from edge_fl_server.registry import registered_tags
 
@@ -268,13 +268,13 @@ def set_settings(
             "A setting, such as watch_s=60, head=auto or classes=cat,dog; KEY= gives it back to the device.",
         ),
     ],
-    yes: AnywayOption = False,
+    yes: YesOption = False,
     *,
     place: RegistryPlace,
 ) -> None:
-    """Change settings of devices from afar; prints their names. Devices that are offline get them when they return. If a server is
-    online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins over it on a device:
-    docs/remote-settings.md.
+    """Change settings of devices from afar; prints their names, and asks first if these are all. Devices that are offline get them when
+    they return. If a server is online, the others' answers are shown: exit code 1 if one rejects a value. What can be set, and what wins
+    over it on a device: docs/remote-settings.md.
     """
     from edge_fl.fleet.remote_settings import require
     from edge_fl.heads import auto
@@ -357,7 +357,7 @@ def show_settings(
 
     from edge_fl_server.mqtt.devices import remote_settings
     from edge_fl_server.registry import registered_devices
-    from edge_fl_server.selectors import parsed, selected, unknown_tags
+    from edge_fl_server.selectors import mistyped, parsed, selected
 
     rows: list[dict[str, object]] = []
     with registry(place) as db:
@@ -370,7 +370,7 @@ def show_settings(
             else [name for name in everyone if name in desired]
         )
         if selector and not names:
-            hint = unknown_tags(db, place.fleet, parsed(db, place.fleet, selector))
+            hint = mistyped(db, place.fleet, parsed(db, place.fleet, selector))
             raise InputError(f"selector {selector!r}: matches none of {len(everyone)} devices{hint}")
     for name in names:
         for row in remote_settings.rows(desired.get(name, remote_settings.NO_SETTINGS), known.get(name)):
@@ -420,7 +420,9 @@ def decommission(
             _revoke(device, identities)  # first: repeating the command after an interruption completes it
             registered_devices.remove(db, place.fleet, device, known.removed or "decommissioned")
     print_status(f"{device}: decommissioned; its history stays in the registry; {SERVER_CLEARS}")
-    print_status("to erase the device itself, on it: edge-fl device reset --identity (or device uninstall)")
+    print_status(
+        "to erase the device itself, on it: edge-fl device reset --delete-identity (or device uninstall)"
+    )
 
 
 def rename(
@@ -450,7 +452,7 @@ def rename(
         if not done:
             confirm(f"Rename {old} to {new}? The device stops until it has the new identity.", yes)
         if _has_authority(identities) and not claim.exists():
-            _edge_fl("fleet", "enrol", "--home", os.fspath(identities), "--", new)
+            _edge_fl("fleet", "enrol", "--identities", os.fspath(identities), "--", new)
         with acting(db, place.fleet, "rename", f"{old} to {new}"):
             if not done:
                 registered_devices.rename(db, place.fleet, old, new)
@@ -488,9 +490,11 @@ def _revoke(device: str, identities: Path) -> None:
             f"{device}: no certificate authority in {text(identities)} (--identities), so no certificate was revoked"
         )
         return
-    rows = json.loads(_edge_fl("fleet", "certificates", "--format", "json", "--home", os.fspath(identities)))
+    rows = json.loads(
+        _edge_fl("fleet", "certificates", "--format", "json", "--identities", os.fspath(identities))
+    )
     if any(device in (row["name"], row["device"]) and row["state"] in ("valid", "used") for row in rows):
-        print(_edge_fl("fleet", "revoke", "--home", os.fspath(identities), "--", device), end="")
+        print(_edge_fl("fleet", "revoke", "--identities", os.fspath(identities), "--", device), end="")
 
 
 def _edge_fl(*arguments: str) -> str:

@@ -194,8 +194,8 @@ def test_rotation_leaves_the_old_certificate_valid(authority: Authority, tmp_pat
 
 
 def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    home = ["--home", str(tmp_path)]
-    assert main(["fleet", "enrol", "--baked", "-n", "2", *home]) == 0
+    home = ["--identities", str(tmp_path)]
+    assert main(["fleet", "enrol", "--baked", "--count", "2", *home]) == 0
     assert main(["fleet", "enrol", "pi-7", *home]) == 0
     assert main(["fleet", "rotate", str(tmp_path / "devices/device-000"), *home]) == 0
     assert main(["fleet", "revoke", "device-001", "pi-7", *home]) == 0
@@ -212,7 +212,7 @@ def test_the_commands_show_no_key_and_no_secret(tmp_path: Path, capsys: pytest.C
         ("device-000", "valid"),
     ]
     assert main(["fleet", "enrol", "device-000", "--baked", *home]) == 4
-    assert main(["fleet", "certificates", "--home", str(tmp_path / "none")]) == 4
+    assert main(["fleet", "certificates", "--identities", str(tmp_path / "none")]) == 4
 
 
 def test_a_person_gets_ninety_days_and_keeps_the_name_when_renewed(

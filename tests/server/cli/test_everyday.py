@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_fl.cli import main
-from edge_fl.console.units import parse_since
+from edge_fl.console.units import parse_moment
 from edge_fl.errors import InputError
 from edge_fl.wire.messages import Capability, DeviceState, encode
 from edge_fl.wire.transport import Packet
@@ -156,7 +156,7 @@ def test_what_was_sent_by_device_and_in_all(place: list[str], capsys: pytest.Cap
     ],
 )
 def test_a_time_since_when(text: str, expected: str) -> None:
-    assert parse_since(text, "--since", NOW).isoformat() == expected
+    assert parse_moment(text, "--since", NOW).isoformat() == expected
 
 
 def test_a_backup_holds_keys_and_registry_and_says_what_it_lacks(

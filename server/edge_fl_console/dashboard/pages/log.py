@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Select, Text, case, cast, func, literal, s
 
 from edge_fl.console.units import clock, escape
 from edge_fl.failures import SIGNATURE
-from edge_fl_console.dashboard import standing
+from edge_fl_console import failure_texts
 from edge_fl_console.dashboard.live import Address, PageBoard
 from edge_fl_console.dashboard.parts import TOGGLE, PageColumn, device_link, empty, heading, run_link, word
 from edge_fl_server.registry import Database, audit
@@ -158,9 +158,9 @@ def plain(event: Event) -> str:
     shown = shown.removeprefix("replaced: ")
     if event.kind == "rejected":
         reason, _, detail = shown.partition(": ")
-        shown = standing.rejected(reason) + (f": {detail}" if detail else "")
+        shown = failure_texts.rejected(reason) + (f": {detail}" if detail else "")
     elif event.kind == "quarantine":
-        shown = standing.quarantined(shown)
+        shown = failure_texts.quarantined(shown)
     return shown
 
 
