@@ -113,7 +113,7 @@ def test_a_moved_server_continues_with_what_its_backup_holds(
     old.store_release(good=False)
     old.run("release rollout", "2", "--stages", "0.5,1", code=None)
     assert old.rows("release list")[0]["state"] == "paused"
-    eventually(lambda: "release 2" in {row["subject"] for row in old.rows("fleet alerts list")})
+    eventually(lambda: "rollout" in {row["rule"] for row in old.rows("fleet alerts list")})
 
     address = how == "the broker has another address"
     new = Machine(tmp_path / "new", free_port() if address else old.port, children, capsys)
