@@ -1,4 +1,4 @@
-"""Watch a fleet in the background of a server: evaluate the rules, keep the alerts in the registry, and send them.
+"""Watch a fleet next to a server: evaluate the rules, keep the alerts in the registry and send them, and record the fleet's history.
 
 A channel is an Apprise URL for mail (mailto://), a webhook (json://), MQTT (mqtt://) or another service. Every channel has its own
 thread, so that one that does not respond delays no other. Several servers may watch one fleet.
@@ -23,9 +23,8 @@ from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shorte
 from edge_fl_console.alerts import rules, stored
 from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
-from edge_fl_server import selectors
+from edge_fl_console.history import HistoryRecorder
 from edge_fl_server.registry import Database, registered_devices
-from edge_fl_server.selectors import SelectorError
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -90,7 +89,8 @@ class Evaluator:
     def look(self) -> None:
         """Raise and resolve alerts. Raises RunError when the registry fails."""
         place, now_s = self._place, self._place.now_s()
-        found, unknown = self._found()
+        holding = rules.conditions(place, self._settings)
+        found = {(name, subject): text for name, one in holding.items() for subject, text in one.items()}
         active = {(alert.rule, alert.subject): alert for alert in stored.active(place.db, place.fleet)}
         restated = {
             key
@@ -101,7 +101,7 @@ class Evaluator:
         absent = {
             alert.number: self._absent_s.get(alert.number, time.monotonic())
             for key, alert in active.items()
-            if key not in found and alert.rule not in unknown
+            if key not in found
         }
         resolved = {
             number
@@ -118,26 +118,7 @@ class Evaluator:
 
     def _by_text(self, rule: str) -> bool:
         """Whether a condition of the rule with another text is another alert."""
-        return rule in self._settings.rules and KINDS[self._settings.rules[rule].kind].by_text
-
-    def _found(self) -> tuple[dict[tuple[str, str], str], set[str]]:
-        """(rule, subject) -> text of all conditions that hold, and the rules that cannot tell."""
-        found, unknown = {}, set()
-        for name, rule in self._settings.rules.items():
-            conditions = KINDS[rule.kind].find(self._place, self._settings.limit(name))
-            if conditions is None:
-                unknown.add(name)
-                continue
-            chosen: Collection[str] = conditions
-            if rule.where:
-                try:
-                    chosen = set(selectors.selected(self._place.db, self._place.fleet, rule.where))
-                except SelectorError as error:  # a group was removed
-                    log.warning("alert rule %r: %s", name, error.message)
-                    unknown.add(name)
-                    continue
-            found.update({(name, subject): text for subject, text in conditions.items() if subject in chosen})
-        return found, unknown
+        return rule in self._settings.rules and KINDS[self._settings.rules[rule].kind or rule].by_text
 
 
 class Sender:
@@ -208,14 +189,16 @@ def message(fleet: str, due: Sequence[Due], without_devices: Collection[str] = (
 def watching(
     registry: str, fleet: str, home: Path, identity: Path | None = None, *, poll_s: float = POLL_S
 ) -> Iterator[None]:
-    """Watch a fleet while the block runs. Raises ConfigError for unusable settings."""
+    """Watch a fleet, and record its history, while the block runs. Raises ConfigError for unusable settings."""
     with closing(Database.open(registry)) as db:
         folders = (home, *([] if "://" in registry else [Path(registry).parent]))
         place = RulePlace(db, fleet, folders, identity)
         settings = rules.load(rules.path_of(home, fleet), db, fleet)
         channels = [Channel.open(name, url) for name, url in settings.channels.items()]
+        recorder = HistoryRecorder(db, fleet)
         steps = [
             Evaluator(place, settings).look,
+            lambda: recorder.look(place.now_s()),
             *(Sender(place, settings, channel).send for channel in channels),
         ]
         closing_now = threading.Event()

@@ -284,7 +284,7 @@ def revoke(context: PageContext, device: str) -> str:
         raise InputError(f"{device}: the CA of the fleet is not on this machine")
     person = {ACTING_FOR: context.access.person.name}
     with CommandProcesses(lambda name, line: None, person) as children:
-        words = ("fleet", "revoke", "--home", os.fspath(context.identities), "--", device)
+        words = ("fleet", "revoke", "--identities", os.fspath(context.identities), "--", device)
         printed = children.wait(children.start("fleet revoke", *words), REVOKE_S)
     online = fleets.presence(context.db, context.fleet).online
     return printed + ("." if online else "; the list shows it when a server is online.")

@@ -14,9 +14,8 @@ from edge_fl.console import units
 from edge_fl.console.output import Format, confirm, print_status, show_table
 from edge_fl.errors import ConfigError, InputError
 from edge_fl.files.paths import text
-from edge_fl.options import BrokerAddressOptions, FormatOption, YesOption, argument, option
+from edge_fl.options import FOLDERS, WAIT, BrokerAddressOptions, FormatOption, YesOption, argument, option
 from edge_fl_server.cli.options import (
-    AnywayOption,
     RegistryPlace,
     WhereOption,
     acting,
@@ -38,9 +37,7 @@ ROLLOUT = "Roll-out"  # heading in the help
 WAIT_S = 3600.0
 NO_OPTIONS = BrokerAddressOptions()
 EXAMPLE = "release.rollout.success=0.95"
-Wait = Annotated[
-    float, option("--wait SECONDS", "Seconds to wait for the end of the roll-out.", ROLLOUT, min=0)
-]
+Wait = Annotated[float, option("--wait SECONDS", f"{WAIT}, for the end of the roll-out.", ROLLOUT, min=0)]
 AgainOption = Annotated[
     bool,
     option("--again", "Also a release that was aborted or rolled back.", ROLLOUT),
@@ -48,9 +45,7 @@ AgainOption = Annotated[
 Resizing = Literal["crop", "letterbox", "stretch"]
 ClassesOption = Annotated[
     str,
-    option(
-        "--classes CLASSES", "The classes, comma-separated; later releases may only append to them.", "Model"
-    ),
+    option("--classes CLASSES", "Classes, comma-separated; later releases may only append to them.", "Model"),
 ]
 ElsewhereOption = Annotated[
     list[Path] | None, option("--with FOLDER", "A folder with keys that were moved off the server.")
@@ -72,6 +67,7 @@ def register(app: App) -> None:
         "Releases",
     )
     release.add(list_releases, "edge-fl release list", name="list")
+    release.add(compare, "edge-fl release compare 2 3")
     release.add(publish, "edge-fl release publish model.onnx --classes cat,dog")
     release.add(rollout, "edge-fl release rollout 7 --stages 0.1,1 --where site=berlin")
     release.add(agent, "edge-fl release agent edge_fl-0.2.0-py3-none-any.whl")
@@ -80,16 +76,16 @@ def register(app: App) -> None:
     release.add(pause, "edge-fl release pause")
     release.add(abort, "edge-fl release abort")
     release.add(rollback, "edge-fl release rollback")
-    release.add(export, "edge-fl release export public/releases --keep")
-    release.add(sign, "edge-fl release sign public/releases --key signing.pem")
+    release.add(export, "edge-fl release export public/releases --follow")
+    release.add(sign, "edge-fl release sign public/releases --signing-key signing.pem")
     keys = Commands(
         add_completion=False, help="The keys that sign releases; change them while no server is online."
     )
     release.add_typer(keys, name="keys")
     keys.add(list_keys, "edge-fl release keys list", name="list")
     keys.add(rotate, "edge-fl release keys rotate timestamp")
-    keys.add(take_out, "edge-fl release keys take-out root --to /media/usb/keys")
-    keys.add(add, "edge-fl release keys add root --threshold 2 --to /media/usb/keys")
+    keys.add(take_out, "edge-fl release keys take-out root --out /media/usb/keys")
+    keys.add(add, "edge-fl release keys add root --threshold 2 --out /media/usb/keys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +104,14 @@ class RolloutOptions:
         list[str] | None,
         option(
             "--set KEY=VALUE",
-            f"A setting of a recipe's roll-outs, such as {EXAMPLE}; may be repeated.",
+            f"Setting of a recipe, of its roll-outs, such as {EXAMPLE}; may be repeated.",
             ROLLOUT,
         ),
     ] = None
     wait_s: Wait = WAIT_S
     where: WhereOption = ""
     again: AgainOption = False
-    yes: AnywayOption = False
+    yes: YesOption = False
 
     def plan(self, **defaults: object) -> RolloutConfig:
         """The stages, as in a recipe. Raises ConfigError."""
@@ -229,7 +225,7 @@ def publish(
     ] = None,
     classes: ClassesOption = "",
     model: Annotated[
-        str, option("--model MODEL", "A model of 'edge-fl models list', instead of a file.", "Model")
+        str, option("--model MODEL", "Model of 'edge-fl models list', instead of a file.", "Model")
     ] = "",
     weights: Annotated[
         str,
@@ -256,7 +252,7 @@ def publish(
     ] = None,
     images: Annotated[
         Path | None,
-        option("--images FOLDER", "A folder of pictures per class: also release an int8 variant.", "Model"),
+        option("--images FOLDER", "Folder of pictures by class: also release an int8 variant.", "Model"),
     ] = None,
     stages: Annotated[
         str,
@@ -302,7 +298,7 @@ def publish(
         manifest = releases.sign(exported, description, int8)
         sides = "x".join(map(str, manifest.input.shape))
         print_status(
-            f"release {manifest.release}: {units.size(manifest.extractor.bytes)}{' and int8' * bool(int8)},"
+            f"release {manifest.release}: {units.size(manifest.bytes)}{' and int8' * bool(int8)},"
             f" {manifest.feature_dim} features of images {sides}, classes {shortened(manifest.classes, 10)}"
         )
         if releases.is_served(manifest.release):
@@ -346,28 +342,28 @@ def rotate(
 
 def take_out(
     role: RoleArgument,
-    to: Annotated[
-        Path, option("--to FOLDER", "Folder to move the key to, on other storage than this machine's.")
+    out: Annotated[
+        Path, option("--out FOLDER", "Folder to write to, on other storage than this machine's.", FOLDERS)
     ],
     place: RegistryPlace,
 ) -> None:
     """Move a role's key off the server: root's, needed only for rotations, or targets', to sign releases elsewhere."""
     with changing(place, "keys take-out", role) as repository:
-        for key in repository.take_out(role, to):
-            print(text(to / f"{key}.pem"))
+        for key in repository.take_out(role, out):
+            print(text(out / f"{key}.pem"))
 
 
 def add(
     role: RoleArgument,
     threshold: Annotated[int, option("--threshold N", "Number of the role's keys that must sign.", min=1)],
-    to: Annotated[Path, option("--to FOLDER", "Folder to write the new key to.")],
+    out: Annotated[Path, option("--out FOLDER", "Folder to write to: the new key.", FOLDERS)],
     elsewhere: ElsewhereOption = None,
     *,
     place: RegistryPlace,
 ) -> None:
     """Add a key to a role, so that a single stolen key is not enough."""
     with changing(place, "keys add", role, elsewhere) as repository:
-        for name, _ in repository.add_key(role, threshold, to):
+        for name, _ in repository.add_key(role, threshold, out):
             print(name)
 
 
@@ -396,6 +392,28 @@ def list_releases(
 
     with commands(place) as releases:
         show_table(releases.rows(), COLUMNS, format)
+
+
+def compare(
+    old: Annotated[
+        int | None, argument("OLD", "The release to compare with [the one that NEW replaces].", min=1)
+    ] = None,
+    new: Annotated[
+        int | None, argument("NEW", "A release [the one that is being rolled out, or is in service].", min=1)
+    ] = None,
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Compare two releases on the devices that measured both, those that lost most first; then one line says which is better, and whether
+    it is more than chance.
+    """
+    from edge_fl_server.release import compare as comparing
+
+    with registry(place) as db:
+        found = comparing.releases(db, place.fleet, old, new)
+    show_table(found.rows, found.columns, format)
+    print_status(comparing.sentence(found))
 
 
 def rollout(
@@ -515,11 +533,11 @@ def rollback(
 
 def export(
     folder: Annotated[Path, argument("FOLDER", "Folder for a web server to serve: metadata/ and targets/.")],
-    keep: Annotated[
+    follow: Annotated[
         bool | None,
         option(
-            "--keep/--no-keep",
-            "Whether to keep the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
+            "--follow/--no-follow",
+            "Whether the server keeps the folder up to date with future releases, roll-outs and roll-backs [unchanged].",
         ),
     ] = None,
     *,
@@ -531,14 +549,17 @@ def export(
     with changing(place, "export", text(folder)) as repository:
         for path in website.export(repository, folder):
             print(path)
-        if keep is not None:
-            website.keep(repository, folder if keep else None)
+        if follow is not None:
+            website.keep(repository, folder if follow else None)
 
 
 def sign(
     folder: Annotated[Path, argument("FOLDER", "A folder of 'release export'.")],
     key: Annotated[
-        Path, option("--key FILE", "EC private key in PEM; created if missing, and its public key FILE.pub.")
+        Path,
+        option(
+            "--signing-key FILE", "EC private key in PEM; created if missing, and its public key FILE.pub."
+        ),
     ],
 ) -> None:
     """Sign each exported release with OpenSSF Model Signing, for consumers without TUF; prints targets/RELEASE/model.sig."""

@@ -90,7 +90,7 @@ class RunReleases:
         heads = len(self._server.roster.head_devices())
         after = f" after round {round}" * (round > 0)
         self._progress.print(
-            f"release {manifest.release}{after}: {units.size(manifest.extractor.bytes)} for {heads} head-only devices"
+            f"release {manifest.release}{after}: {units.size(manifest.bytes)} for {heads} head-only devices"
         )
 
     def wait_for_heads(self) -> None:

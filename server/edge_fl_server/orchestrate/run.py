@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edge_fl import logs
+from edge_fl import logs, metrics
 from edge_fl.config import MAX_CLASSES
 from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.progress import Progress
 from edge_fl.errors import ConfigError
-from edge_fl.metrics import summarise_reports
+from edge_fl.metrics import Summary, summarise_reports
 from edge_fl_server.orchestrate import execution
 from edge_fl_server.orchestrate.execution import RunResult, RunSetup, execute, simulated_clients
 from edge_fl_server.recipes.recipe import Recipe
@@ -112,14 +112,29 @@ class _RoundLines(RunHooks):
             f"round {result.round}/{self._rounds}: {len(result.responded)} of {len(result.selected)} clients"
         )
         line += f" responded, {result.seconds:.1f} s"
-        for name, summary in summarise_reports(list(result.metrics.values())).items():
-            if "test" in name:
-                line += f"  {name} {units.percent(summary.mean)} (n = {summary.clients})"
+        for measured in accuracies(summarise_reports(list(result.metrics.values()))):
+            line += f", {measured}"
         if result.verdict and result.verdict.outcome != "accepted":
             line += f"  {result.verdict.outcome}: {result.verdict}"
         if result.budget_exhausted:
             line += f"  privacy budget exhausted: {', '.join(result.budget_exhausted)}"
         self._progress.print(line)
+
+
+SHOWN = {
+    "personal": (metrics.PERSONAL_BEFORE, metrics.PERSONAL_LOCAL),
+    "global": (metrics.GLOBAL_TEST,),
+}
+"""Word for an accuracy in the line of a round -> the metrics of which the first one measured is shown."""
+
+
+def accuracies(measured: Mapping[str, Summary]) -> list[str]:
+    """The accuracies of a round in words, each with its n: "personal 92.0 % (n = 12)"; equal ones once."""
+    shown: dict[str, str] = {}
+    for word, names in SHOWN.items():
+        if found := next((measured[name] for name in names if name in measured), None):
+            shown.setdefault(f"{units.percent(found.mean)} (n = {found.clients})", word)
+    return [f"{word} {text}" for text, word in shown.items()]
 
 
 def _simulate(
@@ -142,8 +157,8 @@ def _totals(setup: RunSetup, saved: Checkpoint | None) -> RunTotals:
     totals = RunTotals()
     for client, data in setup.study.data().items() if setup.study else ():
         totals.enter(client, len(data.train))
-    for metrics in saved.evaluated.values() if saved else ():
-        totals.measure(metrics)
+    for report in saved.evaluated.values() if saved else ():
+        totals.measure(report)
     return totals
 
 

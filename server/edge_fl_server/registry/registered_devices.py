@@ -31,6 +31,8 @@ STANDING = case(
     else_="",
 )
 """Why the reports of a device do not count, "" if they do."""
+HEAD_ONLY = (devices.c.capability["tier"].as_string() == "head") & (STANDING == "")
+"""Devices that receive releases: the head-only ones whose reports count."""
 MAX_SCORE = 1e6
 
 

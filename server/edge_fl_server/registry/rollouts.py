@@ -208,7 +208,7 @@ def published(fleet: str, manifest: Manifest) -> ReleaseRecord:
         round=manifest.round,
         method=manifest.method,
         extractor=manifest.extractor.sha256,
-        bytes=manifest.extractor.bytes,
+        bytes=manifest.bytes,
     )
 
 

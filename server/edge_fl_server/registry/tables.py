@@ -98,7 +98,10 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round."""
+    """One run on a fleet. `desired` "stopped" requests its server to stop after the current round.
+
+    `sums_bytes`: what devices sent for a sum of class statistics, which no report counts.
+    """
 
     run: str
     fleet: str
@@ -112,6 +115,7 @@ class RunRecord(Struct, frozen=True):
     desired: Literal["running", "stopped"] = "running"
     created_at: str = ""
     ended_at: str = ""
+    sums_bytes: int = 0
 
 
 class RoundRecord(Struct, frozen=True):
@@ -122,8 +126,6 @@ class RoundRecord(Struct, frozen=True):
     selected: int
     responded: int
     seconds: float
-    bytes_down: int = 0
-    bytes_up: int = 0
     metrics: dict[str, float | None] = {}
     clients: dict[str, int] = {}
     ended_at: str = ""
@@ -184,7 +186,7 @@ class RejectionRecord(Struct, frozen=True):
 
 
 class ReleaseRecord(Struct, frozen=True):
-    """One release: the run and round it came from, and the sha256 and size of its extractor."""
+    """One release: the run and round it came from, and the sha256 of its extractor, and the bytes that a device downloads."""
 
     fleet: str
     release: int
@@ -315,6 +317,26 @@ class RolloutRecord(Struct, frozen=True):
         return "; ".join(filter(None, (self.back, self.reason)))
 
 
+class HistoryRecord(Struct, frozen=True):
+    """A fleet at one time, in seconds since 1970: its devices, those connected, and the release in service (0: none).
+
+    `served` is the mean accuracy of the `served_n` head-only devices that serve this release, `fleets_head` that of the fleet's head on the
+    same images of `fleets_head_n` of them, and `full` that of the newest models of `full_n` full devices.
+    """
+
+    fleet: str
+    at_s: int
+    devices: int
+    online: int
+    release: int = 0
+    served: float | None = None
+    served_n: int = 0
+    fleets_head: float | None = None
+    fleets_head_n: int = 0
+    full: float | None = None
+    full_n: int = 0
+
+
 def _table(name: str, record: type[Struct], *key: str) -> Table:
     """A table with a column per field of a record; the database assigns the key `number`."""
     info = inspect.type_info(record)
@@ -352,6 +374,7 @@ rejections = _table("rejections", RejectionRecord, "number")
 releases = _table("releases", ReleaseRecord, "fleet", "release")
 rollouts = _table("rollouts", RolloutRecord, "number")
 tokens = _table("tokens", TokenRecord, "fleet", "name")
+history = _table("history", HistoryRecord, "fleet", "at_s")
 audit = _table("audit", AuditRecord, "number")
 Index("tokens_by_sha256", tokens.c.sha256)
 Index("audit_by_time", audit.c.fleet, audit.c.at)

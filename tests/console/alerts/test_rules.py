@@ -11,6 +11,7 @@ from edge_fl.wire.messages import Report
 from edge_fl_broker.provision.authority import Authority
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import KINDS, RulePlace
+from edge_fl_console.failure_texts import alerted
 from edge_fl_server.registry import (
     Database,
     fleets,
@@ -80,7 +81,7 @@ def test_devices_with_drift_quarantine_a_full_disk_or_an_old_certificate_are_nam
     assert found(place, "drift") == {"a": "images drifted by 2.5 standard deviations"}
     assert found(place, "drift", 3.0) == {}
     assert found(place, "quarantine") == {"c": "flooding"}
-    assert found(place, "disk") == {"a": "90 MB free", "b": "disk is full"}
+    assert found(place, "disk") == {"a": "90 MB free", "b": alerted("enospc")}
     assert (found(place, "certificate") or {}).keys() == {"a"}
 
 
@@ -150,8 +151,11 @@ def test_a_roll_out_of_an_agent_that_paused_is_named_next_to_one_of_an_extractor
 
 
 def test_a_falling_bottom_decile_is_measured_on_the_same_devices(place: RulePlace) -> None:
+    for device in range(21):
+        add(place, f"d{device}", capability={"tier": "head"})
+    registered_devices.remove(place.db, "main", "d20", "decommissioned")
     for release, lost in ((1, 0.0), (2, 0.2)):
-        for device in range(20):
+        for device in range(21):
             accuracy = 0.9 - (lost if device < 4 else 0.0)
             report = Report(
                 f"rel-{release}", "head", "b", 9, {"accuracy": accuracy}, release=release, head="svm"

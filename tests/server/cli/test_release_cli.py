@@ -85,7 +85,7 @@ def test_the_website_goes_back_with_the_fleet(releases, tmp_path) -> None:
     def carry_out(request: Request) -> str:
         return releases.carry_out(request, lambda line: None, WAIT_S).state
 
-    assert export("--keep") == 0 and is_up_to_date()
+    assert export("--follow") == 0 and is_up_to_date()
     assert carry_out(releases.roll_out(1, AT_ONCE)) == "completed"
     assert is_up_to_date()
     releases.roll_out(2, STAGED)()

@@ -66,7 +66,7 @@ COLUMNS: Columns = {
     "method": "method",
     "run_id": "run",
     "round": "round",
-    "kib": Column("size", lambda kib: units.size(1024 * kib), rank=1),
+    "bytes": Column("size", units.size, rank=1),
     "service": "service",
     "state": "roll-out",
     "stage": "stage",
@@ -103,7 +103,7 @@ class ReleaseCommands:
                 "method": manifest.method,
                 "run_id": manifest.run_id,
                 "round": manifest.round,
-                "kib": -(-manifest.extractor.bytes // 1024),
+                "bytes": manifest.bytes,
                 "service": service.get(manifest.release, ""),
                 **_last_rollout(records, manifest.release),
             }
