@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from edge_fl.cli import main
@@ -18,7 +19,7 @@ from edge_fl_console import accuracy
 from edge_fl_server.mqtt.connector import LeaseLimits
 from edge_fl_server.mqtt.devices import device_list
 from edge_fl_server.registry import Database, registered_reports, rollouts
-from edge_fl_server.registry.tables import ReleaseRecord, ReportRecord
+from edge_fl_server.registry.tables import DeviceRecord, ReleaseRecord, ReportRecord, devices
 from edge_fl_server.release import compare
 from edge_fl_server.release.repository import Repository
 
@@ -49,6 +50,10 @@ def place(tmp_path: Path) -> list[str]:
     registry = tmp_path / "server" / "registry.sqlite"
     with closing(Database.open(registry)) as db:
         released(db, 1, 2)
+        serving = [
+            DeviceRecord("main", name, "ready", release=2, capability={"tier": "head"}) for name in "abc"
+        ]
+        db.put(devices, [msgspec.to_builtins(each) for each in serving])
         for name, before, after in (("a", 0.9, 0.8), ("b", 0.5, 0.8), ("c", 0.6, 0.9)):
             report(db, name, 1, before)
             report(db, name, 2, after, before)
@@ -67,7 +72,7 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
     db = Database.open()
     released(db, 1, 2)
     few = "120 pictures come from 4 scenes: the accuracy is an estimate from few scenes"
-    devices = {
+    states = {
         "a": (DeviceState("ready", "b1", release=2), Capability("head", "x", "3", agent="0.10.0"), 0.9),
         "b": (
             DeviceState("ready", "b1", release=1),
@@ -77,7 +82,7 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
         "c": (DeviceState("lost", "b1", release=2, why="enospc"), Capability("head", "x", "3"), None),
     }
     transport = stage.connect("devices", None, lambda event: None)
-    for name, (state, capability, accuracy) in devices.items():
+    for name, (state, capability, accuracy) in states.items():
         transport.publish(Packet(stage.topics.up(name, "state"), encode(state), retain=True))
         transport.publish(Packet(stage.topics.up(name, "meta"), encode(capability), retain=True))
         if accuracy:
@@ -142,7 +147,7 @@ def test_what_was_sent_by_device_and_in_all(place: list[str], capsys: pytest.Cap
     assert said == "4 devices sent 1000 B and received 6.8 KiB\n"
     assert rows(capsys, "fleet", "traffic", "--since", "2100-01-01", *place)[0] == []
     assert main(["fleet", "traffic", "--since", "soon", *place]) == 4
-    assert "or yesterday, or a duration such as 24h" in capsys.readouterr().err
+    assert "or yesterday, or an age such as 2h or 7d" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
