@@ -82,13 +82,11 @@ def test_the_list_is_sorted_by_a_column_and_says_why_a_device_may_be_bad(stage: 
         "c": (DeviceState("lost", "b1", release=2, why="enospc"), Capability("head", "x", "3"), None),
     }
     transport = stage.connect("devices", None, lambda event: None)
-    for name, (state, capability, accuracy) in states.items():
+    for name, (state, capability, after) in states.items():
         transport.publish(Packet(stage.topics.up(name, "state"), encode(state), retain=True))
         transport.publish(Packet(stage.topics.up(name, "meta"), encode(capability), retain=True))
-        if accuracy:
-            registered_reports.accept(
-                db, ReportRecord("main", name, "r", "run", 1, "update", 9, after=accuracy)
-            )
+        if after:
+            registered_reports.accept(db, ReportRecord("main", name, "r", "run", 1, "update", 9, after=after))
     transport.drain(60)
 
     def sorted_by(column: str) -> list[dict[str, object]]:
