@@ -323,9 +323,11 @@ def test_actions_write_the_desired_state(db: Database) -> None:
     assert begun is not None and (begun.release, begun.previous, begun.plan["stages"]) == (2, 3, [1.0])
     with pytest.raises(InputError, match="has not ended"):
         actions.start(context, "3")
-    actions.ACTIONS["rollback"].do(context, str(begun.number))
+    with pytest.raises(InputError, match="the roll-back from release 3 is under way already"):
+        actions.ACTIONS["rollback"].do(context, str(begun.number))
+    actions.ACTIONS["abort"].do(context, str(begun.number))
     wanted = rollouts.get(db, begun.number)
-    assert wanted is not None and wanted.desired == "rolled_back"
+    assert wanted is not None and wanted.desired == "aborted"
     actions.ACTIONS["stop"].do(context, "toy-1")
     stopped = runs.get(db, "toy-1")
     assert stopped is not None and stopped.desired == "stopped"

@@ -113,7 +113,7 @@ class ReleaseCommands:
     def sign(
         self, exported: Exported, description: Description, int8: QuantisedExtractor | None = None
     ) -> Manifest:
-        """Sign an extractor that no run trained as the next release, on disk alone; the last release if it is the same.
+        """Sign an extractor that no run trained as the next release, on disk alone; the last release, or one that was withdrawn, if it is the same.
 
         A command that was killed afterwards is completed by repeating it. Raises InputError for reordered classes.
         """
@@ -123,8 +123,10 @@ class ReleaseCommands:
             require_grown(description.classes, kept)
             origin = ReleaseOrigin(repository.next_release(), NO_RUN, 0)
             manifest, payloads = assemble(exported, description, origin, quantiser=lambda *_: int8)
-            if kept and _same(kept[-1], manifest):
-                return kept[-1]
+            withdrawn = rollouts.withdrawn(rollouts.listed(self.db, self.fleet))
+            for each in kept:
+                if _same(each, manifest) and (each is kept[-1] or each.release in withdrawn):
+                    return each
             with audit.acting(self.db, self.fleet, self.person, "publish", f"release {manifest.release}"):
                 ownership.take(self.db, self.fleet, self.home)
                 store(repository, manifest, payloads)
