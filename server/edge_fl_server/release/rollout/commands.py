@@ -113,7 +113,7 @@ class ReleaseCommands:
     def sign(
         self, exported: Exported, description: Description, int8: QuantisedExtractor | None = None
     ) -> Manifest:
-        """Sign an extractor that no run trained as the next release, on disk alone; the last release, or one that was withdrawn, if it is the same.
+        """Sign an extractor that no run trained as the next release, on disk alone; the last or a withdrawn release if it is the same.
 
         A command that was killed afterwards is completed by repeating it. Raises InputError for reordered classes.
         """
