@@ -222,7 +222,7 @@ def difference_text(found: Paired | None) -> str:
     """Mean and interval of a difference, such as "+1.2 (-0.3 to +2.7)"."""
     if found is None:
         return units.NOTHING
-    mean, low, high = units.difference(*(points / 100 for points in (found.mean, found.low, found.high)))
+    mean, low, high = units.difference(found.mean / 100, found.low / 100, found.high / 100)
     return f"{mean} ({low} to {high})"
 
 
