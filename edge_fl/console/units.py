@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape as _escape
 from math import isfinite
 from typing import TypeGuard
@@ -86,6 +86,27 @@ def parse_duration(text: str, option: str) -> float:
     if not 0 <= value <= 1e9:
         raise InputError(f"{option} {text!r}: expected a duration such as 90s, 15min, 2h or 3d")
     return value
+
+
+def parse_moment(text: str, option: str, now: datetime | None = None) -> datetime:
+    """Parse a day or time in UTC ("2026-11-23", "2026-11-23T14:00", "today", "yesterday"), or an age ("2h", "7d").
+
+    Raises InputError that names the option.
+    """
+    now = now or datetime.now(UTC)
+    if text in (days := {"today": 0, "yesterday": 1}):
+        midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight - timedelta(days=days[text])
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
+    except ValueError:
+        pass
+    try:
+        return now - timedelta(seconds=parse_duration(text, option))
+    except InputError as error:
+        expected = "a day or time in UTC, such as 2026-11-23, 2026-11-23T14:00 or yesterday, or an age such as 2h or 7d"
+        raise InputError(f"{option} {text!r}: expected {expected}") from error
 
 
 def escape(text: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -30,7 +30,7 @@ from edge_fl_console.failure_texts import alerted, quarantined
 from edge_fl_server import selectors
 from edge_fl_server.registry import Database, fleets, registered_devices, registered_reports, rollouts
 from edge_fl_server.registry.registered_devices import of_fleet
-from edge_fl_server.registry.tables import devices
+from edge_fl_server.registry.tables import Subject, devices
 from edge_fl_server.selectors import SelectorError
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ Conditions = Mapping[str, Mapping[str, str]]
 """Rule -> subject -> text, the most urgent kind first."""
 DAY_S = 86_400
 RESTARTS_S = 3600  # the time in which restarts are counted
+ABORTED_S = 60
 MIN_PAIRS = 10  # devices, for a comparison of bottom deciles
 SILENT = ("lost", "unknown", "disconnected")
 IDENTITIES = ("", "reader", "../broker", "../operator", "../registrar")
@@ -64,12 +65,16 @@ class RulePlace:
 
 @dataclass(frozen=True)
 class RuleKind:
-    """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold."""
+    """A kind of rule: its default threshold, what that is, whether it watches devices, and the conditions that hold.
+
+    by_text: a condition with another text is another alert, such as a second pause for another reason.
+    """
 
     limit: float
     unit: str
     find: Callable[[RulePlace, float], Found]
     of_devices: bool = True
+    by_text: bool = False
 
 
 def silent(place: RulePlace, limit: float) -> Found:
@@ -176,21 +181,30 @@ def disk(place: RulePlace, limit: float) -> Found:
 
 
 def restarts(place: RulePlace, limit: float) -> Found:
-    """Devices whose agent has started repeatedly."""
+    """Devices whose agent has ended and started again repeatedly, other than as planned."""
     counts = registered_devices.restarts(place.db, place.fleet, place.now_s() - RESTARTS_S)
     return {
-        name: f"{count} starts of the agent in an hour" for name, count in counts.items() if count > limit
+        name: f"{count} unplanned restarts of the agent in an hour"
+        for name, count in counts.items()
+        if count > limit
     }
 
 
 def rollout(place: RulePlace, limit: float) -> Found:
-    """The newest roll-out, if it is paused, or was aborted by a gate."""
-    newest = next(iter(rollouts.listed(place.db, place.fleet)), None)
-    if newest is None or newest.state not in ("paused", "aborted"):
-        return {}
-    if newest.state == "aborted" and newest.reason == "by hand":
-        return {}
-    return {f"release {newest.release}": f"roll-out {newest.state}: {newest.reason or 'no reason given'}"}
+    """The newest roll-outs, of an extractor and of the agent's software, that are paused or were aborted by a gate.
+
+    One that was aborted is named for ABORTED_S also after a newer one has begun.
+    """
+    since = datetime.fromtimestamp(place.now_s() - ABORTED_S, UTC).isoformat(timespec="milliseconds")
+    found = {}
+    for subject in get_args(Subject):
+        records = rollouts.listed(place.db, place.fleet, subject)
+        newest = records[:1] if records and (records[0].state == "paused" or records[0].by_gate) else []
+        earlier = [one for one in records[1:] if one.by_gate and one.changed_at >= since]
+        for record in (*newest, *earlier):
+            reason = record.reason or "no reason given"
+            found[f"{record.name}, roll-out {record.number}"] = f"roll-out {record.state}: {reason}"
+    return found
 
 
 def signatures(place: RulePlace, limit: float) -> Found:
@@ -213,8 +227,8 @@ KINDS = {
     "drift": RuleKind(0, "standard deviations", drift),
     "outlier": RuleKind(1, "score of its newest update", outlier),
     "decile": RuleKind(0.05, "loss of accuracy, 0 to 1", decile, of_devices=False),
-    "rollout": RuleKind(0, "", rollout, of_devices=False),
-    "restarts": RuleKind(5, "starts in an hour", restarts),
+    "rollout": RuleKind(0, "", rollout, of_devices=False, by_text=True),
+    "restarts": RuleKind(5, "unplanned restarts in an hour", restarts),
     "signatures": RuleKind(3600, "seconds after the last message", signatures, of_devices=False),
 }
 """Kind of rule -> its condition, the most urgent first; `limit` of a rule replaces the threshold."""
@@ -251,6 +265,11 @@ class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
         """The threshold of a rule."""
         rule = self.rules[name]
         return KINDS[rule.kind or name].limit if rule.limit is None else rule.limit
+
+    @property
+    def without_devices(self) -> set[str]:
+        """The rules that do not watch devices."""
+        return {name for name, rule in self.rules.items() if not KINDS[rule.kind or name].of_devices}
 
     def rules_of(self, channel: str) -> set[str]:
         """The rules whose alerts go to a channel."""

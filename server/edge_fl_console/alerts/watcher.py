@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from edge_fl import threads
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError, ConnectError, EdgeFLError, brief, shortened
 from edge_fl_console.alerts import rules, stored
-from edge_fl_console.alerts.rules import DAY_S, AlertSettings, RulePlace
+from edge_fl_console.alerts.rules import DAY_S, KINDS, AlertSettings, RulePlace
 from edge_fl_console.alerts.stored import Due
 from edge_fl_console.history import HistoryRecorder
 from edge_fl_server.registry import Database, registered_devices
@@ -92,9 +92,12 @@ class Evaluator:
         holding = rules.conditions(place, self._settings)
         found = {(name, subject): text for name, one in holding.items() for subject, text in one.items()}
         active = {(alert.rule, alert.subject): alert for alert in stored.active(place.db, place.fleet)}
-        raised = [
-            (rule, subject, text) for (rule, subject), text in found.items() if (rule, subject) not in active
-        ]
+        restated = {
+            key
+            for key, alert in active.items()
+            if self._by_text(key[0]) and found.get(key, alert.text) != alert.text
+        }
+        raised = [(*key, text) for key, text in found.items() if key not in active or key in restated]
         absent = {
             alert.number: self._absent_s.get(alert.number, time.monotonic())
             for key, alert in active.items()
@@ -104,7 +107,7 @@ class Evaluator:
             number
             for number, since_s in absent.items()
             if time.monotonic() - since_s >= self._settings.settle_s
-        }
+        } | {active[key].number for key in restated}
         self._absent_s = {number: since_s for number, since_s in absent.items() if number not in resolved}
         if raised or resolved:
             stored.update_active(place.db, place.fleet, raised, resolved, now_s)
@@ -112,6 +115,10 @@ class Evaluator:
             self._forgot_s = time.monotonic()
             stored.forget(place.db, place.fleet, now_s)
             registered_devices.forget_boots(place.db, place.fleet, now_s - DAY_S)
+
+    def _by_text(self, rule: str) -> bool:
+        """Whether a condition of the rule with another text is another alert."""
+        return rule in self._settings.rules and KINDS[self._settings.rules[rule].kind or rule].by_text
 
 
 class Sender:
@@ -135,7 +142,10 @@ class Sender:
             return
         sent = False
         try:
-            self._channel.send(*message(place.fleet, due), good=all(one.event == "resolved" for one in due))
+            self._channel.send(
+                *message(place.fleet, due, self._settings.without_devices),
+                good=all(one.event == "resolved" for one in due),
+            )
             sent = True
         except EdgeFLError as error:
             pause_s = min(RETRY_S[0] * 2**self._failures, RETRY_S[1])
@@ -149,8 +159,8 @@ class Sender:
             self._failures = 0
 
 
-def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
-    """Title and body of a message: a line per rule, the devices of one rule together."""
+def message(fleet: str, due: Sequence[Due], without_devices: Collection[str] = ()) -> tuple[str, str]:
+    """Title and body of a message: a line per rule, the devices of one rule together; a line per alert of rules `without_devices`."""
     counts = {event: sum(one.event == event for one in due) for event in ("raised", "resolved")}
     parts = [
         f"{count} alert{'s' * (count > 1)}" if event == "raised" else f"{count} resolved"
@@ -159,7 +169,12 @@ def message(fleet: str, due: Sequence[Due]) -> tuple[str, str]:
     ]
     lines = []
     ordered = sorted(due, key=lambda one: (one.event, one.alert.rule, one.alert.subject))
-    for (event, rule), group in groupby(ordered, key=lambda one: (one.event, one.alert.rule)):
+
+    def line_of(one: Due) -> tuple[str, str, str]:
+        rule = one.alert.rule
+        return one.event, rule, one.alert.subject if rule in without_devices else ""
+
+    for (event, rule, _), group in groupby(ordered, key=line_of):
         found = [one.alert for one in group]
         head = f"{rule}{' resolved' * (event == 'resolved')}: "
         if len(found) == 1:

@@ -166,11 +166,7 @@ def means(found: Paired | None) -> str:
 
 def meaning(found: Paired) -> str:
     """Whether a difference is more than chance."""
-    if isnan(found.low):
-        return "one device: too few to tell from chance"
-    if found.low <= 0 <= found.high:
-        return "not distinguishable from chance"
-    return "better, beyond chance" if found.mean > 0 else "worse, beyond chance"
+    return found.meaning
 
 
 def device_link(device: str) -> str:

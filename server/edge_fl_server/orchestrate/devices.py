@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
@@ -363,7 +363,8 @@ class Devices:
         recorder = Recorder(results, setup.plan, totals, screening.rejected)
         try:
             clients = _clients(setup, full)
-            return execute(setup, clients, CombinedHooks(recorder, hooks, deployment), progress, saved)
+            outcome = execute(setup, clients, CombinedHooks(recorder, hooks, deployment), progress, saved)
+            return replace(outcome, stopped=releases.stopped if releases else None)
         finally:
             full.close()
             if releases:

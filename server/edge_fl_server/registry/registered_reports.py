@@ -96,6 +96,25 @@ def accuracies_on(db: Database, fleet: str, release: int) -> dict[str, float]:
     return db.pairs(query.order_by(row.received_at))
 
 
+def first_pairs_on(db: Database, fleet: str, release: int) -> dict[str, tuple[float, float]]:
+    """The accuracy of each head-only device before and after its first fit on a release, measured on the same images by both models."""
+    row = reports.c
+    mine = (row.fleet == fleet) & (row.kind == "head") & (row.release == release)
+    mine &= row.before.is_not(None) & row.after.is_not(None)
+    query = (
+        select(row.device, row.before, row.after).where(mine).order_by(row.received_at.desc(), row.id.desc())
+    )
+    return {device: (before, after) for device, before, after in db.rows(query)}
+
+
+def traffic(db: Database, fleet: str, since: str = "") -> dict[str, tuple[int, int, int]]:
+    """By device: the number of its accepted reports since a time (ISO, UTC), the bytes sent with them and received for them."""
+    row = reports.c
+    sums = (func.count(), func.sum(row.bytes_up), func.sum(row.bytes_down))
+    query = select(row.device, *sums).where(row.fleet == fleet, row.received_at >= since).group_by(row.device)
+    return {device: (count, int(up or 0), int(down or 0)) for device, count, up, down in db.rows(query)}
+
+
 def of_release(db: Database, fleet: str, release: int) -> list[ReportRecord]:
     """The accepted reports on one release, in order of arrival."""
     query = select(reports).where(reports.c.fleet == fleet, reports.c.release == release)

@@ -31,6 +31,8 @@ RequestState = Literal["queued", "succeeded", "failed", "timed_out", "rejected",
 DesiredRolloutState = Literal["running", "paused", "aborted", "rolled_back"]
 RolloutState = Literal["running", "paused", "completed", "aborted", "rolled_back", "replaced"]
 Subject = Literal["extractor", "agent"]
+BY_HAND, COMMAND_ENDED = "by hand", "its command ended"
+"""Reasons of a roll-out that no gate stopped."""
 metadata = MetaData()
 TYPES = {
     inspect.StrType: Text,
@@ -279,6 +281,21 @@ class RolloutRecord(Struct, frozen=True):
         return where
 
     @property
+    def by_gate(self) -> bool:
+        """Whether a gate aborted or paused it, not a person or the end of its command."""
+        return self.state in ("aborted", "paused") and self.reason not in ("", BY_HAND, COMMAND_ENDED)
+
+    @property
+    def withdrawal(self) -> str:
+        """Who took its release back, when and why, for a roll-out that was aborted, rolled back or is a roll-back."""
+        at = f"on {self.changed_at[:16].replace('T', ' ')} UTC"
+        if self.state != "aborted":
+            to = self.previous if self.state == "rolled_back" else self.release
+            return f"rolled back to release {to} {at}"
+        stage = f"in stage {self.stage + 1} of {len(self.shares)}"
+        return f"aborted by {'a gate' if self.by_gate else 'hand'} {at} {stage}{f': {self.reason}' * self.by_gate}"
+
+    @property
     def leaves(self) -> int:
         """The release from which it takes devices back to an older one (0: it is no roll-back)."""
         if self.state == "rolled_back":
@@ -374,7 +391,8 @@ servers = _plain(
 Times are seconds since 1970 by the database's clock, which all processes share.
 """
 groups = _plain("groups", "fleet name", texts="selector")
-boots = _plain("boots", "fleet device boot", integers="at_s")  # by the clock of the server
+boots = _plain("boots", "fleet device boot", integers="at_s")
+"""Unplanned restarts of agents: the boot id of the new process, and when it was seen by the clock of the server."""
 tags = _plain("tags", "fleet device key", texts="value")
 """Value "": removed by the operator, so that an enrolment does not bring it back."""
 settings = _plain("settings", "fleet device key", texts="value", integers="serial")

@@ -152,8 +152,8 @@ RUNS = frozenset({"run", "round"})
 """Kinds of events whose subject is a device or a run; of all others it is a release."""
 
 
-def text(event: Event) -> str:
-    """What happened, and how often since when."""
+def plain(event: Event) -> str:
+    """What happened."""
     shown = event.text.strip(": ").replace("timed_out", "timed out").replace("rolled_back", "rolled back")
     shown = shown.removeprefix("replaced: ")
     if event.kind == "rejected":
@@ -161,9 +161,14 @@ def text(event: Event) -> str:
         shown = failure_texts.rejected(reason) + (f": {detail}" if detail else "")
     elif event.kind == "quarantine":
         shown = failure_texts.quarantined(shown)
+    return shown
+
+
+def text(event: Event) -> str:
+    """What happened, and how often since when."""
     often = "" if event.kind == "round" else f"{event.times:,} times "  # rounds are named in the text
     again = f' <span class="quiet">{often}since {clock(event.first)}</span>' if event.times > 1 else ""
-    return escape(shown) + again
+    return escape(plain(event)) + again
 
 
 def subject(event: Event) -> str:

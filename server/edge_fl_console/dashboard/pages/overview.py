@@ -316,7 +316,7 @@ def items(page: Overview, server_up: str = "edge-fl server up", *, elsewhere: bo
 def _alert(rule: str, found: list[AlertRecord]) -> Item:
     """The active alerts of one rule."""
     subject = found[0].subject
-    if subject.startswith("release "):
+    if "release " in subject:
         link = "/releases"
     elif subject in ("server", "fleet"):
         link = "/log"

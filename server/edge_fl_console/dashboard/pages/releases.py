@@ -8,6 +8,7 @@ from nicegui import ui
 from sqlalchemy import func, select
 
 from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, share, size
+from edge_fl.errors import InputError
 from edge_fl_console import accuracy
 from edge_fl_console.accuracy import Change, HeadReports
 from edge_fl_console.dashboard.actions import command_words
@@ -36,7 +37,8 @@ class ReleaseRow(Struct, frozen=True):
     """One release and the number of devices that run it, also as a part of all head-only devices.
 
     `startable`: a roll-out of it may start; `served`: the fleet serves it; `older`: than the one that it serves; `replaces`: the release
-    that its first roll-out replaced (0: none); `rolled_back`: a roll-back left it, and it was not rolled out again.
+    that its first roll-out replaced (0: none); `withdrawn`: the roll-out in which it was aborted or rolled back, if it was not rolled out
+    again.
     """
 
     record: ReleaseRecord
@@ -47,7 +49,7 @@ class ReleaseRow(Struct, frozen=True):
     served: bool
     older: bool
     replaces: int
-    rolled_back: bool = False
+    withdrawn: RolloutRecord | None = None
 
 
 class RolloutRow(Struct, frozen=True):
@@ -88,9 +90,9 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
     current = next((record for record in recent if record.state not in rollouts.OVER), None)
     served = rollouts.served_release(db, fleet) or max(running, default=0)
     replaces = {record.release: record.previous for record in recent if record.previous}
-    back = 0 if current else rollouts.previous_release(db, fleet, served)
-    server, left = fleets.presence(db, fleet), rollouts.rolled_back(recent)
+    server, withdrawn = fleets.presence(db, fleet), rollouts.withdrawn(recent)
     usable = current is None and (kept is not None or server.online)
+    back = _way_back(db, fleet, kept) if usable else 0
     rows = {
         record.release: ReleaseRow(
             record,
@@ -101,17 +103,22 @@ def read(db: Database, fleet: str, kept: frozenset[int] | None = None) -> Releas
             served=record.release == served,
             older=record.release < served,
             replaces=replaces.get(record.release, 0),
-            rolled_back=record.release in left,
+            withdrawn=withdrawn.get(record.release),
         )
         for record in rollouts.releases_of(db, fleet)[:NEWEST]
     }
-    if back not in rows or not rows[back].startable or back >= served:
-        back = 0
     askers = audit.askers(db, fleet)
     shown = tuple(RolloutRow(record, askers.get(record.number, "")) for record in recent)
     agents = tuple(RolloutRow(record) for record in rollouts.listed(db, fleet, "agent")[:NEWEST])
     by_service = accuracy.change(db, fleet, served)
     return ReleasesPage(rows, shown, agents, current, head_only, served, back, server, by_service)
+
+
+def _way_back(db: Database, fleet: str, kept: frozenset[int] | None) -> int:
+    try:
+        return rollouts.way_back(db, fleet, kept=kept).to
+    except InputError:
+        return 0
 
 
 END = (("abort", "Abort", "danger"), ("rollback", "Roll back", "danger"))
@@ -167,12 +174,14 @@ def _origin(row: ReleaseRow) -> str:
 def _start(row: ReleaseRow) -> str:
     if row.served:
         return '<span class="quiet">in service</span>'
-    left = word("rolled_back") + " " if row.rolled_back else ""
+    if found := row.withdrawn:
+        why = f'{word(found.state if found.state == "aborted" else "rolled_back")} <span class="quiet">{escape(found.withdrawal)}</span> '
+        return why + button("again", row.record.release, "Roll out again", "danger") * row.startable
     if not row.startable:
-        return left
+        return ""
     if row.older:
-        return left + button("start", row.record.release, "Roll back to this", "danger")
-    return left + button("start", row.record.release, "Roll out")
+        return button("start", row.record.release, "Roll back to this", "danger")
+    return button("start", row.record.release, "Roll out")
 
 
 RELEASES = (
