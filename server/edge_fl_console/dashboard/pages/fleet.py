@@ -69,7 +69,8 @@ class FleetRow(Struct, frozen=True):
     `fleet_after` is the accuracy of the fleet's head on the same ones.
 
     `epsilon` is the privacy budget it has spent, None if it sends no updates with noise. `standing` is "quarantined", "revoked" or "",
-    `outlier_score` 1 and above for an outlier. `reasons` are why it needs attention, empty if it does not.
+    `outlier_score` 1 and above for an outlier. `reasons` are why it needs attention, empty if it does not, and
+    `attention` how urgently.
     """
 
     device: str
@@ -97,6 +98,7 @@ class FleetRow(Struct, frozen=True):
     effective: float | None = None
     fleet_after: float | None = None
     reasons: tuple[str, ...] = ()
+    attention: int = 0
 
     @property
     def measured(self) -> MeasuredAccuracy:
@@ -166,7 +168,11 @@ def read(
         for row in db.find(shown.where(of_fleet(fleet), devices.c.device.in_(names)), FleetRow)
     }
     return FleetPage(
-        tuple(replace(rows[name], reasons=tuple(reasons.get(name, ()))) for name in names if name in rows),
+        tuple(
+            replace(rows[name], reasons=tuple(reasons.get(name, ())), attention=urgency.get(name, 0))
+            for name in names
+            if name in rows
+        ),
         matches,
         sum(by_status.values()),
         by_status,
