@@ -93,7 +93,7 @@ def list_devices(
             fleets.require(db, place.fleet)
         cas = fleet_authorities(broker.identity)
         known = device_list.devices(connect_to(broker), place.fleet, db, where=where, authorities=cas)
-    show_table(known.rows, device_list.COLUMNS, format)
+    show_table(known.rows, device_list.COLUMNS if format is Format.JSON else device_list.SHOWN, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
 

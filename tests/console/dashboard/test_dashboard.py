@@ -165,7 +165,7 @@ def test_an_accuracy_is_shown_with_its_labels_interval_and_the_fleets_head(db: D
     )
     found = fleet.read(db, "main", FleetQuery(search="pi-new"))
     shown = cells(fleet.COLUMNS, found.rows)
-    assert "83.0" in shown and "n = 60, 74 to 90 %" in shown and "76.0" in shown
+    assert "83.0 % of 60 scenes" in shown and "90 % interval 74 to 90 %" in shown and "76.0" in shown
     assert "fleet&#x27;s head with own labels" in shown
     page = device.read(db, "main", "pi-new")
     assert page is not None

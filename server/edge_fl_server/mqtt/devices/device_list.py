@@ -11,15 +11,13 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from edge_fl.console import units
 from edge_fl.console.tables import Column, Columns, cell_text
 from edge_fl.errors import InputError, ProtocolError, nearest
 from edge_fl.failures import Failure
 from edge_fl.fields import Tier
 from edge_fl.fleet.remote_settings import DesiredSettings
 from edge_fl.fleet.tags import Tags
-from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
+from edge_fl.heads.wording import DeviceWords
 from edge_fl.secure.signatures import Authorities, ForgedError, require_stated
 from edge_fl.wire.messages import MESSAGES, DeviceState, ServerState
 from edge_fl.wire.topics import Topics, checked
@@ -53,10 +51,11 @@ COLUMNS: Columns = {
     "tags": Column("tags", rank=3),
     "samples": Column("samples", rank=4),
     "release": Column("release", _positive),
-    "accuracy": Column("accuracy after", units.percent, rank=1),
-    "labels": Column("of scenes", _positive, rank=3),
-    "interval": Column("90 % interval", rank=3),
-    "fleet": Column("fleet's head", units.percent, rank=3),
+    "words": Column("accuracy", prose=True),
+    "accuracy": Column("accuracy after"),
+    "labels": Column("of"),
+    "interval": Column("90 % interval"),
+    "fleet": Column("fleet's head"),
     "agent": Column("agent", rank=2),
     "agent_update": Column("agent update", prose=True, rank=3),
     "settings": Column("remote settings", rank=3),
@@ -67,6 +66,14 @@ COLUMNS: Columns = {
     "measured": Column("measured", prose=True, rank=6),
     "blocked": Column("blocked because", prose=True),
 }
+
+
+SHOWN: Columns = {
+    name: column
+    for name, column in COLUMNS.items()
+    if name not in ("accuracy", "labels", "interval", "fleet")  # which the words hold
+}
+"""The columns of the table; JSON has all."""
 
 
 class DeviceList(NamedTuple):
@@ -118,33 +125,36 @@ def devices(
         device = fold(known.get(address.device, RosterDevice(address.device)), address.kind, message, 0.0)
         if device:
             known[address.device] = device
-    tagged, accuracies, fitted = (
+    tagged, measured, fitted = (
         registered_tags.of_devices(db, fleet),
-        registered_reports.newest_accuracies(db, fleet),
+        registered_reports.newest_measured(db, fleet),
         registered_reports.newest_heads(db, fleet),
     )
     desired = desired_settings(db, fleet)
     rows = [
         _row(device, registered.get(id), tagged.get(id, {}), signed.get(id, ""))
-        | {"accuracy": accuracies.get(id), "settings": _settings(desired.get(id), device)}
-        | _fitted(None if device.tier is Tier.FULL else fitted.get(id))
+        | {"settings": _settings(desired.get(id), device)}
+        | _measured(full := device.tier is Tier.FULL, (measured if full else fitted).get(id))
         for id, device in sorted(known.items())
         if chosen is None or id in chosen
     ]
     return DeviceList(online, rows)
 
 
-def _fitted(report: ReportRecord | None) -> dict[str, object]:
-    """What the newest head of a device is, in place of the configured kind, and what its accuracy was measured on."""
-    if report is None:
-        return {"labels": 0, "interval": "", "fleet": None}
-    found = MeasuredAccuracy.of_report(report.metrics)
-    head = wording.fitted_words(report.head, report.samples, report.metrics)
+def _measured(full: bool, report: ReportRecord | None) -> dict[str, object]:
+    """What a device predicts with, and its accuracy, in words and as numbers."""
+    head, found = DeviceWords.of_report(
+        report.head if report else "",
+        report.samples if report else 0,
+        report.metrics if report else None,
+        full=full,
+    )
     return {
-        **({"head": head} if head else {}),
+        "head": head,
+        "words": found.words,
         "accuracy": found.accuracy,
         "labels": found.n,
-        "interval": found.range or ("" if found.accuracy is not None else NOT_MEASURED),
+        "interval": found.range,
         "fleet": found.fleet,
     }
 
@@ -191,7 +201,6 @@ def _row(device: RosterDevice, record: DeviceRecord | None, tags: Tags, signed: 
         "signed": signed,
         "score": record.outlier_score if record else None,
         "tier": capability.tier if capability else "",
-        "head": capability.head if capability else "",
         "configured": capability.head if capability else "",
         "tags": " ".join(f"{key}={value}" for key, value in tags.items()),
         "samples": capability.samples if capability else 0,
