@@ -68,7 +68,7 @@ class Site:
     families: set[str] = field(default_factory=set)
     devices: dict[str, Device] = field(default_factory=dict)
     data: Callable[[str], ClientData] = data_of
-    fit: FitSettings = FitSettings("")
+    fit: FitSettings = field(default_factory=partial(FitSettings, ""))
 
     @contextmanager
     def listening(self) -> Iterator[None]:

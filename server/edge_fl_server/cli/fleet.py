@@ -83,6 +83,7 @@ def list_devices(
     identity also whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the
     last one that the server received, because the broker was restored or replays it).
     """
+    from edge_fl_server import selectors
     from edge_fl_server.mqtt.connector import fleet_authorities
     from edge_fl_server.mqtt.devices import device_list
     from edge_fl_server.registry import Database, fleets
@@ -93,6 +94,9 @@ def list_devices(
             fleets.require(db, place.fleet)
         cas = fleet_authorities(broker.identity)
         known = device_list.devices(connect_to(broker), place.fleet, db, where=where, authorities=cas)
+        if where and not known.rows:
+            hint = selectors.mistyped(db, place.fleet, selectors.parsed(db, place.fleet, where))
+            print_status(f"selector {where!r}: matches none of the devices{hint}")
     show_table(known.rows, device_list.COLUMNS if format is Format.JSON else device_list.SHOWN, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")

@@ -53,7 +53,10 @@ WhereOption = Annotated[
 
 SinceOption = Annotated[
     str,
-    option("--since TIME", "From this time on, such as 2026-11-23, 2026-11-23T14:00 (UTC), 2h or 7d ago."),
+    option(
+        "--since TIME",
+        "From this time on: a day or time in UTC, such as 2026-11-23T14:00, or an age, such as 2h or 7d.",
+    ),
 ]
 
 

@@ -239,6 +239,7 @@ def test_text_from_a_device_is_escaped(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
     registered_reports.accept(db, report)
+    registered_reports.accept(db, ReportRecord("main", "pi-x", "fit", "", 0, "head", 5, head=script))
     found, shown = fleet.read(db, "main", FleetQuery(search="pi-x")), device.read(db, "main", "pi-x")
     assert shown is not None
     drawn = cells(fleet.COLUMNS, found.rows) + cells(device.REPORTS, shown.reports)
