@@ -1,4 +1,6 @@
-"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, and `fleet audit`."""
+"""The operator's commands: `server dashboard` and `server mcp`, the groups `token` and `fleet alerts`, `fleet changes` and
+`fleet audit`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from edge_fl.errors import ConfigError, ConnectError, InputError, nearest
 from edge_fl.files import paths
 from edge_fl.options import CONNECTION, LOOPBACK, CertOption, FormatOption, KeyOption, argument, option
 from edge_fl.wire.roles import PERSON_DAYS, PERSON_ROLES
-from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry
+from edge_fl_server.cli.options import RegistryPlace, SinceOption, acting, registry, since_text
 
 if TYPE_CHECKING:
     from edge_fl_server.registry import Database
@@ -68,6 +70,7 @@ def register(app: App) -> None:
     tokens.add(list_tokens, "edge-fl token list", name="list")
     tokens.add(renew, "edge-fl token renew ann")
     tokens.add(revoke, "edge-fl token revoke ann")
+    fleet.add(changes, "edge-fl fleet changes --since yesterday")
     fleet.add(audit, "edge-fl fleet audit --since 2026-11-01 --who ann")
     alerts = Commands(
         add_completion=False, help="Alerts about the fleet; channels and rules are in HOME/FLEET/alerts.toml."
@@ -88,7 +91,7 @@ def dashboard(
     ] = False,
     oidc: Annotated[
         Path | None,
-        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/running-a-fleet.md)."),
+        option("--oidc FILE", "Single sign-on with OpenID Connect: a TOML file (docs/people.md)."),
     ] = None,
     *,
     place: RegistryPlace,
@@ -112,11 +115,13 @@ def mcp(
 ) -> None:
     """Answer an assistant's questions about the fleet (Model Context Protocol, standard input and output); read-only."""
     from edge_fl_console import assistant
+    from edge_fl_console.alerts import rules
     from edge_fl_server.registry import Database, fleets
 
     with closing(Database.existing(place.location)) as db:
         fleets.require(db, place.fleet)
-        assistant.server(db, place.fleet).run()
+        settings = rules.load(rules.path_of(place.home, place.fleet), db, place.fleet)
+        assistant.server(db, place.fleet, settings).run()
 
 
 def create(
@@ -192,6 +197,27 @@ def revoke(
     print_status(f"{name}: revoked")
 
 
+def changes(
+    since: SinceOption = "yesterday",
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List what changed in the fleet, newest first: runs, releases, roll-outs, rejections and failures as in the dashboard's Log, alerts,
+    new devices, and what people did.
+    """
+    from edge_fl_console import changes as changed
+    from edge_fl_console.dashboard import standing
+
+    start = units.parse_moment(since, "--since")
+    with registry(place) as db:
+        rows = changed.since(db, place.fleet, start)
+        states = standing.by_status(db, place.fleet)
+    show_table(rows, changed.COLUMNS, format)
+    now = ", ".join(f"{count:,} {status}" for status, count in states.items()) or "no device"
+    print_status(f"{units.counted(len(rows), 'change')} since {start:%Y-%m-%d %H:%M} UTC; now {now}")
+
+
 def audit(
     since: SinceOption = "",
     who: Annotated[str, option("--who NAME", "Only what this person did.")] = "",
@@ -202,7 +228,7 @@ def audit(
     """List what people did, newest first: who, known by what (certificate, token, sign-on, local user), on what, when, result."""
     from edge_fl_server.registry import audit
 
-    start = units.parse_moment(since, "--since").isoformat(timespec="milliseconds") if since else ""
+    start = since_text(since)
     with registry(place) as db:
         found = audit.listed(db, place.fleet, since=start, who=who)
     rows = [

@@ -53,6 +53,7 @@ RECORDED = {
 UNRECORDED = {
     "Everything here reads, or changes files of the person who runs it, no fleet.": (
         "compare", "data", "datasets", "demo", "fleet alerts list", "fleet alerts test", "fleet audit", "fleet certificates",
+        "fleet changes", "fleet traffic", "release compare", "server backup",
         "fleet group list", "fleet list", "fleet settings", "heads", "methods", "models", "new", "newtask", "plots", "recipes", "recommend",
         "release agents", "release keys list", "release list", "release sign", "release wheel", "report", "runs",
         "server dashboard", "server mcp", "simulate", "token list",

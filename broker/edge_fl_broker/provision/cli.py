@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from edge_fl.cli import App
+from edge_fl.console import units
 from edge_fl.console.output import Format, print_status, show_table
 from edge_fl.console.tables import Column, Columns
 from edge_fl.errors import ConfigError
@@ -28,6 +29,7 @@ COLUMNS: Columns = {
     "role": "role",
     "state": "state",
     "expires": "expires",
+    "renewal": "renewal",
     "device": "for",
     "by": Column("issued by", rank=1),
     "revoked_by": Column("revoked by", rank=1),
@@ -42,7 +44,7 @@ def register(app: App) -> None:
         enrol,
         "edge-fl fleet enrol pi-07 pi-08\nedge-fl fleet enrol --count 50 --prefix pi-\nedge-fl fleet enrol --role viewer ann",
     )
-    group.add(certificates, "edge-fl fleet certificates")
+    group.add(certificates, "edge-fl fleet certificates --within 90d")
     group.add(revoke, "edge-fl fleet revoke pi-07")
     group.add(rotate, "edge-fl fleet rotate runs/identities/devices/pi-07")
 
@@ -156,26 +158,41 @@ def _state_sharing() -> None:
     print_status(": ".join(sharing("a device")))
 
 
-def certificates(identities: IdentitiesOption = IDENTITIES, format: FormatOption = Format.TABLE) -> None:
-    """List every certificate that was issued, and whether it is valid. Connected devices: edge-fl fleet list."""
+def certificates(
+    within: Annotated[
+        str, option("--within DURATION", "Only those in use that end within this time, such as 90d.")
+    ] = "",
+    identities: IdentitiesOption = IDENTITIES,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List every certificate that was issued: whether it is valid, when it ends, what renews it. Connected devices: edge-fl fleet list."""
+    from datetime import timedelta
+
     from edge_fl_broker.provision.authority import Authority
+    from edge_fl_broker.provision.register import renewals
 
     authority = Authority.open(identities)
-    now = authority.now()
+    now, issued = authority.now(), authority.register.rows()
+    by_serial = renewals(issued, now)
+    if within:
+        until = now + timedelta(seconds=units.parse_duration(within, "--within"))
+        issued = tuple(row for row in issued if row.serial in by_serial and row.expires <= until)
     rows = [
         {
             "name": row.name,
             "role": row.role,
             "state": row.state(now),
             "expires": f"{row.expires:%Y-%m-%d}",
+            "renewal": by_serial.get(row.serial),
             "device": row.device or None,
             "by": row.issued_by or None,
             "revoked_by": row.revoked_by or None,
             "serial": row.serial,
         }
-        for row in authority.register.rows()
+        for row in sorted(issued, key=lambda row: row.expires if within else row.begins)
     ]
     show_table(rows, COLUMNS, format)
+    print_status(f"the CA itself is valid until {authority.expires:%Y-%m-%d}; all of them end with it")
 
 
 def revoke(

@@ -30,6 +30,7 @@ from edge_fl.data.partition import DataConfig, split_clients
 from edge_fl.data.samples import ClientData
 from edge_fl.errors import ArtefactError, ConfigError, ConnectError, ProtocolError
 from edge_fl.fields import Tier
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
 from edge_fl.seeds import generator
 from edge_fl.wire.messages import Capability
@@ -56,7 +57,6 @@ NUMERIC = ("release", "before", "after", "reports")
 RANKS = {"head": 3, "reports": 2, "before": 1}
 OTHER_LINES = 7  # terminal lines for the title, headings and caption
 MIN_ROWS = 5
-PREFIX = "sim-"
 Clock = Callable[[], datetime]
 """Returns the wall clock of a device."""
 CHECK_S = 0.25e-3  # time per device to check the end condition and to show the progress
@@ -213,18 +213,6 @@ class FleetConfig:
     ids: tuple[str, ...] = ()
     identities: Path | None = None
     limits: AgentLimits = state.LIMITS
-
-
-def names(devices: int) -> list[str]:
-    """Return the ids of simulated devices, ascending: sim-000, sim-001, ..."""
-    width = max(3, len(str(devices - 1)))
-    return [f"{PREFIX}{number:0{width}d}" for number in range(devices)]
-
-
-def full_devices(devices: int, full: int, seed: int) -> frozenset[int]:
-    """Draw the numbers of the full devices."""
-    drawn = generator(seed, "fleet.tiers").permutation(devices)[:full]
-    return frozenset(int(number) for number in drawn)
 
 
 def tier_counts(devices: int | None, head_only: str, full: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`edge-fl fleet list | admit | tag | group | set | settings | rename | decommission`: the devices of a fleet."""
+"""`edge-fl fleet list | traffic | admit | tag | group | set | settings | rename | decommission`: the devices of a fleet."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_fl.cli import App, Commands
+from edge_fl.console import units
 from edge_fl.console.output import Format, confirm, print_status, show_table
-from edge_fl.console.tables import Columns
+from edge_fl.console.tables import Column, Columns
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError, RunError, nearest
 from edge_fl.files.paths import text
@@ -25,14 +27,17 @@ from edge_fl.options import (
     IdentitiesOption,
     YesOption,
     argument,
+    option,
 )
 from edge_fl_server.cli.options import (
     RegistryPlace,
+    SinceOption,
     WhereOption,
     acting,
     confirmed,
     connect_to,
     registry,
+    since_text,
 )
 
 if TYPE_CHECKING:
@@ -47,13 +52,24 @@ ANSWER_S, POLL_S = 20.0, 0.2
 """How long `fleet set` waits for the devices that are online: an agent applies settings by starting again, in about a second."""
 SERVER_CLEARS = "a running server clears its retained messages within a second, otherwise the next one does when it starts"
 GroupArgument = Annotated[str, argument("GROUP", "Name of the group: a-z, 0-9 and '-'.")]
+TRAFFIC: Columns = {
+    "device": "device",
+    "reports": "reports",
+    "up": Column("sent", units.size),
+    "down": Column("received", units.size),
+}
 COLUMNS: Columns = {"group": "group", "selector": "selector", "devices": "devices"}
 
 
 def register(app: App) -> None:
     """Add the server's part of the group `fleet`."""
     fleet = app.group("fleet", "The devices of a fleet.", "Fleet")
-    fleet.add(list_devices, "edge-fl fleet list --where 'site=berlin and not status=ready'", name="list")
+    fleet.add(
+        list_devices,
+        "edge-fl fleet list --sort accuracy\nedge-fl fleet list --where 'site=berlin and not status=ready'",
+        name="list",
+    )
+    fleet.add(traffic, "edge-fl fleet traffic --since 7d")
     fleet.add(admit, "edge-fl fleet admit pi-07")
     fleet.add(tag, "edge-fl fleet tag pi-07 site=berlin line=2\nedge-fl fleet tag 'pi-0*' line-")
     group = Commands(add_completion=False, help="Saved selectors, used as @GROUP in others.")
@@ -73,15 +89,19 @@ def register(app: App) -> None:
 
 def list_devices(
     where: WhereOption = "",
+    sort: Annotated[
+        str, option("--sort COLUMN", "Sort by a column of --format json, lowest first: accuracy, agent, ...")
+    ] = "device",
     *,
     broker: BrokerAddressOptions,
     place: RegistryPlace,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List the devices known to the broker: last reported state and capability; from the registry, their newest accuracy, whether their
-    reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). With an
-    identity also whether each device signed its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the
-    last one that the server received, because the broker was restored or replays it).
+    reports count ("quarantined", "revoked") and how much their updates differ from the others' (0: typical, 1 and above: outlier). The
+    reason says why a device needs attention, or why its accuracy may be low or uncertain. With an identity also whether each device signed
+    its state ("yes"), or why not to believe it ("forged", "unsigned"; "outdated": older than the last one that the server received, because
+    the broker was restored or replays it).
     """
     from edge_fl_server import selectors
     from edge_fl_server.mqtt.connector import fleet_authorities
@@ -93,13 +113,46 @@ def list_devices(
         if where:
             fleets.require(db, place.fleet)
         cas = fleet_authorities(broker.identity)
-        known = device_list.devices(connect_to(broker), place.fleet, db, where=where, authorities=cas)
+        known = device_list.devices(
+            connect_to(broker), place.fleet, db, where=where, sort=sort, authorities=cas
+        )
         if where and not known.rows:
             hint = selectors.mistyped(db, place.fleet, selectors.parsed(db, place.fleet, where))
             print_status(f"selector {where!r}: matches none of the devices{hint}")
-    show_table(known.rows, device_list.COLUMNS if format is Format.JSON else device_list.SHOWN, format)
+    columns = dict(device_list.COLUMNS if format is Format.JSON else device_list.SHOWN)
+    if isinstance(chosen := columns.get(sort), Column):
+        columns[sort] = replace(chosen, rank=0)  # it is shown in every width
+    show_table(known.rows, columns, format)
     if not known.online:
         print_status(f"fleet {place.fleet!r}: no server is online, so these states may be out of date")
+
+
+def traffic(
+    since: SinceOption = "",
+    where: WhereOption = "",
+    *,
+    place: RegistryPlace,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show how much each device sent with its reports (results, model updates), the largest first, and what it received for them:
+    releases, models of rounds. MQTT's own bytes, states (about 1 KiB each) and log lines are not included.
+    """
+    from edge_fl_server import selectors
+    from edge_fl_server.registry import registered_reports
+
+    start = since_text(since)
+    with registry(place) as db:
+        found = registered_reports.traffic(db, place.fleet, start)
+        chosen = selectors.selected(db, place.fleet, where) if where else found.keys()
+    rows = [
+        {"device": name, "reports": count, "up": up, "down": down}
+        for name, (count, up, down) in sorted(found.items(), key=lambda one: (-one[1][1], one[0]))
+        if name in {*chosen}
+    ]
+    show_table(rows, TRAFFIC, format)
+    up, down = (units.size(sum(int(str(row[key])) for row in rows)) for key in ("up", "down"))
+    period = f" since {units.clock(start)} UTC" if start else ""
+    print_status(f"{counted(len(rows), 'device')} sent {up} and received {down}{period}")
 
 
 def admit(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_fl.console import units
 from edge_fl.console.output import print_status
 from edge_fl.console.units import counted
 from edge_fl.errors import InputError
@@ -55,7 +56,7 @@ SinceOption = Annotated[
     str,
     option(
         "--since TIME",
-        "From this time on: a day or time in UTC, such as 2026-11-23T14:00, or an age, such as 2h or 7d.",
+        "From this time on: a day or time in UTC, such as 2026-11-23T14:00, yesterday, or an age, such as 2h or 7d.",
     ),
 ]
 
@@ -93,6 +94,11 @@ class RegistryPlace(RegistryOptions):
     """The fleet that a command works on, and where its registry is."""
 
     fleet: FleetOption = "main"
+
+
+def since_text(since: str) -> str:
+    """The time of --since as the registry writes times, "" without one. Raises InputError."""
+    return units.parse_moment(since, "--since").isoformat(timespec="milliseconds") if since else ""
 
 
 def settings(values: Mapping[str, object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`edge-fl server run | up | worker`: train over MQTT, serve a fleet between runs, validate updates elsewhere."""
+"""`edge-fl server run | up | worker | backup`: train over MQTT, serve a fleet between runs, validate updates elsewhere, back up."""
 
 import threading
 from contextlib import closing
@@ -10,6 +10,7 @@ from edge_fl import logs, plugins
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
+from edge_fl.files.paths import text
 from edge_fl.logs import LogFormat
 from edge_fl.options import (
     CONNECTION,
@@ -104,6 +105,7 @@ def register(app: App) -> None:
     group = app.group("server", "The server: train over MQTT, release extractors, collect reports.", "Fleet")
     group.add(run, "edge-fl server run demo --set rounds=5")
     group.add(up, "edge-fl server up --dashboard 8080")
+    group.add(backup, "edge-fl server backup fleet.tar")
     group.add(worker, "edge-fl server worker --database postgresql://user@host/name")
 
 
@@ -156,6 +158,8 @@ def run(
         if outcome.exhausted:
             raise outcome.exhausted
         print(results.path)
+        if outcome.stopped:
+            raise outcome.stopped
 
 
 def up(broker: BrokerAddressOptions, place: ServedFleet, serving: ServingOptions) -> None:
@@ -175,6 +179,26 @@ def up(broker: BrokerAddressOptions, place: ServedFleet, serving: ServingOptions
             FleetServer(access, db).serve(threading.Event())
         except KeyboardInterrupt:
             print_status(f"fleet {place.fleet!r}: offline")
+
+
+def backup(
+    file: Annotated[
+        Path, argument("FILE", "The archive to write (tar); it contains keys: only you can read it.")
+    ],
+    identities: Annotated[
+        Path, option("--identities FOLDER", "Folder of the certificate authority.", FOLDERS)
+    ] = Path("runs/identities"),
+    *,
+    place: RegistryOptions,
+) -> None:
+    """Write what a server must not lose into one file, also while it runs: releases with their keys, registry, certificate authority.
+    'tar -xpf FILE -C runs' restores it in an empty folder.
+    """
+    from edge_fl_server.release import backup as backups
+
+    for line in backups.write(file, place.home, place.location, identities):
+        print_status(line)
+    print(text(file))
 
 
 def worker(

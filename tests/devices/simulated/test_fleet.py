@@ -13,6 +13,7 @@ from edge_fl.cli import main
 from edge_fl.config import MethodConfig, MethodSpec, ModelConfig
 from edge_fl.data.partition import DataConfig
 from edge_fl.errors import ConfigError
+from edge_fl.fleet.simulated import full_devices, names
 from edge_fl.inputs import InputSpec
 from edge_fl.learn import tree
 from edge_fl.methods import build_method
@@ -28,8 +29,6 @@ from edge_fl_devices.simulated.fleet import (
     FleetConfig,
     device_result,
     fleet_progress,
-    full_devices,
-    names,
     run_fleet,
     tier_counts,
     unmeasured,
