@@ -165,7 +165,7 @@ def test_an_accuracy_is_shown_with_its_labels_interval_and_the_fleets_head(db: D
     )
     found = fleet.read(db, "main", FleetQuery(search="pi-new"))
     shown = cells(fleet.COLUMNS, found.rows)
-    assert "83.0" in shown and "n = 60, 74 to 90 %" in shown and "76.0" in shown
+    assert "83.0 % of 60 scenes" in shown and "90 % interval 74 to 90 %" in shown and "76.0" in shown
     assert "fleet&#x27;s head with own labels" in shown
     page = device.read(db, "main", "pi-new")
     assert page is not None
@@ -239,6 +239,7 @@ def test_text_from_a_device_is_escaped(db: Database) -> None:
     registered_devices.record(db, [DeviceRecord("main", "pi-x", "alert", why=script, capability=able)])
     report = ReportRecord("main", "pi-x", "r", script, 1, "head", 5, error=script)
     registered_reports.accept(db, report)
+    registered_reports.accept(db, ReportRecord("main", "pi-x", "fit", "", 0, "head", 5, head=script))
     found, shown = fleet.read(db, "main", FleetQuery(search="pi-x")), device.read(db, "main", "pi-x")
     assert shown is not None
     drawn = cells(fleet.COLUMNS, found.rows) + cells(device.REPORTS, shown.reports)

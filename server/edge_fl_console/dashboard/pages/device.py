@@ -7,10 +7,9 @@ from msgspec import Struct
 from scipy.special import bdtr  # binomial distribution; comes with scikit-learn
 from sqlalchemy import func, select
 
-from edge_fl.console.units import NOTHING, clock, escape, mean, number, positive, seconds, share, since, size
+from edge_fl.console.units import clock, escape, mean, number, positive, seconds, share, since, size
 from edge_fl.failures import Failure
-from edge_fl.heads import wording
-from edge_fl.heads.wording import MeasuredAccuracy
+from edge_fl.heads.wording import DeviceWords
 from edge_fl.metrics import TEST_SAMPLES, by_labels
 from edge_fl_console import failure_texts
 from edge_fl_console.accuracy import HeadReports, head_reports
@@ -186,21 +185,22 @@ def summary(page: DevicePage) -> str:
     """The device's main figures."""
     able, newest = page.able, page.measured
     fitted = page.fitted
-    shown = fitted or newest
-    found = MeasuredAccuracy.of_report(shown.metrics if shown else {})
-    kind = wording.fitted_words(fitted.head, fitted.samples, fitted.metrics) if fitted else ""
-    missing = found.words if shown else NOTHING
+    full = able.get("tier") == "full"
+    shown = newest if full else fitted
+    head, found = DeviceWords.of_report(
+        shown.head if shown else "",
+        shown.samples if shown else 0,
+        shown.metrics if shown else None,
+        full=full,
+    )
     return facts(
         {
-            "Accuracy after, %": missing if found.accuracy is None else share(found.accuracy),
-            **({"90 % interval": found.range} if found.range else {}),
-            **({"Fleet's head on the same, %": share(found.fleet)} if found.fleet is not None else {}),
+            "Accuracy after": escape(found.words),
             "Before, %": share(newest.before if newest else None),
-            "Test images" if able.get("tier") == "full" else "Scenes measured": number(found.n or None),
             "All devices on its release, mean %": mean(page.fleet.after, page.fleet.measured),
             "Release": positive(page.record.release),
             "Tier": escape(able.get("tier", "")),
-            "Head": escape(kind or able.get("head", "")),
+            "Head": escape(head),
             "Samples": number(able.get("samples", 0)),
             "Outlier score": outlier(page.record.outlier_score),
             "Last message": since(page.record.seen_at),

@@ -15,9 +15,8 @@ from nicegui import ui
 from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, or_, select
 
 from edge_fl.console.units import NOTHING, ago, escape, number, positive, share
-from edge_fl.heads import wording
-from edge_fl.heads.wording import NOT_MEASURED, MeasuredAccuracy
-from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, TEST_EFFECTIVE, TEST_SAMPLES
+from edge_fl.heads.wording import DeviceWords
+from edge_fl.metrics import EPSILON, FLEET, OWN_WEIGHT, PERSONAL_AFTER, TEST_EFFECTIVE, TEST_SAMPLES
 from edge_fl_console.alerts import rules
 from edge_fl_console.alerts.rules import AlertSettings, RulePlace
 from edge_fl_console.dashboard import standing
@@ -101,11 +100,19 @@ class FleetRow(Struct, frozen=True):
     attention: int = 0
 
     @property
-    def measured(self) -> MeasuredAccuracy:
-        """The accuracy of the newest head, or of a full device's newest model, with what it was measured on."""
-        if self.fitted and self.tier != "full" and self.fit_after is None:
-            return MeasuredAccuracy(None, 0)
-        return MeasuredAccuracy.of(self.after, int(self.labels), self.fleet_after, self.effective)
+    def words(self) -> DeviceWords:
+        """What the device predicts with, and its accuracy."""
+        full = self.tier == "full"
+        found = {
+            PERSONAL_AFTER: self.after if full else self.fit_after,
+            TEST_SAMPLES: self.labels,
+            TEST_EFFECTIVE: self.effective,
+            FLEET: self.fleet_after,
+            OWN_WEIGHT: self.own_weight,
+        }
+        reported = self.after is not None if full else bool(self.fitted)
+        metrics = {name: value for name, value in found.items() if value is not None} if reported else None
+        return DeviceWords.of_report(self.fitted, self.fit_labels, metrics, full=full)
 
 
 class FleetPage(Struct, frozen=True):
@@ -201,8 +208,9 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         query = select(column).where(of_heads).order_by(reports.c.received_at.desc())
         return query.limit(1).correlate(devices).scalar_subquery()
 
-    def of_measured(name: str) -> ColumnElement[Any]:
-        return newest(reports.c.metrics[name].as_float())
+    def of_shown(name: str) -> ColumnElement[Any]:
+        metric = reports.c.metrics[name].as_float()
+        return case((able["tier"].as_string() == "full", newest(metric)), else_=of_newest_head(metric))
 
     return {
         **{name: devices.c[name] for name in (*SEARCHED, "release", "seen_at", "outlier_score")},
@@ -224,9 +232,9 @@ def _columns(fleet: str) -> dict[str, ColumnElement[Any]]:
         "fit_labels": func.coalesce(of_newest_head(reports.c.samples), 0),
         "fit_after": of_newest_head(reports.c.after),
         "own_weight": func.coalesce(of_newest_head(reports.c.metrics[OWN_WEIGHT].as_float()), 0.0),
-        "labels": func.coalesce(of_measured(TEST_SAMPLES), 0.0),
-        "effective": of_measured(TEST_EFFECTIVE),
-        "fleet_after": of_measured(FLEET),
+        "labels": func.coalesce(of_shown(TEST_SAMPLES), 0.0),
+        "effective": of_shown(TEST_EFFECTIVE),
+        "fleet_after": of_shown(FLEET),
     }
 
 
@@ -277,19 +285,16 @@ def message(row: FleetRow) -> str:
 
 
 def _accuracy(row: FleetRow) -> str:
-    """The accuracy with what it was measured on."""
-    found = row.measured
+    """The accuracy with what it was measured on; the fleet's head on the same has its own column."""
+    found = row.words.measured
     if found.accuracy is None:
-        return f'<span class="quiet">{NOT_MEASURED}</span>' if row.fitted else NOTHING
-    n = f"n = {number(found.n)}" if found.n else ""
-    rest = ", ".join(filter(None, (n, found.range)))
-    return share(found.accuracy) + (f' <span class="quiet">({rest})</span>' if rest else "")
+        return f'<span class="quiet">{escape(found.figure)}</span>'
+    return escape(found.figure) + (f' <span class="quiet">({found.reach})</span>' if found.reach else "")
 
 
 def _head(row: FleetRow) -> str:
-    """What the newest head is, before the first one the configured kind."""
-    fitted = "" if row.tier == "full" else row.fitted
-    return _named(wording.head_words(fitted, row.fit_labels, row.own_weight) or row.head)
+    """What the device predicts with."""
+    return _named(row.words.head)
 
 
 def _message(row: FleetRow) -> str:
@@ -305,7 +310,7 @@ COLUMNS = (
     PageColumn("Device", "device", device_link, True),
     PageColumn("Status", "status", sortable=True, cell=_status),
     PageColumn("Before %", "before", share, True, minor=True),
-    PageColumn("Accuracy after %", "after", share, True, cell=_accuracy),
+    PageColumn("Accuracy after", "after", share, True, cell=_accuracy),
     PageColumn("Fleet's head %", "fleet_after", share, True, minor=True),
     PageColumn("Message", ATTENTION, number, True, _message),
     PageColumn("Release", "release", positive, True),
