@@ -37,10 +37,13 @@ class StopRequest:
     """
 
     def __init__(self) -> None:
+        self.how = ""
         self._requests: SimpleQueue[None] = SimpleQueue()  # its `put` may interrupt its `get`
         self._is_set = False
 
-    def set(self) -> None:
+    def set(self, how: str = "") -> None:
+        """Request it; `how` says what did, in words."""
+        self.how = how
         self._requests.put(None)
 
     def wait(self, timeout_s: float) -> bool:

@@ -31,6 +31,7 @@ from edge_fl_devices.options import full_worker, log_warnings, stop_on_signal
 
 if TYPE_CHECKING:
     from edge_fl_devices.runtime.device import Device
+    from edge_fl_devices.runtime.runner import Runner
 
 FLEET_FOLDER = Path("runs/fleet")
 DEVICES = 12
@@ -198,11 +199,17 @@ def up(
         f"{head_only + trains} devices, {trains} of them full, on {simulated.data.dataset}; broker {endpoint}"
         f"{' with identities' if identities else ''}, fleet {broker.fleet}{f', faults {faults}' if faults else ''}"
     )
+    stopped: list[Runner] = []
+
+    def start(runner: Runner) -> None:
+        stopped.append(runner)
+        stop_on_signal(runner)
+
     draws = watch and sys.stderr.isatty() and not is_quiet()
     with Store(folder).owned(), LiveTable() if draws else nullcontext(_ProgressLine()) as show:
-        results = run_fleet(
-            config, connect, full_worker=worker, show=show, on_start=stop_on_signal, faults=inject
-        )
+        results = run_fleet(config, connect, full_worker=worker, show=show, on_start=start, faults=inject)
+    if stopped[0].how:
+        print_status(f"{len(results)} devices: disconnected, {stopped[0].how}")
     columns = {name: name.replace("_", " ") for name in DeviceResult.__dataclass_fields__} | COLUMNS
     show_table([asdict(result) for result in results], columns, format)
     if reason := unmeasured(results):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from edge_fl import logs, plugins
+from edge_fl import logs, plugins, signals
 from edge_fl.cli import App
 from edge_fl.console.output import print_status
 from edge_fl.errors import ConfigError
@@ -152,11 +152,9 @@ def up(broker: BrokerAddressOptions, place: RegistryPlace, serving: ServingOptio
     with (
         closing(Database.open(access.registry)) as db,
         services.running(access, dashboard=serving.dashboard),
+        signals.serving(lambda how: print_status(f"fleet {place.fleet!r}: offline, {how}")),
     ):
-        try:
-            FleetServer(access, db).serve(threading.Event())
-        except KeyboardInterrupt:
-            print_status(f"fleet {place.fleet!r}: offline")
+        FleetServer(access, db).serve(threading.Event())
 
 
 def worker(
@@ -185,9 +183,10 @@ def worker(
     fleets.require(db, fleet)
     journal = Journal(db, fleet, quarantine_after=quarantine_after)
     connect = connect_to(broker)
-    with journal, UpdateWorker(connect, journal, fleet_authorities(broker.identity)) as worker:
+    with (
+        journal,
+        UpdateWorker(connect, journal, fleet_authorities(broker.identity)) as worker,
+        signals.serving(lambda how: print_status(f"{worker.received} reports received; {how}")),
+    ):
         print_status(f"worker of fleet {fleet}: receiving reports")
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print_status(f"{worker.received} reports received")
+        threading.Event().wait()
